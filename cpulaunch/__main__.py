@@ -1,0 +1,3 @@
+from cpulaunch.cli.main import entry
+
+entry()

@@ -1,0 +1,217 @@
+"""Compiles the group for the installed torch.  Only the command line calls this, never a rank."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpulaunch.ccl import installed
+from cpulaunch.ccl.installed import ONECCL_VERSION, SOURCES, Built
+from cpulaunch.errors import HostError
+
+Progress = Callable[[str], None]
+
+_ONECCL_SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
+_ELSEWHERE = (
+    "Build it on a machine like this one that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
+    "and `pip install` the wheel here; or take `--backend gloo`."
+)
+_JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
+
+
+@dataclass(frozen=True)
+class _Torch:
+    """How to compile against the installed torch."""
+
+    version: str
+    directory: Path
+    abi: str
+    flags: tuple[str, ...]
+
+
+def build(progress: Progress = lambda text: None, *, force: bool = False) -> Built:
+    """The group for the installed torch, from where it is built or else by building it.
+
+    ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
+    other, and a group appears in the cache whole or not at all.  Takes about a minute.
+
+    Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
+    """
+    there = installed.state()
+    if there.built and not force:
+        return there.built
+    if there.torch is None or not installed.is_supported(there.torch):
+        raise HostError(
+            f"the oneCCL process group cannot be built: {there.problem}", hint="Take `--backend gloo`."
+        )
+    if os.uname().machine != "x86_64":
+        raise HostError(
+            f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--backend gloo`."
+        )
+    compiler, identity = _compiler()
+    _check_headers()
+    with _lock(progress):
+        if not force and (built := installed.state().built):
+            return built  # another process has just built it
+        return _build(_ask_torch(), compiler, identity, progress)
+
+
+def _build(torch: _Torch, compiler: str, identity: str, progress: Progress) -> Built:
+    root = installed.cache_directory()
+    torch_part = f"torch-{torch.version}-{installed.python_tag()}-abi{torch.abi}"
+    name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{installed.sources_digest()}"
+    with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
+        work = Path(temporary)
+        oneccl = _oneccl(work, progress)
+        result = work / "result"
+        result.mkdir()
+        _compile(torch, compiler, oneccl, work, result / "_group.so", progress)
+        shutil.copy(oneccl / "LICENSE.txt", result / "LICENSE-oneCCL.txt")
+        built = Built(
+            root / name, torch.version, installed.python_tag(), ONECCL_VERSION, identity, torch.abi,
+            installed.sources_digest(), "cache",
+        )  # fmt: skip
+        installed.write_record(result, built)
+        if built.directory.exists():
+            built.directory.rename(work / "replaced")
+        result.rename(built.directory)
+    return built
+
+
+@contextmanager
+def _lock(progress: Progress) -> Iterator[None]:
+    root = installed.cache_directory()
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another build")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compiler() -> tuple[str, str]:
+    """The C++ compiler and what it calls itself, such as ``g++-12.2.0``."""
+    wanted = os.environ.get("CXX", "g++")
+    path = shutil.which(wanted)
+    if path is None:
+        raise HostError(
+            f"no C++ compiler: there is no {wanted!r} on PATH", hint=f"Install g++ 11 or newer. {_ELSEWHERE}"
+        )
+    version = subprocess.run(
+        [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60
+    )
+    return path, f"{Path(path).name}-{version.stdout.split()[0] if version.stdout else 'unknown'}"
+
+
+def _check_headers() -> None:
+    include = sysconfig.get_path("include")
+    if not (Path(include) / "Python.h").exists():
+        raise HostError(f"Python's headers are not installed: no Python.h in {include}",
+                        hint=f"Install python3-dev or python3-devel. {_ELSEWHERE}")  # fmt: skip
+
+
+def _ask_torch() -> _Torch:
+    """Asked in a process of its own: this one does not import torch."""
+    question = (
+        "import json, torch, torch._C as c; print(json.dumps([torch.__version__, torch.__path__[0],"
+        " bool(c._GLIBCXX_USE_CXX11_ABI), [getattr(c, '_PYBIND11_' + n, None)"
+        " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]]))"
+    )
+    # Without our own hook: what it would load may be what is to be built.
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    asked = subprocess.run(
+        [sys.executable, "-c", question], capture_output=True, text=True, env=environment, timeout=300
+    )
+    if asked.returncode != 0:
+        raise HostError(f"torch cannot be imported: {asked.stderr.strip().splitlines()[-1:]}")
+    version, directory, abi, pybind = json.loads(asked.stdout.splitlines()[-1])
+    # Up to 2.8, classes of two extensions meet only if pybind11 was told the same names in both.
+    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    flags = [
+        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, pybind, strict=True) if value is not None
+    ]
+    return _Torch(version, Path(directory), str(int(abi)), tuple(flags))
+
+
+def _oneccl(work: Path, progress: Progress) -> Path:
+    """A directory with oneCCL's ``include``, ``libccl.a`` and ``LICENSE.txt``, from its pinned wheel."""
+    progress(f"fetching oneccl-devel {ONECCL_VERSION} (32 MB)")
+    requirements = work / "requirements.txt"
+    requirements.write_text(f"oneccl-devel=={ONECCL_VERSION} --hash=sha256:{_ONECCL_SHA256}\n")
+    # --no-deps: its dependencies are for running its own examples, and one of them cannot be met.
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+            "--only-binary=:all:", "--require-hashes", "-r", str(requirements), "-d", str(work)]  # fmt: skip
+    fetched = subprocess.run(argv, capture_output=True, text=True, timeout=600)
+    wheels = list(work.glob("oneccl_devel-*.whl"))
+    if fetched.returncode != 0 or not wheels:
+        reason = (fetched.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise HostError(f"pip could not fetch oneccl-devel {ONECCL_VERSION}: {reason}",
+                        hint=f"This needs the network, once. {_ELSEWHERE}")  # fmt: skip
+    target = work / "oneccl"
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        for name in wheel.namelist():
+            _, _, inside = name.partition(".data/data/")
+            if inside.startswith("include/"):
+                place = target / inside
+            elif inside == "lib/ccl/cpu/lib/libccl.a" or name.endswith("dist-info/LICENSE.txt"):
+                place = target / Path(name).name
+            else:
+                continue
+            if not name.endswith("/"):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(wheel.read(name))
+    return target
+
+
+def _compile(
+    torch: _Torch, compiler: str, oneccl: Path, work: Path, module: Path, progress: Progress
+) -> None:
+    include = torch.directory / "include"
+    standard = "c++20" if installed.series(torch.version) >= (2, 10) else "c++17"
+    flags = [
+        "-O2", "-fPIC", f"-std={standard}", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={torch.abi}",
+        *torch.flags, f"-I{oneccl / 'include'}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}",
+        f"-I{sysconfig.get_path('include')}",
+    ]  # fmt: skip
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = {source: work / f"{source.stem}.o" for source in sources}
+    with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
+        running = {
+            pool.submit(_run, [compiler, *flags, "-c", str(s), "-o", str(o)]): s for s, o in objects.items()
+        }
+        progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
+        for done, future in enumerate(as_completed(running), 1):
+            future.result()
+            progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
+    progress("linking")
+    # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
+    _run([
+        compiler, "-shared", "-o", str(module), *map(str, objects.values()), str(oneccl / "libccl.a"),
+        "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch.directory / 'lib'}",
+        "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-lrt", "-ldl", "-lpthread",
+    ])  # fmt: skip
+
+
+def _run(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
+        shown = "\n  ".join((lines or done.stderr.splitlines())[:5])
+        known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
+        raise HostError(
+            f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
+        )

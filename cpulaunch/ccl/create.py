@@ -1,0 +1,144 @@
+"""Makes a ccl group out of torch's store: who is where, the companion group, oneCCL."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore
+
+from cpulaunch.ccl import installed, load
+from cpulaunch.errors import HostError
+
+_PEERS = "peer/"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank tells the others about itself."""
+
+    host: str  # the same for ranks that see each other's processes and shared memory
+    pid: int
+    cpus: tuple[int, ...]
+
+
+def create(options: Any, backend_options: Any) -> Any:
+    """The process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
+
+    Raises HostError where the group is not built for this torch, and torch's DistBackendError where the
+    ranks do not come together.
+    """
+    there = installed.state()
+    binding = os.environ.get("CPULAUNCH_CCL_BINDING", "auto")
+    if installed.use_bindings(binding, there):
+        creator = _intels_creator(there, insist=binding == "oneccl_bind_pt")
+        if creator is not None:
+            return creator(options, backend_options)
+    module = load.load_module()
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout
+    store = PrefixStore("cpulaunch-ccl", options.store)
+    peers = _meet(store, rank, size, timeout)
+    if not _state.ready:
+        load.set_up(module, _neighbours(rank, peers))
+        atexit.register(_leave, module)
+        _state.ready = True
+    here = peers[rank].host
+    group = module.ProcessGroupCCL(
+        store,
+        rank,
+        size,
+        timeout=timeout.total_seconds(),
+        name=options.group_id,
+        local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
+        companion=_companion(store, rank, size, timeout),
+    )
+    if distributed.group.WORLD is None:
+        # This is the group of all ranks: they have mapped each other's shared memory, and nobody else will
+        # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
+        _unlink_shared_memory()
+    return group
+
+
+class _State:
+    ready = False
+
+
+_state = _State()
+
+
+def _companion(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
+
+
+def _meet(store: Any, rank: int, size: int, timeout: timedelta) -> list[Peer]:
+    me = Peer(_host(), os.getpid(), tuple(sorted(os.sched_getaffinity(0))))
+    store.set(f"{_PEERS}{rank}", json.dumps(me.__dict__))
+    keys = [f"{_PEERS}{other}" for other in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        raise distributed.DistBackendError(
+            f"ccl: {len(missing)} of {size} ranks did not come within {timeout.total_seconds():g} s: "
+            f"{', '.join(missing[:20])}"
+        ) from error
+    said = [json.loads(store.get(key)) for key in keys]
+    return [Peer(one["host"], one["pid"], tuple(one["cpus"])) for one in said]
+
+
+def _host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{socket.gethostname()} {boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
+    here = [r for r, peer in enumerate(peers) if peer.host == peers[rank].host]
+    cpus = {cpu for r in here for cpu in peers[r].cpus}
+    return load.Neighbours(
+        hosts=len({peer.host for peer in peers}),
+        local_rank=here.index(rank),
+        local_ranks=len(here),
+        cores=len(peers[rank].cpus),
+        oversubscribed=len(here) > len(cpus),
+    )
+
+
+def _leave(module: ModuleType) -> None:
+    """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
+    module.shutdown()
+    _unlink_shared_memory()
+
+
+def _unlink_shared_memory() -> None:
+    """Remove the names of libfabric's shared memory of this process, ``/dev/shm/PID:N:N``."""
+    for path in Path("/dev/shm").glob(f"{os.getpid()}:*:*"):
+        path.unlink(missing_ok=True)
+
+
+def _intels_creator(there: installed.State, *, insist: bool) -> Any:
+    """What importing oneccl_bindings_for_pytorch registers in our place; None where it does not load."""
+    plugins = distributed.Backend._plugins
+    ours = plugins["CCL"]
+    try:
+        __import__(installed.BINDINGS)
+    except (ImportError, OSError) as error:
+        if insist:
+            raise HostError(f"{installed.bindings_advice(there)}. It failed with: {error}") from error
+        return None
+    theirs = plugins["CCL"]
+    if theirs is ours:
+        raise HostError(f"{installed.BINDINGS} was imported and registered no backend ccl")
+    if theirs.extended_api:
+        return theirs.creator_fn
+    return lambda o, _: theirs.creator_fn(o.store, o.group_rank, o.group_size, o.timeout)

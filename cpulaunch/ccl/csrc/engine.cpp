@@ -1,0 +1,139 @@
+#include "engine.hpp"
+
+#include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+
+namespace cpulaunch {
+
+namespace {
+
+// How long an asynchronous collective is driven by its caller, where oneCCL has no core of its own.
+constexpr auto kInline = std::chrono::microseconds(200);
+// A poll that takes longer has moved data, so the next one probably will too.
+constexpr auto kProgress = std::chrono::microseconds(3);
+// The background thread's nap between polls that moved nothing.
+constexpr auto kShortNap = std::chrono::microseconds(20);
+constexpr auto kLongNap = std::chrono::microseconds(200);
+constexpr unsigned kShortNaps = 50;
+constexpr unsigned kRoundsPerCheck = 64;
+// A driving caller spins this many polls (some ms) before it naps as well: its peer is really late.
+constexpr unsigned kSpins = 20000;
+constexpr auto kCallersNap = std::chrono::microseconds(30);
+
+}  // namespace
+
+Engine& Engine::instance() {
+  static auto* engine = new Engine;
+  return *engine;
+}
+
+void Engine::configure(EngineOptions options) { options_ = std::move(options); }
+
+void Engine::pause(unsigned idle) const {
+  if (options_.yield) {
+    sched_yield();
+  } else if (idle < kSpins) {
+    _mm_pause();
+  } else {
+    std::this_thread::sleep_for(kCallersNap);
+  }
+}
+
+void Engine::run(const c10::intrusive_ptr<Operation>& operation, bool asynchronous) {
+  if (!asynchronous) {
+    operation->drive(Clock::time_point::max());
+    return;
+  }
+  if (!options_.offload) {
+    if (operation->drive(Clock::now() + kInline)) return;
+  } else if (operation->poll()) {
+    return;
+  }
+  watch(operation);
+}
+
+void Engine::watch(c10::intrusive_ptr<Operation> operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pending_.push_back(std::move(operation));
+  if (led_) return;
+  if (idle_threads_ > 0) {
+    wake_.notify_one();
+  } else {
+    ++threads_;
+    std::thread([this] { background(); }).detach();
+  }
+}
+
+void Engine::background() {
+  pthread_setname_np(pthread_self(), "cpulaunch-ccl");
+  if (!options_.cores.empty()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : options_.cores) CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // where that is not allowed: anywhere
+  }
+  while (!stopped()) lead();
+  std::lock_guard<std::mutex> lock(mutex_);
+  --threads_;
+  wake_.notify_all();
+}
+
+// Polls what is pending until something completes, then hands the lead on and completes it.
+void Engine::lead() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++idle_threads_;
+  wake_.wait(lock, [&] { return stopped() || (!led_ && !pending_.empty()); });
+  --idle_threads_;
+  led_ = true;
+  std::vector<c10::intrusive_ptr<Operation>> completed;
+  unsigned idle = 0;
+  while (completed.empty() && !pending_.empty() && !stopped()) {
+    const auto before = Clock::now();
+    pending_.remove_if([&](const auto& operation) {
+      if (!operation->claim()) return operation->done();
+      completed.push_back(operation);
+      return true;
+    });
+    if (!completed.empty()) break;
+    idle = Clock::now() - before > kProgress ? 0 : idle + 1;
+    const std::vector<c10::intrusive_ptr<Operation>> checked(idle % kRoundsPerCheck == 0 ? pending_.begin() : pending_.end(),
+                                                             pending_.end());
+    lock.unlock();
+    for (const auto& operation : checked) operation->check(before);  // may run callbacks, hence unlocked
+    if (idle > 0) std::this_thread::sleep_for(idle < kShortNaps ? kShortNap : kLongNap);
+    lock.lock();
+  }
+  led_ = false;
+  if (!pending_.empty() && !stopped()) {
+    if (idle_threads_ > 0) {
+      wake_.notify_one();
+    } else {
+      ++threads_;
+      std::thread([this] { background(); }).detach();
+    }
+  }
+  lock.unlock();
+  for (auto& operation : completed) operation->complete();
+}
+
+bool Engine::shutdown() {
+  stopping_.store(true, std::memory_order_release);
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.notify_all();
+  // A thread inside a user's callback is not waited for: it cannot enter oneCCL any more.
+  wake_.wait_for(lock, std::chrono::seconds(1), [&] { return threads_ == 0; });
+  return pending_.empty();
+}
+
+std::vector<std::string> Engine::in_flight() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> descriptions;
+  for (const auto& operation : pending_) {
+    const auto ms = std::chrono::duration_cast<Milliseconds>(Clock::now() - operation->since()).count();
+    descriptions.push_back(c10::str(operation->describe(), ", for ", ms / 1e3, " s"));
+  }
+  return descriptions;
+}
+
+}  // namespace cpulaunch

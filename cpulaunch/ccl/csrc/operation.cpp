@@ -1,0 +1,168 @@
+#include "operation.hpp"
+
+#include <c10/util/Exception.h>
+
+#include "engine.hpp"
+#include "sentinel.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// How often a waiter reads the clock and the group's state, in polls, and after how long it asks the
+// sentinel to look after its peers.
+constexpr unsigned kPollsPerCheck = 256;
+constexpr auto kAlertAfter = std::chrono::milliseconds(300);
+
+std::string shapes(const std::vector<at::Tensor>& tensors) {
+  std::string text;
+  for (size_t i = 0; i < tensors.size() && i < 4; ++i) {
+    text += c10::str(i == 0 ? "" : ", ", tensors[i].scalar_type(), tensors[i].sizes());
+  }
+  return tensors.size() > 4 ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
+}
+
+std::exception_ptr distributed_error(const std::string& what) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
+}
+
+}  // namespace
+
+void GroupState::fail(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (reason_.empty()) reason_ = reason;
+  failed_.store(true, std::memory_order_release);
+}
+
+std::string GroupState::reason() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return reason_;
+}
+
+Operation::Operation(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* title,
+                     std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout)
+    : Work(group->rank, type, title, inputs),
+      group_(std::move(group)),
+      operation_(name),
+      inputs_(std::move(inputs)),
+      sequence_(sequence),
+      timeout_(timeout),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+std::string Operation::describe() const {
+  return c10::str(operation_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_),
+                  ") of group '", group_->name, "', rank ", group_->rank, " of ", group_->size);
+}
+
+bool Operation::take() {
+  auto running = State::running;
+  return state_.compare_exchange_strong(running, State::claimed, std::memory_order_acq_rel);
+}
+
+bool Operation::claim() {
+  auto& engine = Engine::instance();
+  if (engine.stopped()) return false;
+  try {
+    auto inside = engine.enter();
+    if (state_.load(std::memory_order_acquire) != State::running) return false;
+    // Every event is tested, so that each call makes progress on all of them.
+    bool all = true;
+    for (auto& event : events_) all = event.test() && all;
+    if (!all || !take()) return false;
+    events_.clear();  // gives the requests back to oneCCL, hence here
+    return true;
+  } catch (const std::exception& error) {
+    const auto peer = Sentinel::instance().ended_peer(group_.get());
+    fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", error.what()));
+    return false;
+  }
+}
+
+bool Operation::poll() {
+  if (claim()) complete();
+  return done();
+}
+
+void Operation::complete() {
+  try {
+    for (auto& action : afterwards_) action();
+  } catch (...) {
+    finish_with(std::current_exception());
+    return;
+  }
+  finish_with(nullptr);
+}
+
+void Operation::fail(const std::string& what) {
+  const auto text = c10::str(describe(), " ", what);
+  group_->fail(text);
+  if (!take()) return;
+  // oneCCL may still write to the buffers: they and its requests live until the process ends.
+  new auto(c10::intrusive_ptr<Operation>::unsafe_reclaim_from_nonowning(this));
+  Sentinel::instance().alert(group_);  // which tells the other ranks
+  finish_with(distributed_error(text));
+}
+
+void Operation::finish_with(std::exception_ptr error) {
+  const auto future = future_;  // a callback may drop the last reference to this operation
+  const auto outputs = outputs_;
+  if (!error) {
+    kept_.clear();
+    afterwards_.clear();
+  }
+  state_.store(State::done, std::memory_order_release);
+  --group_->in_flight;
+  finish(error);
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(c10::IValue(outputs));
+  }
+}
+
+void Operation::check(Clock::time_point now) {
+  const auto waited = now - since_;
+  if (waited > timeout_) {
+    const double limit = timeout_.count() / 1e3;
+    fail(c10::str("was not completed within its timeout of ", limit,
+                  " s: a rank did not call it, called something else, or is gone"));
+  } else if (group_->failed()) {
+    fail(c10::str("cannot complete: ", group_->reason()));
+  } else if (waited > kAlertAfter) {
+    Sentinel::instance().alert(group_);
+  }
+}
+
+bool Operation::drive(Clock::time_point until) {
+  const auto& engine = Engine::instance();
+  for (unsigned polls = 1; !poll(); ++polls) {
+    if (polls % kPollsPerCheck == 0 || engine.options().yield) {
+      const auto now = Clock::now();
+      check(now);
+      if (now >= until) return done();
+      if (engine.stopped()) return false;
+    }
+    engine.pause(polls);
+  }
+  return true;
+}
+
+bool Operation::isSuccess() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_ && !exception_;
+}
+
+bool Operation::wait(Milliseconds timeout) {
+  const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  if (!drive(until)) {
+    C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
+                                               timeout.count() / 1e3, " s that wait() was given"));
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Another thread may have completed it and not yet have said so.
+  cv_.wait(lock, [&] { return completed_; });
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+}  // namespace cpulaunch

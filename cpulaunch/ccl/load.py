@@ -1,0 +1,131 @@
+"""Finds and loads the compiled group, and sets oneCCL up for this rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import machinery, util
+from pathlib import Path
+from types import ModuleType
+
+from cpulaunch.ccl import installed
+from cpulaunch.errors import HostError
+from cpulaunch.plan.communication import Situation, communication_defaults
+from cpulaunch.rank.identity import STARTERS
+
+_MODULE = "cpulaunch.ccl._group"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The ranks of this host, as the ranks told each other when the first group was made."""
+
+    hosts: int
+    local_rank: int
+    local_ranks: int
+    cores: int  # CPUs that this rank may use
+    oversubscribed: bool  # more ranks than CPUs on this host
+
+
+def load_module() -> ModuleType:
+    """The compiled group.
+
+    Raises HostError where it is not built for the installed torch or does not load.
+    """
+    if _MODULE in sys.modules:
+        return sys.modules[_MODULE]
+    there = installed.state()
+    if there.problem or there.built is None:
+        # In a rank's traceback a hint would not be seen.
+        raise HostError(
+            f"the ccl process group cannot be used: {there.problem}. "
+            "Run `cpulaunch ccl build` on this host, or take the backend gloo."
+        )
+    loader = machinery.ExtensionFileLoader(_MODULE, str(there.built.module))
+    spec = util.spec_from_file_location(_MODULE, there.built.module, loader=loader)
+    assert spec is not None
+    try:
+        module = util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise HostError(f"the ccl process group in {there.built.directory} does not load: {error}",
+                        hint="Build it anew: `cpulaunch ccl build --force`.") from error  # fmt: skip
+    sys.modules[_MODULE] = module
+    return module
+
+
+def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that oneCCL needs here and that nobody has set.
+
+    The table's, and what is known in this process only: paths of libraries, and its rank on the host.
+    """
+    # Workers get cores of their own from the planner, or from a user who names them.
+    offload = environ.get("CCL_WORKER_AFFINITY", "auto") != "auto"
+    situation = Situation(
+        backend="ccl",
+        starter=_starter(environ),
+        hosts=neighbours.hosts,
+        local_ranks=neighbours.local_ranks,
+        cores=neighbours.cores,
+        comm_cores=1 if offload else 0,
+        oversubscribed=neighbours.oversubscribed,
+        transport=environ.get("CCL_ATL_TRANSPORT", "ofi"),
+        provider=environ.get("FI_PROVIDER"),
+    )
+    wanted = communication_defaults(situation)
+    if "LOCAL_RANK" not in environ or "LOCAL_WORLD_SIZE" not in environ:
+        wanted |= {
+            "CCL_PROCESS_LAUNCHER": "none",
+            "CCL_LOCAL_RANK": str(neighbours.local_rank),
+            "CCL_LOCAL_SIZE": str(neighbours.local_ranks),
+        }
+    library = libfabric()
+    if library is not None:
+        wanted |= {"CCL_OFI_LIBRARY_PATH": str(library), "FI_PROVIDER_PATH": str(library.parent)}
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def set_up(module: ModuleType, neighbours: Neighbours) -> None:
+    """Apply the settings to this process, before oneCCL starts."""
+    os.environ.update(settings(neighbours, os.environ))
+    offload = os.environ["CCL_WORKER_OFFLOAD"] == "1"
+    module.configure(
+        offload=offload,
+        yield_cores=os.environ.get("CCL_YIELD") == "sched_yield",
+        cores=_worker_cores(os.environ, neighbours) if offload else [],
+    )
+
+
+def libfabric() -> Path | None:
+    """``libfabric.so.1`` of this environment, its providers beside it; None to leave it to the system."""
+    name = "libfabric.so.1"
+    beside = Path(sys.prefix) / "lib" / name
+    if beside.exists():
+        return beside
+    from importlib import metadata  # slow, and rarely needed
+
+    try:
+        files = metadata.files("impi-rt") or []
+    except metadata.PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())).resolve() for file in files if file.name == name)
+    return next((path for path in paths if path.exists()), None)
+
+
+def _starter(environ: Mapping[str, str]) -> str:
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "torchrun"
+    return next((name for name, names in STARTERS.items() if names.rank in environ), "local")
+
+
+def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequence[int]:
+    """This rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host."""
+    try:
+        cores = [int(core) for core in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
+        count = int(environ.get("CCL_WORKER_COUNT", "1"))
+    except ValueError:
+        return []  # "auto", or ranges: the background thread then runs anywhere
+    first = neighbours.local_rank * count
+    return cores[first : first + count]

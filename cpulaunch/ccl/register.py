@@ -1,0 +1,25 @@
+"""Makes torch know the backend ``ccl``: the entry point that ``import torch`` calls.
+
+It only registers a name.  Nothing is loaded before a ccl group is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BACKEND = "ccl"
+
+
+def autoload() -> None:
+    """Called by torch at the end of its import (entry point ``torch.backends``)."""
+    from torch import distributed
+
+    if distributed.is_available():
+        distributed.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """Make a process group: torch's creator function for ``ccl``."""
+    from cpulaunch.ccl.create import create as create_group
+
+    return create_group(options, backend_options)

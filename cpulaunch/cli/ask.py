@@ -1,0 +1,129 @@
+"""Questions to the user, and the terminal that asks them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cpulaunch.cli.terminal import has_unicode, width
+
+Check = Callable[[str], "str | None"]
+"""Says what is wrong with a typed text, or None."""
+
+
+class BackError(Exception):
+    """The user wants to go back to the question before."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One of the answers to choose from; ``about`` is a few words on it."""
+
+    value: Any
+    label: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.  With ``options`` it is answered by choosing one, else by typing.
+
+    ``default`` is the value of an option, or the text that Enter alone stands for.  ``live``: ``check`` is
+    quick enough to look at each letter.
+    """
+
+    text: str
+    why: str = ""
+    default: Any = ""
+    options: Sequence[Option] = ()
+    check: Check = lambda text: None
+    live: bool = False
+
+
+class Asker(Protocol):
+    """Whoever answers questions: a user at a terminal, or a list of answers in a test."""
+
+    def ask(self, question: Question) -> Any:
+        """The value of the chosen option, or the typed text.
+
+        Raises BackError; KeyboardInterrupt or EOFError where the user leaves.
+        """
+
+
+class Terminal:
+    """Asks on the terminal: keys from stdin, text on stderr.
+
+    Imports questionary, which takes 0.3 s, when it asks first.
+    """
+
+    def __init__(self) -> None:
+        self._pointer = "»" if has_unicode() else ">"
+
+    def ask(self, question: Question) -> Any:
+        from prompt_toolkit.application import create_app_session
+        from prompt_toolkit.output import create_output
+
+        _show(question.why)
+        while True:
+            with create_app_session(output=create_output(stdout=sys.stderr)):
+                answer = self._run(self._choice(question) if question.options else self._text(question))
+            if question.options or not (wrong := question.check(answer.strip() or question.default)):
+                break
+            _show(f"{answer.strip()}: {wrong}")
+        if question.options:
+            shown = next(option.label for option in question.options if option.value == answer)
+        else:
+            answer = answer.strip() or question.default
+            shown = answer
+        print(f"? {question.text} {shown}\n", file=sys.stderr, flush=True)
+        return answer
+
+    def _choice(self, question: Question) -> Any:
+        import questionary
+
+        room = max(len(option.label) for option in question.options)
+        choices = []
+        for option in question.options:
+            title = f"{option.label:{room}}  {option.about}" if option.about else option.label
+            choices.append(questionary.Choice(_cut(title, width() - 4), value=option.value))
+        chosen = next((c for c in choices if c.value == question.default), choices[0])
+        return questionary.select(question.text, choices, default=chosen, pointer=self._pointer,
+                                  instruction="(arrow keys, Enter; Esc: back)")  # fmt: skip
+
+    def _text(self, question: Question) -> Any:
+        import questionary
+
+        def valid(text: str) -> bool | str:
+            return question.check(text.strip()) or True if text.strip() else True
+
+        default = f"[{question.default}]" if question.default else None
+        checking: dict[str, Any] = {"validate": valid, "validate_while_typing": True} if question.live else {}
+        return questionary.text(question.text, instruction=default, **checking)
+
+    def _run(self, prompt: Any) -> Any:
+        """Show a prompt of questionary's until it is answered; it then vanishes."""
+        from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
+
+        keys = KeyBindings()
+
+        @keys.add("escape", eager=True)
+        def back(event: Any) -> None:
+            event.app.exit(exception=BackError())
+
+        app = prompt.application
+        app.key_bindings = merge_key_bindings([app.key_bindings, keys])
+        app.erase_when_done = True
+        app.ttimeoutlen = 0.1  # seconds in which the rest of an arrow key's sequence must arrive
+        return prompt.unsafe_ask()
+
+
+def _show(text: str) -> None:
+    for line in textwrap.wrap(text, width() - 2):
+        print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 3] + "..."

@@ -1,0 +1,37 @@
+"""Can the ranks use ccl?  If need be, build it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cpulaunch.config.load import Config
+from cpulaunch.errors import HostError
+
+
+def ccl_missing(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
+    """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
+
+    With ``build``, the process group is built now where it isn't yet, which takes about a minute;
+    ``tell`` hears of it.  HostError where ccl is insisted on and can't be had.
+    """
+    if config["training.backend"] not in ("auto", "ccl"):
+        return None
+    from cpulaunch.ccl.installed import is_supported, state, use_bindings
+
+    there = state()
+    if use_bindings(config["ccl.binding"], there) or there.problem is None:
+        return None
+    if not build:
+        if not there.torch or not is_supported(there.torch):
+            return there.problem
+        tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
+        return None
+    from cpulaunch.ccl.build import build as build_group
+
+    try:
+        build_group(tell)
+    except HostError as e:
+        if config["training.backend"] == "ccl":
+            raise
+        return str(e)
+    return None

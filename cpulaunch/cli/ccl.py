@@ -1,0 +1,79 @@
+"""``cpulaunch ccl``: build the oneCCL process group for the installed torch, and say what is built."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser
+from cpulaunch.errors import UsageError, did_you_mean
+
+HELP = "the oneCCL process group: build it for the installed torch, see what is built"
+
+USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, about a minute
+       cpulaunch ccl info                              what is built, what would be loaded, and why"""
+
+EPILOG = """\
+examples:
+  cpulaunch ccl build                 once on each machine, or on a shared home directory
+  cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without compiler or network
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``cpulaunch ccl ARGUMENTS``; returns the exit code."""
+    commands = {"build": _build, "info": _info}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        Parser("cpulaunch ccl", HELP.capitalize() + ".", EPILOG, USAGE).print_help()
+        return 0 if arguments else 2
+    word = arguments[0]
+    if word not in commands:
+        raise UsageError(
+            f"ccl: no command {word!r}{did_you_mean(word, commands)}", hint="its commands: build, info"
+        )
+    return commands[word](arguments[1:])
+
+
+def _build(arguments: list[str]) -> int:
+    parser = Parser(
+        "cpulaunch ccl build", "Compile the oneCCL process group for the installed torch.", EPILOG
+    )
+    parser.add_argument("--wheel", type=Path, metavar="DIR", help="write it as a wheel into DIR, too")
+    parser.add_argument("--force", action="store_true", help="compile even if it is built")
+    options = parser.parse(arguments)
+    from cpulaunch.ccl.build import build
+
+    built = build(Progress(), force=options.force)
+    say(f"ccl is built for torch {built.torch}: {built.directory}")
+    if options.wheel is not None:
+        from cpulaunch.ccl.wheel import write_wheel
+
+        print(write_wheel(built, options.wheel))
+    return 0
+
+
+def _info(arguments: list[str]) -> int:
+    Parser("cpulaunch ccl info", "What is built, what would be loaded, and why.", EPILOG).parse(arguments)
+    from cpulaunch.ccl.installed import describe, state
+
+    for label, text in describe(state()):
+        print(f"{label:16} {text}")
+    return 0
+
+
+class Progress:
+    """What is being done: one line that is written over on a terminal, else a line for each step."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        """Show ``text`` and the seconds since the start."""
+        line = f"ccl: {text} ({time.monotonic() - self._began:.0f} s)"
+        if not sys.stderr.isatty():
+            say(line)
+            return
+        end = "\n" if text == "linking" else ""
+        print(f"\r\x1b[Kcpulaunch: {line}", end=end, file=sys.stderr, flush=True)

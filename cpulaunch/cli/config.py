@@ -1,0 +1,238 @@
+"""``cpulaunch config``: the wizard; show the merged settings, check a file, take over accelerate's."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.config.load import find_file, load, read_yaml
+from cpulaunch.config.settings import SCHEMA, SETTINGS
+from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.errors import ConfigError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from cpulaunch.cli.wizard import Draft
+
+USAGE = """cpulaunch config [OPTIONS]                   ask, and write a YAML file
+       cpulaunch config show [--origin] [OPTIONS]   the merged settings, as YAML
+       cpulaunch config validate FILE               check a file; exit 0 or 2
+       cpulaunch config import FILE [-o OUT]        take over accelerate's YAML"""
+
+EPILOG = """\
+examples:
+  cpulaunch config                              look, ask, show the plan, write
+  cpulaunch config --defaults --set training.precision=fp32
+  cpulaunch config import accelerate.yaml -o cpulaunch.yaml
+"""
+
+
+def main(arguments: list[str]) -> int:
+    commands = {"show": _show, "validate": _validate, "import": _import}
+    if not arguments or arguments[0].startswith("-"):
+        return _configure(arguments)
+    word = arguments[0]
+    if word not in commands:
+        raise UsageError(f"config: no command {word!r}{did_you_mean(word, commands)}",
+                         hint="`cpulaunch config` asks; its commands are show, validate, import")  # fmt: skip
+    return commands[word](arguments[1:])
+
+
+# ---- the wizard
+
+
+def _configure(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch config", "Look at the machine, ask, write a YAML file.", EPILOG, USAGE)
+    add_settings(parser, ())
+    parser.add_argument("--defaults", action="store_true",
+                        help="ask nothing: the defaults, and what --set says")  # fmt: skip
+    parser.add_argument("--force", action="store_true",
+                        help="with --defaults: overwrite, and keep the old file as .bak")  # fmt: skip
+    options = parser.parse(arguments)
+    path = options.config_file or Path(os.environ.get("CPULAUNCH_CONFIG") or "cpulaunch.yaml")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", hint=f"--config-file {path / 'cpulaunch.yaml'}")
+    config = load(options.given, file=path, text=f"cpulaunch: {SCHEMA}\n", environ={})
+    fixed = {key: config[key] for key in SETTINGS if config.said(key)}
+    return _write_defaults(path, fixed, options.force) if options.defaults else _ask(path, fixed)
+
+
+def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
+    from cpulaunch.cli.files import diff, read_if_there
+    from cpulaunch.cli.wizard import Draft, plan_lines
+
+    draft = Draft(path, dict(fixed))
+    old = read_if_there(path)
+    if old is not None and old != draft.text():
+        for line in diff(path, old, draft.text()):
+            print(line, file=sys.stderr)
+        if not force:
+            raise UsageError(f"{path} exists, and would change as shown",
+                             hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
+    for line in plan_lines(draft, os.environ):
+        say(line)
+    _write(draft, old, say)
+    return 0
+
+
+def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
+    from cpulaunch.cli.terminal import fold, is_interactive
+
+    if not is_interactive():
+        raise UsageError("config asks questions, but there is no terminal to ask them on",
+                         hint="--defaults asks nothing, and --set KEY=VALUE says what differs")  # fmt: skip
+    from cpulaunch.cli.ask import Terminal
+    from cpulaunch.cli.files import read_if_there
+    from cpulaunch.cli.machine import look
+    from cpulaunch.cli.wizard import Wizard, draft_from
+
+    def tell(line: str) -> None:
+        print(fold(line), file=sys.stderr, flush=True)
+
+    try:
+        tell("A few questions, and then a YAML file for `cpulaunch run`.")
+        tell("Enter takes the default, Esc goes back, Ctrl-C leaves and writes nothing.\n")
+        machine = look(os.environ)
+        for line in machine.lines():
+            tell(f"  {line}")
+        tell("")
+        draft = draft_from(path, fixed, tell)
+        if not Wizard(machine, Terminal(), draft, os.environ, tell, fixed).run():
+            tell("Nothing was written.")
+            return 0
+        _write(draft, read_if_there(path), tell)
+        return 0
+    except (KeyboardInterrupt, EOFError):
+        tell("\nNothing was written.")
+        return 130
+
+
+def _write(draft: Draft, old: str | None, tell: Any) -> None:
+    """Write the file, and its hostfile first; say so, and what comes next."""
+    from cpulaunch.cli.files import write_file
+
+    if draft.hostfile_text:
+        write_file(Path(draft.values["hosts.hostfile"]), draft.hostfile_text)
+        tell(f"Written: {draft.values['hosts.hostfile']}")
+    if old == draft.text():
+        tell(f"Unchanged: {draft.path}")
+    else:
+        backup = write_file(draft.path, draft.text())
+        tell(f"Written: {draft.path}" + (f" (the old one is {backup})" if backup else ""))
+    found = find_file(os.environ)
+    by_itself = found and found.absolute() == draft.path.absolute()
+    option = "" if by_itself else f"--config-file {shlex.quote(str(draft.path))} "
+    if hostfile := draft.values.get("hosts.hostfile"):
+        tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
+        tell(f"then:    cpulaunch run {option}train.py")
+    else:
+        tell(f"Next:    cpulaunch run {option}train.py")
+
+
+# ---- show, validate, import
+
+
+def _show(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch config show", "The merged settings, as YAML.",
+                    "example: cpulaunch config show --origin --set ccl.worker_count=2")  # fmt: skip
+    parser.add_argument("--origin", action="store_true", help="say where each value is from")
+    add_settings(parser)
+    options = parser.parse(arguments)
+    config = load_config(options)
+    lines = [f"cpulaunch: {SCHEMA}"]
+    for section, settings in groupby(SETTINGS.values(), key=lambda s: s.section):
+        if section:
+            lines.append(f"{section}:")
+        for setting in settings:
+            value = config[setting.key]
+            line = f"{'  ' if section else ''}{setting.name}: {scalar(value)}"
+            if value == "":
+                line = f"{'  ' if section else ''}# {setting.name}: not set"
+            lines.append(f"{line:40}  # {config.origins[setting.key]}" if options.origin else line)
+    print("\n".join(lines))
+    for warning in config.warnings:
+        say(f"warning: {warning}")
+    return 0
+
+
+def _validate(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch config validate", "Check a YAML file, and say what is unwise on this machine.",
+                    "example: cpulaunch config validate cpulaunch.yaml")  # fmt: skip
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    config = load(file=options.file, environ={})
+    count = len(read_yaml(options.file).found)
+    say(f"{options.file}: {count} setting{'' if count == 1 else 's'}, valid")
+
+    from cpulaunch.cli.outlook import unwise
+
+    for warning in unwise(config):
+        say(f"warning: {warning}")
+    return 0
+
+
+def _import(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch config import", "Settings from a configuration of accelerate, old or new.",
+                    "example: cpulaunch config import accelerate.yaml -o cpulaunch.yaml",
+                    "cpulaunch config import FILE [-o OUT] [--force]")  # fmt: skip
+    parser.add_argument("file", type=Path, help="accelerate's YAML or JSON")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="file to write; else to stdout")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT, and keep the old file as .bak")
+    options = parser.parse_args(arguments)
+
+    from cpulaunch.cli.files import write_file
+    from cpulaunch.config.accelerate import from_accelerate
+
+    imported = from_accelerate(_read(options.file), str(options.file))
+    settings = dict(imported.settings)
+    if hostfile := settings.get("hosts.hostfile"):
+        settings["hosts.hostfile"] = _checked_hostfile(hostfile)
+    text = yaml_text(settings, [f"Taken over from {options.file}, a configuration of accelerate."])
+    load(file=options.output or options.file, text=text, environ={})  # what we write must be right
+    for dropped in imported.dropped:
+        say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not taken over: {dropped.reason}")
+    if imported.off:
+        say(f"empty or off there, so nothing is lost: {', '.join(imported.off)}")
+    for advice in imported.advice:
+        say(f"to do: {advice}")
+    if options.output is None:
+        print(text, end="")
+        return 0
+    if options.output.exists() and not options.force:
+        raise UsageError(f"{options.output} exists",
+                         hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
+    backup = write_file(options.output, text)
+    say(f"written: {options.output}" + (f" (the old one is {backup})" if backup else ""))
+    return 0
+
+
+def _checked_hostfile(name: str) -> str:
+    """The hostfile's path without ``~``; says what is wrong with the file."""
+    from cpulaunch.cluster.hosts import read_hostfile
+
+    path = Path(name).expanduser()
+    try:
+        read_hostfile(path)
+    except ConfigError as e:
+        say(f"warning: {e}" + (f" ({e.hint})" if e.hint else ""))
+    return str(path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+
+
+def _shown(value: Any) -> str:
+    text = scalar(value) if isinstance(value, (str, bool, int, float, list, dict)) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

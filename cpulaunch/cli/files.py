@@ -1,0 +1,67 @@
+"""Write a file as a whole or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpulaunch.errors import ConfigError
+
+
+def write_file(path: Path, text: str) -> Path | None:
+    """Write ``text`` to ``path`` atomically; what was there is kept in the ``.bak`` that is returned."""
+    target = path.resolve()  # or a link would be replaced by a file
+    temporary = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        backup = _keep(target)
+        if backup:
+            shutil.copymode(target, temporary)
+        else:
+            os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be written: {e.strerror}", hint="choose another file") from None
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+    return path.with_name(backup.name) if backup else None
+
+
+def read_if_there(path: Path) -> str | None:
+    """The text of ``path``, or None where there is no such file."""
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+
+
+def diff(path: Path, old: str, new: str) -> Iterator[str]:
+    """What changes, as lines of a unified diff."""
+    before, after = old.splitlines(), new.splitlines()
+    yield from difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1)
+
+
+def _keep(target: Path) -> Path | None:
+    if not target.exists():
+        return None
+    backup = target.with_name(target.name + ".bak")
+    shutil.copy2(target, backup)
+    return backup
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

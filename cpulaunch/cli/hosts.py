@@ -1,0 +1,77 @@
+"""``cpulaunch hosts check``: are the hosts ready, and what are they like?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from cpulaunch.cli.gather import listed_hosts, uses_mpi
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cluster.facts import record
+from cpulaunch.cluster.hosts import Host
+from cpulaunch.errors import UsageError, did_you_mean
+
+EPILOG = """\
+Every host is asked over ssh at the same time: does ssh work without a password, are the interpreter,
+cpulaunch, torch and this directory there, and the same everywhere, do the clocks agree, which interface
+leads to the first host, can all hosts connect to it.  Nothing is changed on them.
+
+examples:
+  cpulaunch hosts check -f hostfiles/four-nodes train.py
+  cpulaunch hosts check --hosts node[1-4] --facts-out four-nodes.json
+  cpulaunch run --facts four-nodes.json --dry-run train.py                plan for them from elsewhere
+
+exit code: 0; 2 usage or settings; 3 a host is not ready
+"""
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] != "check":
+        if arguments and arguments[0] not in ("--help", "-h"):
+            raise UsageError(
+                f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
+                hint="`cpulaunch hosts check -f HOSTFILE`",
+            )
+        arguments = ["check", *(arguments or ["--help"])]
+    parser = Parser(
+        "cpulaunch hosts check",
+        "Are the hosts ready, and what are they like?",
+        EPILOG,
+        "cpulaunch hosts check [OPTIONS] [train.py]",
+    )
+    parser.add_argument(
+        "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
+    )
+    add_settings(parser, ("hosts", "mpi", "ccl", "training"))
+    words, rest = parser.split(arguments[1:])
+    options = parser.parse_args(words)
+    if len(rest) > 1:
+        raise UsageError(f"unexpected argument {rest[1]!r}", hint="one script, without its arguments")
+    return _check(options, [Path(word).absolute() for word in rest])
+
+
+def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
+    from cpulaunch.cli.preflight import ask, complaints, table
+    from cpulaunch.cluster.probe import find_mpis, names_here
+
+    config = load_config(options)
+    for warning in config.warnings:
+        say(f"warning: {warning}")
+    here = names_here()
+    hosts = listed_hosts(config) or (Host("localhost"),)
+    mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
+    files = [*map(str, scripts), *(mpi.path for mpi in mpis[:1])]
+    found = ask(config, hosts, here, sys.executable, os.getcwd(), files)
+    print("\n".join(table(found.reports)))
+    for report in found.reports:
+        for warning in report.warnings:
+            say(f"warning: {report.host}: {warning}")
+    for line in complaints(found.reports):
+        say(line)
+    if options.facts_out:
+        known = {report.host: report.facts for report in found.reports if report.facts}
+        options.facts_out.write_text(record(known))
+    return 3 if any(report.problems for report in found.reports) else 0

@@ -1,0 +1,143 @@
+"""What the wizard looks at before it asks: this machine, and what lies about in this directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from ipaddress import ip_address
+from pathlib import Path
+
+from cpulaunch.cluster.allocation import Allocation, allocation
+from cpulaunch.cluster.facts import HostFacts, Mpi
+from cpulaunch.cluster.here import read_file
+from cpulaunch.cluster.hosts import Host, read_hostfile
+from cpulaunch.cluster.interfaces import interfaces_here
+from cpulaunch.errors import CpulaunchError
+
+HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
+MOST_HOSTFILES = 10
+"""As many answers fit on a small terminal; others can be typed in."""
+FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, for the wizard.
+
+    ``mpis``: all that were found, best first.  ``interfaces``: names and addresses of those that are up and
+    not the loopback.  ``allocation``: that of a batch system.  ``hostfiles``: those found here that can be
+    read.  ``ipex``: its version, if installed.  ``ccl_missing``: why ccl can't be used; ``ccl_note``: what
+    there is to say of it where it can.
+    """
+
+    facts: HostFacts
+    mpis: tuple[Mpi, ...]
+    interfaces: tuple[tuple[str, str], ...]
+    hostfiles: Mapping[str, tuple[Host, ...]]
+    allocation: Allocation | None
+    ipex: str | None
+    ccl_missing: str | None
+    ccl_note: str = ""
+
+    def mpi(self, flavour: str) -> Mpi | None:
+        """The MPI of a flavour, or the one that ``auto`` takes."""
+        return next((mpi for mpi in self.mpis if flavour in ("auto", mpi.flavour)), None)
+
+    def has_bf16(self) -> bool | None:
+        """Whether the CPU has instructions for bf16; None where nobody knows."""
+        return None if self.facts.cpu_flags is None else bool(self.facts.cpu_flags)
+
+    def lines(self) -> Iterator[str]:
+        """What was found, for people."""
+        topology = self.facts.topology
+        flags = " ".join(self.facts.cpu_flags or ()) or ("none" if self.has_bf16() is False else "unknown")
+        sizes = (_counted(len(topology.sockets), "socket"), _counted(len(topology.nodes), "NUMA node"),
+                 _counted(len(topology.cores), "core"))  # fmt: skip
+        yield "CPU        " + ", ".join(sizes)
+        yield "bf16       " + flags
+        if self.facts.memory:
+            yield f"memory     {self.facts.memory / 2**30:.0f} GiB"
+        for i, mpi in enumerate(self.mpis):
+            yield f"{'' if i else 'MPI':10} {FLAVOUR_NAMES[mpi.flavour]} {mpi.version}"
+        if not self.mpis:
+            yield "MPI        none found; needed for several machines"
+        missing = self.ccl_missing and f"can't be used: {self.ccl_missing}"
+        yield "ccl        " + (missing or self.ccl_note or "ready")
+        yield "IPEX       " + (self.ipex or "not installed")
+        if self.allocation:
+            yield f"allocation {self.allocation.name}, {hosts_in_short(self.allocation.hosts)}"
+        for i, (name, named) in enumerate(self.hostfiles.items()):
+            yield f"{'' if i else 'hostfiles':10} {name}: {hosts_in_short(named)}"
+
+
+def look(environ: Mapping[str, str]) -> Machine:
+    """Look at this machine and this directory; takes a few tenths of a second."""
+    from cpulaunch.cli.backend import ccl_missing
+    from cpulaunch.cluster.probe import facts_here, find_mpis
+    from cpulaunch.config.load import DEFAULT, Config
+    from cpulaunch.config.settings import SETTINGS
+
+    values = {key: setting.default for key, setting in SETTINGS.items()}
+    config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)
+    notes: list[str] = []
+    missing = ccl_missing(config, build=False, tell=notes.append)
+    mpis: dict[str, Mpi] = {}
+    for mpi in find_mpis("any", "auto"):
+        mpis.setdefault(mpi.flavour, mpi)
+    return Machine(
+        facts=facts_here(),
+        mpis=tuple(mpis.values()),
+        interfaces=tuple(_interfaces()),
+        hostfiles=dict(_hostfiles()),
+        allocation=_allocation(environ),
+        ipex=_version("intel_extension_for_pytorch"),
+        ccl_missing=missing,
+        ccl_note=" ".join(notes),
+    )
+
+
+def _allocation(environ: Mapping[str, str]) -> Allocation | None:
+    try:
+        return allocation(environ, read_file)
+    except CpulaunchError:
+        return None  # `run` will say what is wrong with it
+
+
+def _interfaces() -> Iterator[tuple[str, str]]:
+    try:
+        found = interfaces_here()
+    except OSError:
+        return
+    for interface in found:
+        address = ip_address(interface.address)
+        if address.version == 4 and not address.is_loopback:
+            yield interface.name, interface.address
+
+
+def _hostfiles() -> Iterator[tuple[str, tuple[Host, ...]]]:
+    paths = [path for pattern in HOSTFILE_NAMES for path in sorted(Path().glob(pattern))]
+    for path in paths[:MOST_HOSTFILES]:
+        try:
+            if path.is_file() and path.stat().st_size < 1_000_000:
+                yield str(path), read_hostfile(path)
+        except (CpulaunchError, OSError):
+            continue
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def hosts_in_short(hosts: tuple[Host, ...]) -> str:
+    """``"4 hosts (node1, ..., node4)"``."""
+    names = [host.name for host in hosts]
+    shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
+    return f"{_counted(len(hosts), 'host')} ({shown})"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,79 @@
+"""``cpulaunch``: finds the command, runs it, and shows errors without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from cpulaunch import __version__
+from cpulaunch.errors import CpulaunchError, UsageError, did_you_mean
+
+COMMANDS = {
+    "run": "run a program on every rank",
+    "config": "ask, and write the settings; show, check, import them",
+    "topology": "this machine's cores, and who would sit where",
+    "hosts": "are the hosts ready, and what are they like",
+}
+
+HELP = f"""\
+usage: cpulaunch COMMAND [OPTIONS]
+
+Run PyTorch training on CPU clusters: ranks placed, wired and watched.
+
+{chr(10).join(f"  {name:10} {what}" for name, what in COMMANDS.items())}
+
+  --version  --help      `cpulaunch COMMAND --help` says more
+
+example: cpulaunch run -n 2 train.py --lr 0.1
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(arguments)
+    except CpulaunchError as e:
+        say(f"error: {e}")
+        if e.hint:
+            say(f"hint: {e.hint}")
+        return e.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
+        return 141
+
+
+def entry() -> NoReturn:
+    """The program ``cpulaunch``: leaves at once, as tearing Python down takes 10 ms for nothing."""
+    code = main()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def say(line: str) -> None:
+    """One line of ours for the user, on stderr."""
+    print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
+
+
+def _command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(HELP, end="")
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"cpulaunch {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise UsageError(
+            f"no command {name!r}{did_you_mean(name, COMMANDS)}", hint=f"commands: {', '.join(COMMANDS)}"
+        )
+    command: Callable[[list[str]], int] = import_module(f"cpulaunch.cli.{name}").main
+    return command(arguments[1:])

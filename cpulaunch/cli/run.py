@@ -1,0 +1,161 @@
+"""``cpulaunch run``: settings and facts → plan → commands → outcome, or a dry run that stops before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.errors import UsageError
+from cpulaunch.launch.command import Command, shell
+from cpulaunch.plan.plan import Plan, Program
+
+USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
+       cpulaunch run [OPTIONS] -m module [ARGS…]
+       cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
+EPILOG = """\
+All after the script is the script's.  Settings: command line > environment > YAML > detected.
+
+examples:
+  cpulaunch run -n 2 train.py --lr 0.1                        two ranks on this machine
+  cpulaunch run -f hostfiles/four-nodes -ppn 4 train.py       sixteen ranks on four hosts
+  cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
+
+exit code: 0; the first failing rank's own; 128 + signal; 2 usage or settings; 3 a host is not ready;
+4 node lost; 130 interrupted
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = _parser()
+    words, rest = parser.split(arguments, ends=("-m", "--module"))
+    options = parser.parse_args(words)
+    config = load_config(options)
+    for warning in config.warnings:
+        say(f"warning: {warning}")
+    program = _program(rest, options.no_python)
+
+    from cpulaunch.cli.gather import gather
+    from cpulaunch.launch.render import render
+    from cpulaunch.plan.plan import plan as make_plan
+
+    ask = None if options.dry_run or options.facts or options.lscpu else program
+    facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
+    if facts.mpis is None and not options.dry_run:
+        raise UsageError(
+            "--facts and --lscpu describe other machines: only a dry run can plan for them",
+            hint="add --dry-run",
+        )
+    plan = make_plan(config, facts, program)
+    commands = render(plan)
+    if options.dry_run:
+        from cpulaunch.cli.show import plan_as_text
+
+        if options.format == "json":
+            print(_document(plan, commands))
+        elif options.format == "shell":
+            port = plan.setting("hosts.master_port")
+            print(shell(commands, None if port == "auto" else port), end="")
+        else:
+            print(plan_as_text(plan, commands, verbose=options.verbose), end="")
+        return 0
+    return _run(plan, options.verbose, facts.free_port)
+
+
+def _parser() -> Parser:
+    parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
+    parser.add_argument("--format", choices=("text", "json", "shell"), default="text", help="of the dry run")
+    parser.add_argument(
+        "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
+    )
+    parser.add_argument(
+        "--lscpu",
+        metavar="F",
+        type=Path,
+        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE describes",
+    )
+    parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
+    add_settings(parser)
+    return parser
+
+
+def _program(rest: list[str], no_python: bool) -> Program:
+    if not rest or (rest[0] in ("-m", "--module") and len(rest) < 2):
+        raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
+    python = sys.executable
+    if no_python:
+        found = shutil.which(rest[0])
+        if found is None:
+            raise UsageError(
+                f"{rest[0]}: no such program, or it is not executable",
+                hint="a program in this directory is ./prog",
+            )
+        argv = [str(Path(found).absolute()), *rest[1:]]
+    elif rest[0] in ("-m", "--module"):
+        argv = [python, "-m", *rest[1:]]
+    else:
+        _check_script(Path(rest[0]))
+        argv = [python, *rest]
+    return Program(tuple(argv), not no_python, os.getcwd(), python)
+
+
+def _check_script(path: Path) -> None:
+    try:
+        with path.open("rb"):
+            return
+    except IsADirectoryError:
+        if (path / "__main__.py").is_file():
+            return  # Python runs those, too
+        raise UsageError(f"{path} is a directory, not a script", hint="name the script in it") from None
+    except FileNotFoundError:
+        hint = f"did you mean -m {path}?" if path.suffix != ".py" and "/" not in str(path) else None
+        raise UsageError(f"{path}: no such script in {Path.cwd()}", hint=hint) from None
+    except OSError as e:
+        raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
+
+
+def _run(plan: Plan, verbose: bool, free_port: int | None) -> int:
+    from cpulaunch.cli.show import headline, verdict
+    from cpulaunch.launch.execute import execute
+    from cpulaunch.launch.job import new_job
+    from cpulaunch.launch.output import Output, shown_ranks
+    from cpulaunch.launch.render import render
+
+    commands = render(plan)
+    shown = shown_ranks(plan.setting("output.tee"), plan.world_size)
+    job = new_job(plan, free_port)
+    directory = _job_directory(Path(plan.setting("output.log_dir")), job.id)
+    output = Output(directory, shown, say)
+    # Both hold the values of `env:`, which are nobody else's business.
+    output.keep("plan.json", _document(plan, commands).encode(), private=True)
+    output.keep("command.sh", shell(commands, job.master_port).encode(), private=True)
+    for line in headline(plan, directory, verbose):
+        say(line)
+    outcome = execute(plan, commands, job, directory, output, say)
+    output.keep("outcome.json", outcome.to_text().encode())
+    for line in verdict(outcome, directory):
+        say(line)
+    return outcome.exit_code
+
+
+def _document(plan: Plan, commands: Sequence[Command]) -> str:
+    return json.dumps({**plan.to_json(), "commands": [c.to_json() for c in commands]}, indent=1)
+
+
+def _job_directory(log_dir: Path, job_id: str) -> Path:
+    directory = log_dir / job_id
+    try:
+        directory.mkdir(parents=True)
+    except OSError as e:
+        import tempfile
+
+        directory = Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-"))
+        say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory}")
+    return directory.absolute()

@@ -1,0 +1,128 @@
+"""Plans and outcomes as text for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.config.write import scalar
+from cpulaunch.launch.command import Command
+from cpulaunch.launch.outcome import INTERRUPTED, OK, Outcome, signal_name
+from cpulaunch.plan.plan import HostPlan, Plan
+
+MEANING = {
+    9: "killed, perhaps for want of memory",
+    11: "invalid memory access",
+    6: "aborted",
+    15: "asked to end",
+}
+
+
+def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
+    """What is about to run, in a line or two."""
+    threads = plan.setting("cpu.threads")
+    hosts = "this machine" if plan.here_alone else _counted(len(plan.hosts), "host")
+    each = f"{_counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
+    yield (
+        f"{_counted(plan.world_size, 'rank')} on {hosts}, {each} · {plan.env['CPULAUNCH_BACKEND']} · "
+        f"{plan.env['CPULAUNCH_PRECISION']} · started by {plan.starter} · logs in {shown_path(directory)}"
+    )
+    yield from plan.notes if verbose else ()
+
+
+def verdict(outcome: Outcome, directory: Path) -> Iterator[str]:
+    """How the job ended; nothing where all went well."""
+    failure = outcome.first_failure
+    if failure and failure.rank is not None:
+        name = f"rank {failure.rank} on {failure.host}"
+        if failure.error:
+            yield f"{name} failed first: {failure.error}"
+            if failure.file:
+                yield f"  at {failure.file}:{failure.line}"
+        elif failure.signal is not None:
+            what = MEANING.get(failure.signal)
+            yield f"{name} failed first: {signal_name(failure.signal)}{f' ({what})' if what else ''}"
+        else:
+            yield f"{name} failed first: exit code {failure.exit_code}"
+        if (log := directory / f"rank-{failure.rank}.log").exists():
+            yield f"  log: {shown_path(log)}"
+        others = [rank for rank in outcome.ranks if rank.rank != failure.rank]
+        for status, group in groupby(sorted(others, key=lambda r: r.status), key=lambda r: r.status):
+            numbers = [rank.rank for rank in group]
+            yield f"  {_counted(len(numbers), 'other rank')}: {status}"
+    elif outcome.kind == INTERRUPTED:
+        yield f"interrupted after {outcome.seconds:.1f} s"
+    elif outcome.kind != OK:
+        yield f"the job ended with exit code {outcome.exit_code}"
+
+
+def plan_as_text(plan: Plan, commands: Sequence[Command], *, verbose: bool) -> str:
+    """Who sits where, in which environment, started by which command, and where each setting is from."""
+    ranks, hosts = _counted(plan.world_size, "rank"), _counted(len(plan.hosts), "host")
+    lines = [f"{ranks} on {hosts}, started by {plan.starter}"]
+    lines += ["", "Who sits where"]
+    for like, group in groupby(plan.hosts, key=_layout):
+        lines += _hosts_as_text([host.host for host in group], like)
+    lines += [f"  note: {note}" for note in plan.notes]
+    lines += ["", "Environment of every rank"]
+    lines += [f"  {name}={value}" for name, value in plan.env.items()]
+    for host in plan.hosts:
+        if host.env:
+            lines.append(f"  on {host.host}: " + " ".join(f"{k}={v}" for k, v in host.env.items()))
+        lines += [
+            f"  rank {r.rank}: " + " ".join(f"{k}={v}" for k, v in r.env.items()) for r in host.ranks if r.env
+        ]
+    lines += ["", "Command" if len(commands) == 1 else f"Command of rank 0, one of {len(commands)} alike"]
+    lines += [f"  {line}" for line in _folded(commands[0].argv)]
+    for name, text in commands[0].files.items():
+        lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
+    lines += ["", "Settings" if verbose else "Settings that somebody or something chose (-v: all)"]
+    rows = [
+        (f"{row['key']}: {scalar(row['value'])}", row["origin"])
+        for row in plan.settings
+        if verbose or row["origin"] != "default"
+    ]
+    width = min(60, max((len(text) for text, _ in rows), default=0))
+    lines += [f"  {text:{width}}  {origin}" for text, origin in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _layout(host: HostPlan) -> tuple[Any, ...]:
+    """What must be alike for hosts to be shown together."""
+    return (
+        host.assumed,
+        *((r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads) for r in host.ranks),
+    )
+
+
+def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
+    assumed, *ranks = layout
+    shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} hosts)"
+    yield f"  {shown}{', assumed to be like the machine looked at' if assumed else ''}"
+    for local_rank, cores, comm_cores, nodes, threads in ranks:
+        workers = f", workers on {comm_cores}" if comm_cores else ""
+        count = _counted(threads, "thread")
+        yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}, {count}"
+
+
+def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
+    """A command as lines that a shell would join again."""
+    line = ""
+    for word in map(shlex.quote, argv):
+        if line and len(line) + len(word) > width:
+            yield line + " \\"
+            line = "  "
+        line += (" " if line.strip() else "") + word
+    yield line
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

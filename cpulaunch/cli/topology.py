@@ -1,0 +1,47 @@
+"""``cpulaunch topology``: the machine drawn in text, and who would sit where on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from cpulaunch.cli import terminal
+from cpulaunch.cli.gather import gather
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.outlook import seats_of_first_host
+from cpulaunch.plan.plan import Program, plan
+
+EPILOG = """\
+examples:
+  cpulaunch topology -ppn 4
+  lscpu -p=CPU,CORE,SOCKET,NODE > node1.txt; cpulaunch topology -ppn 4 --lscpu node1.txt
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch topology", "This machine's cores, and who would sit where.", EPILOG)
+    parser.add_argument(
+        "--lscpu", metavar="F", type=Path, help="draw the machine that this output of lscpu describes"
+    )
+    parser.add_argument(
+        "--facts", metavar="F", type=Path, help="draw the first host that this facts file describes"
+    )
+    add_settings(parser, ("hosts", "ccl", "cpu", "training"))
+    options = parser.parse(arguments)
+    config = load_config(options)
+    facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu)
+    made = plan(config, facts, Program((sys.executable,), False, os.getcwd(), sys.executable))
+    width = terminal.width()
+    print(
+        seats_of_first_host(
+            made,
+            facts,
+            width=width,
+            colour=sys.stdout.isatty() and terminal.has_colour(),
+            unicode=terminal.has_unicode(),
+        )
+    )
+    for note in made.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0

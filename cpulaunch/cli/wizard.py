@@ -1,0 +1,331 @@
+"""The wizard: asks what the table of settings wants asked, and shows the plan that comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cpulaunch.cli.ask import Asker, BackError, Option, Question
+from cpulaunch.cli.files import diff, read_if_there
+from cpulaunch.cli.machine import FLAVOUR_NAMES, Machine
+from cpulaunch.cli.outlook import in_short, outlook, seats_of_first_host
+from cpulaunch.cli.places import Places, several
+from cpulaunch.cli.terminal import has_colour, has_unicode, width
+from cpulaunch.config.kinds import Choice, Switch, Variables, Words
+from cpulaunch.config.load import Config, load
+from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+
+ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.place if s.ask else 0)
+"""The settings that are asked for one by one, in order."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Draft:
+    """What the file at ``path`` is going to say.
+
+    ``values`` by key.  ``hosts``: a hostfile's text that goes with it, for hosts that were typed in, and
+    the list of the same hosts.
+    """
+
+    path: Path
+    values: dict[str, Any]
+    hostfile_text: str | None = None
+    typed: str = ""
+
+    def text(self) -> str:
+        return yaml_text(self.values)
+
+    def config(self, environ: Mapping[str, str], changed: Mapping[str, Any] = MappingProxyType({})) -> Config:
+        """The configuration that ``run`` would have, with ``changed`` values (None: not said)."""
+        values = {**self.values, **changed}
+        if self.typed:
+            values.update({"hosts.hostfile": None, "hosts.list": self.typed})
+        said = {key: value for key, value in values.items() if value is not None}
+        return load(file=self.path, text=yaml_text(said), environ=environ)
+
+
+@dataclass
+class Wizard:
+    """Asks for what ``fixed`` doesn't say already, and fills ``draft``."""
+
+    machine: Machine
+    asker: Asker
+    draft: Draft
+    environ: Mapping[str, str]
+    say: Say
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    drawn: str = ""
+
+    def run(self) -> bool:
+        """Ask everything; whether the draft is to be written.
+
+        Raises KeyboardInterrupt or EOFError where the user leaves.
+        """
+        questions = [s for s in ASKED if s.key not in self.fixed]
+        asked: list[int] = []
+        i = 0
+        while True:
+            try:
+                if i == len(questions):
+                    return self.finish()
+                if self.applies(questions[i].key):
+                    self.ask(questions[i])
+                    asked.append(i)
+                else:
+                    self.draft.values.pop(questions[i].key, None)
+                i += 1
+            except BackError:
+                if asked:
+                    i = asked.pop()
+                    self.say("  (back)\n")
+                else:
+                    self.say("  (this is the first question)\n")
+
+    def applies(self, key: str) -> bool:
+        """Whether an answer could make a difference, after the answers so far."""
+        values = self.draft.values
+        if key == "hosts.hostfile":
+            return "hosts.list" not in self.fixed
+        if key in ("mpi.flavour", "ccl.interface"):
+            return several(values, self.machine)
+        if key == "ccl.worker_count":
+            backend = values.get("training.backend", "auto")
+            return backend == "ccl" or (backend == "auto" and not self.machine.ccl_missing)
+        if key == "training.engine":
+            return values.get("training.precision") == "bf16"
+        return True
+
+    def ask(self, setting: Setting) -> None:
+        """Ask for one setting, and note the answer."""
+        if setting.key == "hosts.hostfile":
+            Places(self.machine, self.asker, self.draft).ask(setting)
+            self.draft.values.update(self.fixed)
+            return
+        self.put(setting, self.question(setting))
+        if setting.key in ("hosts.nproc_per_node", "ccl.worker_count"):
+            self.picture(setting, always=setting.key == "hosts.nproc_per_node")
+
+    def question(self, setting: Setting) -> Question:
+        """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
+        text = setting.ask.question if setting.ask else setting.key
+        why = setting.ask.why if setting.ask else f"{setting.help[0].upper()}{setting.help[1:]}."
+        now = self.draft.values.get(setting.key, self.default(setting))
+        options = self.options(setting)
+        if options:
+            return Question(text, why, now, options)
+        if setting.key == "hosts.nproc_per_node" and (auto := self.ranks_per_host(setting)):
+            why += f"  Here auto is {auto}."
+        return Question(text, why, _typed(setting, now), check=lambda text: self.wrong(setting, text))
+
+    def default(self, setting: Setting) -> Any:
+        if setting.key == "training.precision" and self.machine.has_bf16() is False:
+            return "fp32"
+        return setting.default
+
+    def options(self, setting: Setting) -> Sequence[Option]:
+        """The answers to choose from; none where the answer is typed."""
+        if isinstance(setting.kind, Switch):
+            words: Sequence[Any] = (True, False)
+        elif isinstance(setting.kind, Choice):
+            words = setting.kind.words
+        elif setting.key == "ccl.interface" and self.machine.interfaces:
+            return (Option("auto", "auto"), *(Option(name, name, ip) for name, ip in self.machine.interfaces))
+        else:
+            return ()
+        built = [word for word in words if setting.built is None or word in setting.built]
+        return [Option(word, scalar(word), self.about(setting.key, word)) for word in built]
+
+    def about(self, key: str, word: Any) -> str:
+        """What an answer means on this machine."""
+        machine = self.machine
+        if key == "mpi.flavour":
+            mpi = machine.mpi(word)
+            name = FLAVOUR_NAMES[mpi.flavour] if mpi else FLAVOUR_NAMES.get(word, "")
+            return f"{name} {mpi.version}" if mpi else f"{name} not found here".strip()
+        if key == "training.backend":
+            taken = "gloo" if machine.ccl_missing else "ccl"
+            ccl = f"not usable: {machine.ccl_missing}" if machine.ccl_missing else "oneCCL"
+            return {"auto": f"{taken} here", "ccl": ccl, "gloo": "comes with PyTorch"}.get(word, "")
+        if key == "training.precision" and word == "bf16":
+            flags = machine.facts.cpu_flags
+            return "" if flags is None else f"fast here: {', '.join(flags)}" if flags else "slow here"
+        if key == "training.engine":
+            ipex = f"IPEX {machine.ipex} is installed" if machine.ipex else "IPEX is not installed"
+            return {"native": "PyTorch itself, through oneDNN", "ipex": ipex}.get(word, "")
+        return ""
+
+    # ---- answers that are typed
+
+    def put(self, setting: Setting, question: Question) -> None:
+        """Ask, and note the answer; an empty one means that the file says nothing."""
+        values, answer = self.draft.values, self.asker.ask(question)
+        if question.options:
+            values[setting.key] = answer
+        elif not answer:
+            values.pop(setting.key, None)
+        elif isinstance(setting.kind, Variables):
+            values[setting.key] = {**values.get(setting.key, {}), **setting.kind.from_text(answer)}
+        else:
+            values[setting.key] = setting.kind.from_text(answer)
+
+    def wrong(self, setting: Setting, text: str) -> str | None:
+        """What is wrong with a typed answer, as far as can be known before the job runs."""
+        if not text:
+            return None
+        try:
+            value = setting.kind.from_text(text)
+        except ValueError:
+            return f"expected {setting.kind.describe}"
+        if setting.built is not None and value not in setting.built:
+            return f"not built yet; today: {', '.join(map(scalar, setting.built))}"
+        if setting.key == "output.log_dir":
+            return "is a file, not a directory" if Path(text).is_file() else None
+        if isinstance(setting.kind, Variables):
+            return None
+        # What was wrong before is not this answer's fault, and other hosts may well be larger.
+        later = self.later(setting)
+        before = self.trouble({**later, setting.key: None})
+        after = self.trouble({**later, setting.key: value})
+        if after is None or str(after) == str(before):
+            return None
+        if isinstance(after, PlanError) and several(self.draft.values, self.machine):
+            return None
+        return f"{after}" + (f"  ({after.hint})" if after.hint else "")
+
+    def later(self, setting: Setting) -> dict[str, None]:
+        """The settings that are asked for after this one, as not said: old answers may not fit any more."""
+        after = [s.key for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
+        return {key: None for key in after if key not in self.fixed}
+
+    def trouble(self, changed: Mapping[str, Any]) -> CpulaunchError | None:
+        """Why no plan can be made with ``changed`` values."""
+        try:
+            config = self.draft.config(self.environ, changed)
+            outlook(dataclasses.replace(config, origins=dict.fromkeys(config.origins, "your answer")))
+        except CpulaunchError as e:
+            return e
+        return None
+
+    def ranks_per_host(self, setting: Setting) -> str | None:
+        """How many ranks ``auto`` means."""
+        try:
+            _, plan = outlook(self.draft.config(self.environ, {**self.later(setting), setting.key: None}))
+        except CpulaunchError:
+            return None
+        counts = sorted({len(host.ranks) for host in plan.hosts})
+        return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+    # ---- what comes of it
+
+    def picture(self, setting: Setting, *, always: bool) -> None:
+        """Who would sit where after the answer; again only where ``always``, or where that has changed."""
+        try:
+            facts, plan = outlook(self.draft.config(self.environ, self.later(setting)))
+        except CpulaunchError as e:
+            self.say(f"  Not from here yet: {e}\n")
+            return
+        drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
+        if drawn == self.drawn and not always:
+            return
+        self.drawn = drawn
+        if len(plan.hosts) > 1:
+            like = "this machine" if plan.hosts[0].assumed else plan.hosts[0].host
+            self.say(f"  Each host, if it is like {like}:")
+        self.say(drawn + "\n")
+
+    def finish(self) -> bool:
+        """Show the plan and what would be written, and ask what to do; whether to write."""
+        self.plan()
+        old = read_if_there(self.draft.path)
+        if old is not None and old != self.draft.text():
+            self.say(f"{self.draft.path} exists; this would change:")
+            for line in diff(self.draft.path, old, self.draft.text()):
+                self.say(f"  {line}")
+            self.say("")
+        kept = f"the old one is kept as {self.draft.path.name}.bak" if old is not None else ""
+        options = [
+            Option("write", f"write {self.draft.path}", kept),
+            Option("show", "show it first"),
+            Option("more", "change another setting"),
+            Option("leave", "leave, and write nothing"),
+        ]
+        while True:
+            answer = self.asker.ask(Question("And now?", "", "write", options))
+            if answer == "show":
+                self.say(self.draft.text())
+            elif answer == "more":
+                try:
+                    self.another()
+                except BackError:
+                    continue
+                self.plan()
+            else:
+                return bool(answer == "write")
+
+    def plan(self) -> None:
+        self.say("The plan")
+        for line in plan_lines(self.draft, self.environ):
+            self.say(f"  {line}")
+        self.say("")
+
+    def another(self) -> None:
+        """Change any setting of the table."""
+        sections = [Option(section, section or "general", title) for section, title in SECTIONS.items()]
+        section = self.asker.ask(Question("Of which section?", "", "", sections))
+        rows = [s for s in SETTINGS.values() if s.section == section]
+        while True:
+            values = self.draft.values
+            options = [Option(s.key, s.name, scalar(values.get(s.key, s.default))) for s in rows]
+            setting = SETTINGS[self.asker.ask(Question("Which setting?", "", rows[0].key, options))]
+            try:
+                self.put(setting, dataclasses.replace(self.question(setting), text=setting.key))
+            except BackError:
+                continue
+            return
+
+
+def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
+    """The plan in short, or why there is none yet."""
+    try:
+        config = draft.config(environ)
+        _, plan = outlook(config)
+    except CpulaunchError as e:
+        yield f"can't run from here yet: {e}"
+        if e.hint:
+            yield f"hint: {e.hint}"
+        return
+    yield from in_short(plan)
+    for key, value in draft.values.items():
+        if config[key] != value and config.origins[key].startswith("$"):
+            yield f"note: {config.origins[key]} wins over this file: {key} is {scalar(config[key])}"
+
+
+def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
+    """A draft that begins with what the file at ``path`` says already, if it can be read."""
+    values: dict[str, Any] = {}
+    if read_if_there(path) is not None:
+        try:
+            config = load(file=path, environ={})
+            values = {key: config[key] for key in SETTINGS if config.said(key)}
+            say(f"{path} exists: its values are the defaults of the questions.\n")
+        except ConfigError as e:
+            say(f"{path} exists, but does not fit ({e}): the questions start afresh.\n")
+    return Draft(path, {**values, **fixed})
+
+
+def _typed(setting: Setting, value: Any) -> str:
+    """A value as one would type it."""
+    if isinstance(setting.kind, Words):
+        return shlex.join(value)
+    if isinstance(setting.kind, Variables):
+        return ""  # each answer adds one
+    return value if isinstance(value, str) else scalar(value)

@@ -1,0 +1,129 @@
+"""CPU numbers as a value: ``CoreSet.parse("0-13,28")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cpulaunch.errors import ConfigError
+
+# Linux's largest build has 8192 CPUs; a bound keeps a mistyped number from becoming a huge set.
+LARGEST_CPU = 65535
+
+
+class CoreSet:
+    """An immutable, sorted set of CPU numbers (or NUMA node numbers), as the operating system counts them.
+
+    ``str()`` gives the folded list that ``taskset -c``, cpusets and sysfs use (``0-13,28``; ``""`` when
+    empty), and ``CoreSet.parse(str(cores)) == cores``.  ``<=`` means "is contained in".
+    """
+
+    __slots__ = ("_bits",)
+    _bits: int
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        bits = 0
+        for number in numbers:
+            if not 0 <= number <= LARGEST_CPU:
+                raise ValueError(f"no CPU number: {number}")
+            bits |= 1 << number
+        self._bits = bits
+
+    @classmethod
+    def parse(cls, text: str) -> CoreSet:
+        """The numbers in ``text``: numbers and ranges with commas between, ``0-6:2`` for every second one.
+
+        Raises `ConfigError`, with the faulty piece as its ``part``.
+        """
+        bits = 0
+        for part in text.split(",") if text.strip() else ():
+            first, last, step = _parse_part(part.strip(), text.strip())
+            if step == 1:
+                bits |= (1 << (last + 1)) - (1 << first)
+            else:
+                for number in range(first, last + 1, step):
+                    bits |= 1 << number
+        return cls._of(bits)
+
+    @classmethod
+    def _of(cls, bits: int) -> CoreSet:
+        cores = cls.__new__(cls)
+        cores._bits = bits
+        return cores
+
+    def __str__(self) -> str:
+        folded = []
+        bits, start = self._bits, 0
+        while bits:
+            gap = _trailing_zeros(bits)
+            length = _trailing_zeros(~(bits >> gap))
+            start += gap
+            folded.append(str(start) if length == 1 else f"{start}-{start + length - 1}")
+            start += length
+            bits >>= gap + length
+        return ",".join(folded)
+
+    def __repr__(self) -> str:
+        return f"CoreSet({str(self)!r})"
+
+    def __iter__(self) -> Iterator[int]:
+        bits = self._bits
+        while bits:
+            yield _trailing_zeros(bits)
+            bits &= bits - 1
+
+    def __len__(self) -> int:
+        return self._bits.bit_count()
+
+    def __bool__(self) -> bool:
+        return self._bits != 0
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and number >= 0 and bool(self._bits >> number & 1)
+
+    def __eq__(self, other: object) -> bool:
+        return self._bits == other._bits if isinstance(other, CoreSet) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((CoreSet, self._bits))
+
+    def __or__(self, other: CoreSet) -> CoreSet:
+        return CoreSet._of(self._bits | other._bits)
+
+    def __and__(self, other: CoreSet) -> CoreSet:
+        return CoreSet._of(self._bits & other._bits)
+
+    def __sub__(self, other: CoreSet) -> CoreSet:
+        return CoreSet._of(self._bits & ~other._bits)
+
+    def __le__(self, other: CoreSet) -> bool:
+        return not self._bits & ~other._bits
+
+    def mask(self) -> str:
+        """The set as a hexadecimal mask, as ``taskset -p`` shows it: bit 0 is CPU 0, no ``0x``."""
+        return format(self._bits, "x")
+
+
+def _parse_part(part: str, text: str) -> tuple[int, int, int]:
+    """First, last and step of one piece such as ``3``, ``0-13`` or ``0-12:2``."""
+    bounds, colon, step = part.partition(":")
+    first, dash, last = bounds.partition("-")
+    numbers = [first, last if dash else first, step if colon else "1"]
+    if (colon and not dash) or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise _bad_part(part, text, "is neither a number nor a range")
+    low, high, stride = (int(n.lstrip("0")[:9] or "0") for n in numbers)
+    if high > LARGEST_CPU or low > LARGEST_CPU:
+        raise _bad_part(part, text, f"goes beyond {LARGEST_CPU}, the largest number there can be")
+    if high < low:
+        raise _bad_part(part, text, "ends before it starts")
+    if stride == 0:
+        raise _bad_part(part, text, "has a step of 0")
+    return low, high, stride
+
+
+def _bad_part(part: str, text: str, what: str) -> ConfigError:
+    where = "" if part == text else f" in the list {text!r}"
+    return ConfigError(f"{part!r}{where} {what}", hint="A list of numbers looks like 0-13,28.", part=part)
+
+
+def _trailing_zeros(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1

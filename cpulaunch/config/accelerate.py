@@ -1,0 +1,289 @@
+"""Settings from a configuration file of Hugging Face accelerate, of any of its versions.
+
+What has no meaning here comes back with the reason, so that nothing is dropped silently.  Sources:
+accelerate's ``commands/config/config_args.py`` and ``commands/launch.py``, from 0.3 (``fp16``, no
+``mixed_precision``) through 0.14 (``dynamo_backend``), 0.16 (``dynamo_config``, ``ipex_config``) and 0.28
+(``mpirun_config``) to 1.13 and later (no ``ipex_config``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.errors import ConfigError
+
+CPU_TYPES = ("NO", "MULTI_CPU", "FSDP")
+
+REASONS = {
+    "compute_environment": "always these machines here",
+    "debug": "accelerate's own checks; ACCELERATE_DEBUG_MODE=1 under env: turns them on",
+    "machine_rank": "hosts are numbered in the order of the hostfile",
+    "rdzv_backend": "no rendezvous service is needed: every rank is told its place",
+    "same_network": "hosts are started over ssh, wherever they are",
+    "main_training_function": "for TPUs and notebooks; the script runs as it is",
+    "enable_cpu_affinity": "for GPUs; here ranks are always bound to cores",
+    "downcast_bf16": "for TPUs",
+    "gpu_ids": "for GPUs",
+    "deepspeed_config": "models are replicated on every rank (DDP); DeepSpeed isn't used",
+    "fsdp_config": "models are replicated on every rank (DDP), not sharded",
+    "megatron_lm_config": "models are replicated on every rank (DDP); Megatron-LM isn't used",
+    "tp_config": "models are replicated on every rank (DDP), not split",
+    "parallelism_config": "models are replicated on every rank (DDP), not split",
+    "fp8_config": "no CPU computes in fp8",
+    "command_file": "for TPU pods",
+    "commands": "for TPU pods",
+}
+_NOTHING = (None, "", False, 0, "no", "none", "null")
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A key of accelerate's file, at ``place`` (file:line), that was not taken over as it is, and why."""
+
+    place: str
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an accelerate file says in our terms.
+
+    ``settings`` by key.  ``dropped``: what was not, or not wholly, taken over.  ``off``: keys that were
+    empty or switched off there, so that nothing is lost with them.  ``advice``: what is left to do.
+    """
+
+    settings: Mapping[str, Any]
+    dropped: tuple[Dropped, ...]
+    off: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def from_accelerate(text: str, shown: str) -> Imported:
+    """The settings that ``text``, an accelerate file in YAML or JSON, stands for.
+
+    Errors name it as ``shown``.  Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and
+    for what accelerate never wrote.
+    """
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        root: Any = loader.get_single_node()
+        if root is None or root.id != "mapping":
+            raise ConfigError(f"{shown}: not a configuration of accelerate: expected a mapping")
+        document = loader.construct_document(root)
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        place = f"{shown}:{mark.line + 1}" if mark else shown
+        raise ConfigError(f"{place}: not valid YAML: {getattr(e, 'problem', None) or e}") from None
+    finally:
+        loader.dispose()
+    if "compute_environment" not in document and "distributed_type" not in document:
+        ours = "cpulaunch" in document
+        hint = "`cpulaunch config validate FILE` checks a file of cpulaunch" if ours else None
+        raise ConfigError(f"{shown}: not a configuration of accelerate: it says neither compute_environment "
+                          "nor distributed_type", hint=hint)  # fmt: skip
+    return _Import(document, dict(_lines(root)), shown).result()
+
+
+class _Import:
+    """Takes key after key from ``left``; what nobody took is dropped, with a reason, at the end."""
+
+    def __init__(self, document: Mapping[str, Any], lines: Mapping[str, int], shown: str) -> None:
+        self.document, self.lines, self.shown = document, lines, shown
+        self.left: dict[str, Any] = {str(key): value for key, value in document.items()}
+        self.alone = False
+        self.settings: dict[str, Any] = {}
+        self.dropped: list[Dropped] = []
+        self.off: list[str] = []
+        self.advice: list[str] = []
+
+    def result(self) -> Imported:
+        self.refuse_other_hardware()
+        self.hosts_and_ranks()
+        self.precision()
+        self.compiling()
+        for key, value in self.left.items():
+            self.leave(key, value)
+        return Imported(self.settings, tuple(self.dropped), tuple(self.off), tuple(self.advice))
+
+    def refuse_other_hardware(self) -> None:
+        environment = str(self.left.pop("compute_environment", None) or "LOCAL_MACHINE").upper()
+        kind = _word(self.left.pop("distributed_type", None), "NO").upper()
+        use_cpu = self.left.pop("use_cpu", None)
+        gpus = self.document.get("gpu_ids") not in (None, "", "all")
+        reason = None
+        if "SAGEMAKER" in environment:
+            reason = "it is for Amazon SageMaker, which starts its own machines"
+        elif kind in ("TPU", "XLA", "TPU_POD") or self.document.get("tpu_name"):
+            reason = "it is for TPUs"
+        elif kind == "DEEPSPEED":
+            reason = "it is for DeepSpeed, which brings its own sharding and launcher"
+        elif kind == "MEGATRON_LM":
+            reason = "it is for Megatron-LM, which needs GPUs"
+        elif kind not in CPU_TYPES:
+            device = kind.removeprefix("MULTI_")
+            reason = f"it is for {device}s" if device != kind else f"distributed_type {kind} is unknown"
+        elif kind != "MULTI_CPU" and not use_cpu and (kind == "FSDP" or gpus):
+            reason = "it is for GPUs"
+        if reason:
+            where = self.place("compute_environment" if "SageMaker" in reason else "distributed_type")
+            raise ConfigError(f"{where}: {reason}; cpulaunch trains on CPUs",
+                              hint="`cpulaunch config` asks for what CPUs need")  # fmt: skip
+        if kind == "NO" and not use_cpu:
+            self.drop("use_cpu", use_cpu, "accelerate takes a GPU where there is one; cpulaunch never does")
+        self.alone = kind == "NO"
+        if environment not in ("LOCAL_MACHINE", "CUSTOM_CLUSTER"):
+            self.drop("compute_environment", environment, REASONS["compute_environment"])
+
+    def hosts_and_ranks(self) -> None:
+        machines, total = self.count("num_machines", 1), self.count("num_processes", -1)
+        mpirun = self.mapping("mpirun_config")
+        # Some versions' tools wrote these on the top level.
+        hostfile = mpirun.pop("mpirun_hostfile", None) or self.left.pop("mpirun_hostfile", None)
+        workers = mpirun.pop("mpirun_ccl", None)
+        workers = self.left.pop("mpirun_ccl", None) if workers is None else workers
+        for key, value in mpirun.items():
+            self.drop(f"mpirun_config.{key}", value, "not known to accelerate either")
+        if self.alone:
+            machines, total = 1, 1
+        if hostfile:
+            self.settings["hosts.hostfile"] = str(hostfile)
+        elif machines > 1:
+            self.advice.append(f"name the {machines} hosts: hosts.hostfile in the file, or `cpulaunch run -f "
+                               "HOSTFILE`; one `cpulaunch run` starts all of them")  # fmt: skip
+        if machines > 1 or hostfile:
+            self.settings["hosts.nnodes"] = machines
+        if total > 0 and total % machines:
+            self.settings["hosts.nproc"] = total
+            self.advice.append(f"{total} ranks can't be divided evenly over {machines} hosts: "
+                               "say who gets how many with slots=N in the hostfile")  # fmt: skip
+        elif total > 0:
+            self.settings["hosts.nproc_per_node"] = total // machines
+        self.workers(workers)
+        self.meeting_point(machines, bool(hostfile))
+
+    def workers(self, workers: Any) -> None:
+        if workers is None:
+            return
+        number = self.number("mpirun_config.mpirun_ccl", workers)
+        if number >= 1:
+            self.settings["ccl.worker_count"] = number
+        else:
+            self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
+
+    def meeting_point(self, machines: int, hostfile: bool) -> None:
+        address, port = self.left.pop("main_process_ip", None), self.left.pop("main_process_port", None)
+        if address and (machines > 1 or hostfile):
+            self.settings["hosts.master_addr"] = str(address)
+        elif address:
+            self.drop("main_process_ip", address, "one machine: its ranks meet at 127.0.0.1")
+        if port:
+            number = self.number("main_process_port", port)
+            if not 0 < number <= 65535:
+                self.refuse("main_process_port", port, "a TCP port")
+            self.settings["hosts.master_port"] = number
+
+    def precision(self) -> None:
+        old = "fp16" if self.left.pop("fp16", False) else "no"
+        said = _word(self.left.pop("mixed_precision", None), old).lower()
+        if said == "bf16":
+            self.settings["training.precision"] = "bf16"
+        elif said == "no":
+            self.settings["training.precision"] = "fp32"
+        else:
+            self.drop("mixed_precision", said, "not for CPUs: bf16, the default here, takes its place")
+        ipex = self.mapping("ipex_config")
+        wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
+        if wanted:
+            self.set("training.engine", "ipex", "ipex_config.ipex", wanted)
+        elif wanted is not None:
+            self.set("training.engine", "native", "ipex_config.ipex", wanted)
+        if xpu:
+            self.drop("ipex_config.use_xpu", xpu, "for Intel GPUs")
+        for key, value in ipex.items():
+            self.drop(f"ipex_config.{key}", value, "not known to accelerate either")
+
+    def compiling(self) -> None:
+        dynamo = self.mapping("dynamo_config")
+        dynamo = {key.removeprefix("dynamo_"): value for key, value in dynamo.items()}
+        backend = _word(dynamo.pop("backend", self.left.pop("dynamo_backend", None)), "NO").lower()
+        if backend == "no":
+            return
+        self.set("training.compile", True, "dynamo_config.dynamo_backend", backend)
+        if backend != "inductor":
+            self.drop("dynamo_config.dynamo_backend", backend, "torch.compile's own backend is used")
+        for key, value in dynamo.items():
+            if value not in (*_NOTHING, "default"):
+                self.drop(f"dynamo_config.dynamo_{key}", value, "torch.compile is called with its defaults")
+
+    def leave(self, key: str, value: Any) -> None:
+        if value in _NOTHING or value in ([], {}) or (isinstance(value, str) and value.lower() in _NOTHING):
+            self.off.append(key)
+        elif key in REASONS:
+            self.drop(key, value, REASONS[key])
+        elif key.startswith("tpu_"):
+            self.drop(key, value, "for TPUs")
+        else:
+            self.drop(key, value, "no key of accelerate that this cpulaunch knows")
+
+    # ---- small steps
+
+    def set(self, key: str, value: Any, source: str, said: Any) -> None:
+        """Take over ``value``, if it works today."""
+        built = SETTINGS[key].built
+        if built is None or value in built:
+            self.settings[key] = value
+        else:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            self.drop(source, said, f"{key}: {shown} is not built yet")
+
+    def drop(self, key: str, value: Any, reason: str) -> None:
+        self.dropped.append(Dropped(self.place(key), key, value, reason))
+
+    def place(self, key: str) -> str:
+        # Older versions have on the top level what newer ones have in a section.
+        names = (key, key.rpartition(".")[2], key.partition(".")[0])
+        line = next((self.lines[name] for name in names if name in self.lines), None)
+        return f"{self.shown}:{line}" if line else self.shown
+
+    def refuse(self, key: str, value: Any, expected: str) -> NoReturn:
+        raise ConfigError(f"{self.place(key)}: {key}: {value!r} is not {expected}", part=str(value)) from None
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        value = self.left.pop(key, None) or {}
+        if not isinstance(value, Mapping):
+            self.refuse(key, value, "a mapping")
+        return {str(name): content for name, content in value.items()}
+
+    def count(self, key: str, default: int) -> int:
+        value = self.left.pop(key, None)
+        number = default if value is None else self.number(key, value)
+        if number < 1 and number != default:
+            self.refuse(key, value, "a number of at least 1")
+        return number
+
+    def number(self, key: str, value: Any) -> int:
+        try:
+            return int(str(value))
+        except ValueError:
+            self.refuse(key, value, "a whole number")
+
+
+def _word(value: Any, default: str) -> str:
+    """A word that YAML may have read as false: ``NO`` and ``no``."""
+    return default if value is None else "no" if value is False else str(value)
+
+
+def _lines(node: Any, before: str = "") -> Iterator[tuple[str, int]]:
+    """Each key of a YAML mapping's node, such as ``ipex_config.ipex``, and its line."""
+    for key, value in node.value:
+        name = f"{before}{key.value}"
+        yield name, key.start_mark.line + 1
+        if value.id == "mapping":
+            yield from _lines(value, f"{name}.")

@@ -1,0 +1,154 @@
+"""The kinds of value that a setting may have: how each is read from text and from YAML."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+
+class Kind:
+    """One kind of value.
+
+    ``describe`` completes the sentence "expected …".  Both readers return the value, or raise
+    ``ValueError`` where it does not fit; the caller adds the place and the description.
+    """
+
+    metavar = "VALUE"
+    describe = "text"
+
+    def from_text(self, text: str) -> Any:
+        """The value that ``text``, from a flag or a variable, stands for."""
+        raise NotImplementedError
+
+    def from_yaml(self, value: Any) -> Any:
+        """The value that a YAML ``value`` stands for.  YAML's own scalars and text are both right."""
+        if isinstance(value, str):
+            return self.from_text(value)
+        raise ValueError
+
+
+class Text(Kind):
+    """Any text that isn't empty."""
+
+    def __init__(self, metavar: str = "TEXT", describe: str = "text") -> None:
+        self.metavar, self.describe = metavar, describe
+
+    def from_text(self, text: str) -> str:
+        if not text.strip() or "\0" in text:
+            raise ValueError
+        return text
+
+    def from_yaml(self, value: Any) -> str:
+        # `cores: 4` and `node: 7` are numbers to YAML.
+        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+
+
+class Switch(Kind):
+    """True or false."""
+
+    metavar = ""
+    describe = "true or false"
+    _words = {  # noqa: RUF012
+        **dict.fromkeys(("true", "yes", "on", "1"), True),
+        **dict.fromkeys(("false", "no", "off", "0"), False),
+    }
+
+    def from_text(self, text: str) -> bool:
+        try:
+            return self._words[text.lower()]
+        except KeyError:
+            raise ValueError from None
+
+    def from_yaml(self, value: Any) -> bool:
+        return value if isinstance(value, bool) else super().from_yaml(value)
+
+
+class Choice(Kind):
+    """One of a few words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.metavar = "|".join(words)
+        self.describe = "one of " + ", ".join(words)
+
+    def from_text(self, text: str) -> str:
+        if text not in self.words:
+            raise ValueError
+        return text
+
+
+class Number(Kind):
+    """A whole number (or a decimal one) from ``minimum`` on, or one of a few words."""
+
+    def __init__(
+        self, minimum: int, *words: str, maximum: int | None = None, decimal: bool = False, metavar: str = "N"
+    ) -> None:
+        self.minimum, self.maximum, self.words, self.decimal = minimum, maximum, words, decimal
+        self.metavar = "|".join((metavar, *words))
+        span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
+        self.describe = ", or ".join((f"a {'' if decimal else 'whole '}number {span}", *words))
+
+    def from_text(self, text: str) -> Any:
+        if text in self.words:
+            return text
+        # `int` alone would take "1_000", and Arabic-Indic digits.
+        if not text.isascii() or "_" in text:
+            raise ValueError
+        return self._checked(float(text) if self.decimal else int(text))
+
+    def from_yaml(self, value: Any) -> Any:
+        if type(value) is int or (self.decimal and type(value) is float):
+            return self._checked(value)
+        return super().from_yaml(value)
+
+    def _checked(self, number: float) -> float:
+        if not self.minimum <= number <= (self.maximum if self.maximum is not None else number):
+            raise ValueError  # which a NaN is, too
+        if number == float("inf"):
+            raise ValueError
+        return int(number) if number == int(number) else number
+
+
+class Words(Kind):
+    """A list of arguments; a flag may be repeated, a variable is split as a shell would."""
+
+    metavar = "ARG"
+    describe = "a list of texts"
+
+    def from_text(self, text: str) -> tuple[str, ...]:
+        return tuple(shlex.split(text))
+
+    def from_yaml(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, list) and all(type(v) in (str, int, float) for v in value):
+            return tuple(str(v) for v in value)
+        raise ValueError
+
+
+class Variables(Kind):
+    """Environment variables, name → value."""
+
+    metavar = "K=V"
+    describe = "NAME=VALUE, or in YAML a mapping of names to text"
+
+    def from_text(self, text: str) -> dict[str, str]:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError
+        return self.from_yaml({name: value})
+
+    def from_yaml(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise ValueError
+        result = {}
+        for name, content in value.items():
+            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+                raise ValueError
+            if isinstance(content, bool):
+                content = str(content).lower()  # `FLAG: true` means the word
+            if not isinstance(content, (str, int, float)) or "\0" in str(content):
+                raise ValueError
+            result[name] = str(content)
+        return result

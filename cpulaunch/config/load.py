@@ -1,0 +1,334 @@
+"""Merge flags, environment, YAML and defaults into one checked Config.
+
+From strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the field's own
+variable, such as ``CCL_WORKER_COUNT``); the YAML file; the default.  A field's variable given by
+``--env`` or under ``env:`` counts as that setting, at its place's strength.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.config.kinds import Variables, Words
+from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
+from cpulaunch.config.write import scalar
+from cpulaunch.errors import ConfigError, did_you_mean
+
+DEFAULT = "default"
+
+# Ours, but no settings: which file to read, and what a job tells its ranks (a job may start a job).
+_OUR_OTHER_VARIABLES = {
+    "CPULAUNCH_CONFIG",
+    "CPULAUNCH_BACKEND",
+    "CPULAUNCH_CONTROL",
+    "CPULAUNCH_JOB_ID",
+    "CPULAUNCH_LOCAL_RANK",
+    "CPULAUNCH_LOCAL_SIZE",
+    "CPULAUNCH_PRECISION",
+    "CPULAUNCH_RANK",
+    "CPULAUNCH_REPORT_FD",
+    "CPULAUNCH_RESTART_COUNT",
+    "CPULAUNCH_SEATING",
+    "CPULAUNCH_SIZE",
+    "CPULAUNCH_TOKEN",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting's value and where it came from, and the environment it was read in."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+    environ: Mapping[str, str]
+    file: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def said(self, key: str) -> bool:
+        """Whether anybody chose this value."""
+        return self.origins[key] != DEFAULT
+
+    def where(self, key: str) -> str:
+        """``"ccl.worker_count (cpulaunch.yaml:7)"``: how an error names a setting."""
+        return f"{key} ({self.origins[key]})"
+
+
+@dataclass
+class _Layer:
+    """What one source said, of one strength: key → (value, origin)."""
+
+    found: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+    def put(self, setting: Setting, value: Any, origin: str) -> None:
+        before = self.found.get(setting.key)
+        if isinstance(setting.kind, Variables) and before:
+            value, origin = {**before[0], **value}, _joined(before[1], origin)
+        elif isinstance(setting.kind, Words) and before:
+            value, origin = (*before[0], *value), _joined(before[1], origin)
+        self.found[setting.key] = (value, origin)
+
+
+def load(
+    given: Iterable[tuple[str, str, str]] = (),
+    *,
+    file: Path | None = None,
+    text: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The merged settings.
+
+    ``given`` is what the command line said, in order: (key, text, how it was said, such as
+    ``"--nnodes"``).  ``file`` is the YAML file to read; without it, ``$CPULAUNCH_CONFIG``,
+    ``./cpulaunch.yaml`` and ``$XDG_CONFIG_HOME/cpulaunch/config.yaml`` are tried in this order.
+    ``text`` is what ``file`` will say, where it isn't written yet.
+    Raises ConfigError with the place, what is valid and a hint.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    path = file or find_file(environ)
+    from_file = read_yaml(path, text) if path else _Layer()
+    layers = (_from_command_line(given), *_from_environment(environ), from_file)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, setting in SETTINGS.items():
+        values[key], origins[key] = setting.default, DEFAULT
+        for layer in reversed(layers):
+            if (found := _in_layer(layer, setting)) is None:
+                continue
+            if isinstance(setting.kind, Variables):
+                origins[key] = _joined(origins[key], found[1])
+                values[key] = {**values[key], **found[0]}
+            else:
+                values[key], origins[key] = found
+        if setting.built is not None and values[key] not in setting.built:
+            raise ConfigError(
+                f"{origins[key]}: {key}: {values[key]} is not built yet",
+                hint=f"today: {', '.join(map(scalar, setting.built))}",
+            )
+    return Config(values, origins, environ, path, tuple(_unknown_variables(environ)))
+
+
+def read_setting(key: str, text: str, origin: str) -> Any:
+    """The value of the setting ``key`` that ``text`` stands for."""
+    setting = known_setting(key, origin)
+    try:
+        return setting.kind.from_text(text)
+    except ValueError:
+        raise ConfigError(
+            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.describe}", part=text
+        ) from None
+
+
+def known_setting(key: str, origin: str) -> Setting:
+    """The table's row for ``key``."""
+    if key not in SETTINGS:
+        raise ConfigError(
+            f"{origin}: unknown setting {key!r}{did_you_mean(key, SETTINGS)}",
+            part=key,
+            hint="`cpulaunch config show` lists all settings",
+        )
+    return SETTINGS[key]
+
+
+def read_yaml(path: Path, text: str | None = None) -> _Layer:
+    """What the YAML file at ``path`` says (or would, with ``text`` in it), each value with its line."""
+    import yaml  # costs 15 ms, so only where there is a file to read
+
+    shown = _shown(path)
+    try:
+        raw = path.read_bytes() if text is None else text.encode()
+    except OSError as e:
+        raise ConfigError(
+            f"{shown}: cannot be read: {e.strerror}", hint="`cpulaunch config` writes one"
+        ) from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = raw.count(b"\n", 0, e.start) + 1
+        raise ConfigError(
+            f"{shown}:{line}: byte 0x{raw[e.start]:02x} is not UTF-8", hint="save the file as UTF-8"
+        ) from None
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(
+                f"{shown}: is empty", hint="`cpulaunch config` writes one; settings: `cpulaunch config show`"
+            )
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(
+                f"{shown}:{root.start_mark.line + 1}: expected a mapping such as `launcher: local`, "
+                f"not {_noun(root)}"
+            )
+        return _YamlReader(shown, loader).read(root)
+    except yaml.reader.ReaderError as e:
+        line = text.count("\n", 0, e.position) + 1
+        raise ConfigError(
+            f"{shown}:{line}: a character that YAML does not allow: {chr(e.character)!r}"
+        ) from None
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = f"{shown}:{mark.line + 1}" if mark else shown
+        tab = mark is not None and text.split("\n")[mark.line].lstrip(" ").startswith("\t")
+        raise ConfigError(
+            f"{place}: not valid YAML: {e.problem or e.context}",
+            hint="indent with spaces: YAML takes no tabs" if tab else None,
+        ) from None
+
+
+class _YamlReader:
+    """Reads the settings of one YAML file from its nodes, which know their lines."""
+
+    def __init__(self, shown: str, loader: Any) -> None:
+        self.shown, self.loader = shown, loader
+
+    def read(self, root: Any) -> _Layer:
+        layer = _Layer()
+        for name, node, origin in self._entries(root, ""):
+            if name == "cpulaunch":
+                self._check_schema(node, origin)
+            elif name in SETTINGS:
+                self._put(layer, SETTINGS[name], node, origin)
+            elif name in SECTIONS:
+                self._read_section(layer, name, node, origin)
+            else:
+                valid = [
+                    "cpulaunch",
+                    *(s for s in SECTIONS if s),
+                    *(s.key for s in SETTINGS.values() if not s.section),
+                ]
+                self._unknown(name, "", valid, origin)
+        return layer
+
+    def _read_section(self, layer: _Layer, section: str, node: Any, origin: str) -> None:
+        if node.tag == "tag:yaml.org,2002:null":
+            return  # a section whose lines are all commented out
+        if node.id != "mapping":
+            raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {_noun(node)}")
+        valid = {s.name: s for s in SETTINGS.values() if s.section == section}
+        for name, value, where in self._entries(node, section):
+            if name not in valid:
+                self._unknown(name, section, list(valid), where)
+            self._put(layer, valid[name], value, where)
+
+    def _entries(self, node: Any, section: str) -> Iterator[tuple[str, Any, str]]:
+        seen: dict[str, str] = {}
+        for key, value in node.value:
+            origin = f"{self.shown}:{key.start_mark.line + 1}"
+            name = self._plain(key)
+            if not isinstance(name, str):
+                raise ConfigError(f"{origin}: a key must be text, not {name!r}")
+            if name in seen:
+                raise ConfigError(
+                    f"{origin}: {'.'.join(filter(None, (section, name)))!r} stands here twice, "
+                    f"first at {seen[name]}",
+                    part=name,
+                )
+            seen[name] = origin
+            yield name, value, origin
+
+    def _put(self, layer: _Layer, setting: Setting, node: Any, origin: str) -> None:
+        if node.id == "mapping":
+            value: Any = {name: self._plain(entry) for name, entry, _ in self._entries(node, setting.key)}
+        else:
+            value = self._plain(node)
+        try:
+            layer.put(setting, setting.kind.from_yaml(value), origin)
+        except ValueError:
+            shown = "nothing" if value is None else repr(value)
+            raise ConfigError(
+                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.describe}",
+                part=str(value),
+            ) from None
+
+    def _check_schema(self, node: Any, origin: str) -> None:
+        schema = self._plain(node)
+        if type(schema) is int and schema > SCHEMA:
+            raise ConfigError(
+                f"{origin}: written for schema {schema}; this cpulaunch knows schema {SCHEMA}",
+                hint="pip install --upgrade cpulaunch",
+            )
+        if schema != SCHEMA or type(schema) is not int:
+            raise ConfigError(f"{origin}: {schema!r} is not a schema: expected `cpulaunch: {SCHEMA}`")
+
+    def _unknown(self, name: str, section: str, valid: Sequence[str], origin: str) -> None:
+        inside = f" in {section!r}" if section else ""
+        raise ConfigError(
+            f"{origin}: unknown key {name!r}{inside}{did_you_mean(name, valid)}",
+            part=name,
+            hint=f"valid{inside}: {', '.join(valid)}",
+        )
+
+    def _plain(self, node: Any) -> Any:
+        return self.loader.construct_object(node, deep=True)
+
+
+def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:
+    layer = _Layer()
+    for key, text, origin in given:
+        setting = known_setting(key, origin)
+        # A repeated flag adds one argument; only a variable's text is split as a shell would.
+        value = (text,) if isinstance(setting.kind, Words) else read_setting(key, text, origin)
+        layer.put(setting, value, origin)
+    return layer
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
+    ours, fields = _Layer(), _Layer()
+    for setting in SETTINGS.values():
+        for layer, name in ((ours, setting.environment_name), (fields, setting.variable)):
+            # A variable that is set to nothing counts as unset, as it does for most programs.
+            if name and environ.get(name):
+                layer.put(setting, read_setting(setting.key, environ[name], f"${name}"), f"${name}")
+    return ours, fields
+
+
+def _in_layer(layer: _Layer, setting: Setting) -> tuple[Any, str] | None:
+    if setting.key in layer.found:
+        return layer.found[setting.key]
+    variables, origin = layer.found.get("env", ({}, ""))
+    if setting.variable and setting.variable in variables:
+        origin = f"{origin} {setting.variable}"
+        return read_setting(setting.key, variables[setting.variable], origin), origin
+    return None
+
+
+def find_file(environ: Mapping[str, str]) -> Path | None:
+    """The YAML file that is read where none is named, if there is one."""
+    if named := environ.get("CPULAUNCH_CONFIG"):
+        return Path(named)
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    for path in (Path("cpulaunch.yaml"), home / "cpulaunch" / "config.yaml"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    valid = {s.environment_name for s in SETTINGS.values()} | _OUR_OTHER_VARIABLES
+    for name in environ:
+        if name.startswith("CPULAUNCH_") and name not in valid:
+            yield f"${name} is not a setting of cpulaunch{did_you_mean(name, valid)}; it is ignored"
+
+
+def _joined(before: str, origin: str) -> str:
+    if before in (DEFAULT, origin):
+        return origin
+    return f"{before}, {origin}"
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _noun(node: Any) -> str:
+    return "a list" if node.id == "sequence" else repr(node.value)

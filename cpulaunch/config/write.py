@@ -1,0 +1,69 @@
+"""Settings as the text of a commented YAML file."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
+
+WIDTH = 80
+
+HEADING = f"""\
+# Settings of cpulaunch.  Command line and environment win over this file.
+# Lines such as `# name: value` are defaults; `cpulaunch run --help` says more.
+cpulaunch: {SCHEMA}
+"""
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./+-]*")
+# What YAML 1.1 reads as something else than text.
+_RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+# What YAML allows only as an escape.
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+def yaml_text(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
+    """A YAML file that says ``values`` (by key), each with its meaning, and shows all defaults as comments.
+
+    ``heading`` are lines of comment to begin with.  Reading the text back gives the same values.
+    """
+    parts = ["".join(f"# {line}".rstrip() + "\n" for line in heading) + HEADING]
+    for section, rows in groupby(SETTINGS.values(), key=lambda setting: setting.section):
+        parts.append(_section(section, list(rows), values))
+    return "\n".join(parts)
+
+
+def scalar(value: Any) -> str:
+    """A setting's value in YAML, on one line."""
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
+        return value if plain else _quoted(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(scalar, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(k)}: {scalar(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def _section(section: str, rows: Sequence[Setting], values: Mapping[str, Any]) -> str:
+    indent = "  " if section else ""
+    lines = [f"# {SECTIONS[section]}", f"{section}:"] if section else []
+    for setting in rows:
+        if setting.key in values:
+            lines += textwrap.wrap(setting.help, WIDTH, initial_indent=f"{indent}# ",
+                                   subsequent_indent=f"{indent}# ")  # fmt: skip
+            lines.append(f"{indent}{setting.name}: {scalar(values[setting.key])}")
+    for setting in rows:
+        if setting.key not in values:
+            # An empty text can't be said; what could stand there is of more use.
+            shown = setting.kind.metavar if setting.default == "" else scalar(setting.default)
+            lines.append(f"{indent}# {setting.name}: {shown}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,60 @@
+"""What can go wrong, as one tree.
+
+::
+
+    CpulaunchError            exit code
+    ├── UsageError            2   a command line that cannot be carried out
+    ├── ConfigError           2   a file or value that does not fit, with its place
+    ├── PlanError             2   a request that the described machines cannot fulfil
+    └── HostError             3   a host, program or port that is not ready
+
+Every error says what was wrong and where (``str(error)``), and what to do next (``error.hint``).
+A traceback is for bugs of ours only: the command line prints these errors without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class CpulaunchError(Exception):
+    """Base of all errors that are not bugs of ours."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CpulaunchError):
+    """A command line that cannot be carried out."""
+
+
+class ConfigError(CpulaunchError):
+    """A configuration file, hostfile, variable or flag whose content does not fit.
+
+    ``part`` is the piece of text at fault.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, part: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.part = part
+
+
+class PlanError(CpulaunchError):
+    """A request that the described machines cannot fulfil, such as more ranks than cores."""
+
+
+class HostError(CpulaunchError):
+    """A host, program or port that is not ready."""
+
+    exit_code = 3
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
+    import difflib  # only errors need it, and the keeper wants to start quickly
+
+    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

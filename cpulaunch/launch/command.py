@@ -1,0 +1,53 @@
+"""What a starter is told: the last pure value before anything runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PORT_UNWATCHED = 29500
+"""MASTER_PORT where no launcher is there to find a free one."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start.
+
+    ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment.
+    ``files`` (name → text) are written into the job's directory, which is where the command is run.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    host: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "argv": list(self.argv), "env": dict(self.env), "files": dict(self.files)}
+
+
+def shell(commands: Sequence[Command], master_port: int | None) -> str:
+    """Lines to paste into a terminal: the same job, unwatched, on a fixed port."""
+    port = PORT_UNWATCHED if master_port is None else master_port
+    lines = ["(", "set -e", f"export MASTER_PORT={port}"]
+    shared = dict(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands)))
+    files = {name: text for command in commands for name, text in command.files.items()}
+    if files:
+        lines += ["directory=$(mktemp -d)", "trap 'rm -r \"$directory\"' EXIT", 'cd "$directory"']
+    for name, text in files.items():
+        lines += [f"cat > {shlex.quote(name)} <<'END OF FILE'", text.rstrip("\n"), "END OF FILE"]
+    lines += [f"export {name}={shlex.quote(shared[name])}" for name in sorted(shared)]
+    background = " &" if len(commands) > 1 else ""
+    for command in commands:
+        own = [f"{k}={shlex.quote(v)}" for k, v in sorted(command.env.items()) if shared.get(k) != v]
+        lines.append(
+            " ".join(["env", *own, shlex.join(command.argv)] if own else [shlex.join(command.argv)])
+            + background
+        )
+    if background:
+        # The exit code of a rank that failed, if one did.
+        lines.append("code=0; for job in $(jobs -p); do wait $job || code=$?; done; exit $code")
+    lines.append(")")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,40 @@
+"""Commands → outcome: start a job, watch it to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cpulaunch.launch.command import Command
+from cpulaunch.launch.job import Job
+from cpulaunch.launch.outcome import Outcome
+from cpulaunch.launch.output import Output
+from cpulaunch.launch.start import listen, start
+from cpulaunch.launch.sweep import sweep
+from cpulaunch.plan.plan import Plan
+
+
+def execute(
+    plan: Plan,
+    commands: Sequence[Command],
+    job: Job,
+    directory: Path,
+    output: Output,
+    tell: Callable[[str], None],
+) -> Outcome:
+    """Run ``commands`` in ``directory`` and watch the ranks of ``plan`` until all have ended.
+
+    ``tell`` gets lines for the user.  Returns when no process of the job is left on this host.
+    """
+    listener, address = listen(plan)
+    try:
+        starters = start(commands, job.variables(address), directory)
+        # Loading asyncio takes 20 ms, which mpiexec needs anyway until it has started its first rank.
+        import asyncio
+
+        from cpulaunch.launch.watch import Watch
+
+        return asyncio.run(Watch(plan, job, starters, output, tell).run(listener))
+    except BaseException:
+        sweep(job.id)
+        raise

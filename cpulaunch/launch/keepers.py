@@ -1,0 +1,62 @@
+"""What every starter starts for every rank, the same everywhere: the keeper with the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cpulaunch
+from cpulaunch.errors import PlanError
+from cpulaunch.plan.plan import HostPlan, Plan
+from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, guard
+
+KEEPER = str(Path(cpulaunch.__file__).parent / "rank" / "keeper.py")
+"""The keeper's file: where cpulaunch is installed here, it is installed on the other hosts."""
+
+SSH = str(Path(cpulaunch.__file__).parent / "launch" / "ssh.sh")
+"""The ssh for mpiexec; it is also what preflight uses, so what works there works here."""
+
+BEATS_PER_TIMEOUT = 3
+
+_MAX_VARIABLE = 128 * 1024
+"""Bytes that Linux lets one variable have (MAX_ARG_STRLEN of execve(2))."""
+
+
+def keeper_argv(plan: Plan) -> list[str]:
+    """The keeper's command line.  ``-I -S`` keep the user's modules, variables and .pth files out."""
+    return [plan.program.interpreter, "-I", "-S", KEEPER, "--", *guard(plan.program.argv)]
+
+
+def seating_variable(plan: Plan) -> dict[str, str]:
+    """The variable that tells the keepers the plan.  Hosts that are laid out alike share an entry."""
+    numbers: dict[object, int] = {}
+    layouts: list[Layout] = []
+    hosts = []
+    for host in plan.hosts:
+        number = numbers.setdefault(_alike(host), len(layouts))
+        if number == len(layouts):
+            places = [Place(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.env) for r in host.ranks]
+            layouts.append(Layout(host.assumed, host.env, places))
+        hosts.append((host.host, number))
+    text = Seating(
+        starter=plan.starter,
+        python=plan.program.python,
+        directory=plan.program.directory,
+        hosts=hosts,
+        layouts=layouts,
+        binding=plan.binding,
+        env={name: plan.env[name] for name in plan.private},
+        heartbeat_period=plan.setting("watch.heartbeat_timeout") / BEATS_PER_TIMEOUT,
+        grace_period=plan.setting("watch.grace_period"),
+        lenient=plan.setting("cpu.lenient"),
+    ).to_text()
+    if len(VARIABLE) + len(text) + 2 > _MAX_VARIABLE:
+        raise PlanError(
+            f"the plan of {len(plan.hosts)} hosts takes {len(text)} bytes; a variable holds {_MAX_VARIABLE}",
+            hint="shorter host names, or fewer values in env:, make it smaller",
+        )
+    return {VARIABLE: text}
+
+
+def _alike(host: HostPlan) -> object:
+    ranks = tuple((r.cores, r.comm_cores, r.numa_nodes, r.threads, tuple(r.env.items())) for r in host.ranks)
+    return host.assumed, tuple(host.env.items()), ranks

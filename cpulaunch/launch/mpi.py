@@ -1,0 +1,123 @@
+"""Starters ``intel``, ``mpich`` and ``openmpi``: one row of words for each MPI's mpiexec.
+
+What a plan sets is in the command in plain sight, as an expert would write it; what the user set
+travels by environment only, as argument lists show in every ``ps``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cpulaunch.launch.command import Command
+from cpulaunch.launch.keepers import SSH, keeper_argv, seating_variable
+from cpulaunch.plan.plan import Plan
+
+HOSTFILE = "hostfile"
+
+# What execute adds to the environment at each start, for those MPIs that must be told the names.
+JOB_VARIABLES = (
+    "CPULAUNCH_CONTROL",
+    "CPULAUNCH_JOB_ID",
+    "CPULAUNCH_RESTART_COUNT",
+    "CPULAUNCH_TOKEN",
+    "MASTER_PORT",
+)
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """How one MPI's mpiexec says things.  ``{…}`` stand for values.
+
+    ``equal`` says ranks per host where all hosts have as many; else the hostfile's counts do.
+    ``forward`` hands on a variable by name, for an MPI that hands on nothing by itself.
+    ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
+    not those of a Slurm allocation around us.  ``ssh`` is the variable for the program to reach hosts
+    with, ``interface`` the one for its own network, with its value.
+    """
+
+    fixed: tuple[str, ...]
+    hostfile: tuple[str, ...]
+    host_line: str
+    equal: tuple[str, ...]
+    directory: tuple[str, ...]
+    set: tuple[str, ...]
+    ssh: str
+    interface: tuple[str, str]
+    forward: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    always_hostfile: bool = False
+
+
+FLAVOURS = {
+    "intel": Flavour(
+        fixed=(),
+        hostfile=("-f", HOSTFILE),
+        host_line="{host}:{slots}",
+        equal=("-ppn", "{slots}"),
+        directory=("-wdir", "{path}"),
+        set=("-genv", "{name}", "{value}"),
+        ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
+        interface=("I_MPI_HYDRA_IFACE", "{name}"),
+        env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
+    ),
+    "mpich": Flavour(
+        fixed=(),
+        hostfile=("-f", HOSTFILE),
+        host_line="{host}:{slots}",
+        equal=("-ppn", "{slots}"),
+        directory=("-wdir", "{path}"),
+        set=("-genv", "{name}", "{value}"),
+        ssh="HYDRA_LAUNCHER_EXEC",
+        interface=("HYDRA_IFACE", "{name}"),
+        env={"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"},
+    ),
+    "openmpi": Flavour(
+        fixed=("--allow-run-as-root", "--bind-to", "none"),
+        hostfile=("--hostfile", HOSTFILE),
+        host_line="{host} slots={slots}",
+        equal=("--map-by", "ppr:{slots}:node"),
+        directory=("--wdir", "{path}"),
+        set=("-x", "{name}={value}"),
+        ssh="PRTE_MCA_plm_ssh_agent",
+        # Named by its network, as its name may be another on the next host.
+        interface=("PRTE_MCA_prte_if_include", "{network}"),
+        forward=("-x", "{name}"),
+        # Without one, it takes this machine's cores for slots, and refuses more ranks.
+        always_hostfile=True,
+    ),
+}
+
+
+def commands(plan: Plan) -> tuple[Command, ...]:
+    """The one mpiexec command of a plan."""
+    words = FLAVOURS[plan.starter]
+    counts = [len(host.ranks) for host in plan.hosts]
+    argv = [plan.mpiexec, *words.fixed]
+    files = {}
+    if words.always_hostfile or not plan.here_alone:
+        lines = (words.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
+        files[HOSTFILE] = "".join(line + "\n" for line in lines)
+        argv += words.hostfile
+    argv += ["-n", str(plan.world_size)]
+    if len(set(counts)) == 1:
+        argv += [word.format(slots=counts[0]) for word in words.equal]
+    argv += [word.format(path=plan.program.directory) for word in words.directory]
+    for name, value in plan.env.items():
+        if name not in plan.private:
+            argv += [word.format(name=name, value=value) for word in words.set]
+    if words.forward:
+        for name in (*JOB_VARIABLES, *seating_variable(plan), *words.env, *plan.forward):
+            argv += [word.format(name=name) for word in words.forward]
+    argv += [*plan.mpi_args, *keeper_argv(plan)]
+    return (Command(tuple(argv), {**words.env, **_reaching(plan, words), **seating_variable(plan)}, files),)
+
+
+def _reaching(plan: Plan, words: Flavour) -> dict[str, str]:
+    """How mpiexec reaches the hosts: as the user has said, else by our ssh and the interface found."""
+    if plan.here_alone:
+        return {}
+    env = {words.ssh: SSH}
+    if plan.way_out:
+        name, value = words.interface
+        env[name] = value.format(name=plan.way_out.name, network=plan.way_out.network)
+    return {name: value for name, value in env.items() if name not in plan.said_to_mpi}

@@ -1,0 +1,64 @@
+"""How a job ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA = 1
+OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
+NODE_LOST, STALLED, INTERRUPTED, START_FAILED = "node_lost", "stalled", "interrupted", "start_failed"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first.
+
+    ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
+    was), or why a rank couldn't be started.  ``rank`` and ``host`` are None where none is to blame.
+    """
+
+    rank: int | None = None
+    host: str | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """One rank's end, in words."""
+
+    rank: int
+    host: str
+    pid: int | None
+    cores: str | None
+    status: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job's end, as in ``outcome.json``."""
+
+    exit_code: int
+    kind: str
+    seconds: float
+    first_failure: Failure | None
+    ranks: tuple[RankOutcome, ...]
+    restarts: int = 0
+
+    def to_text(self) -> str:
+        document: dict[str, Any] = {"schema": SCHEMA, **asdict(self), "seconds": round(self.seconds, 3)}
+        return json.dumps(document, indent=1) + "\n"
+
+
+def signal_name(number: int) -> str:
+    """``"SIGKILL"`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

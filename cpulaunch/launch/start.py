@@ -1,0 +1,90 @@
+"""Start a job's commands; quick, as everything waits for mpiexec."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cpulaunch.errors import HostError
+from cpulaunch.launch.command import Command
+from cpulaunch.plan.plan import Plan
+
+
+def listen(plan: Plan) -> tuple[socket.socket, str]:
+    """A listening socket on a free port of the interface that the plan's hosts reach, and its address."""
+    host = _own_address(plan)
+    listener = socket.create_server(
+        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=4096
+    )
+    port = listener.getsockname()[1]
+    return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def start(
+    commands: Sequence[Command], variables: Mapping[str, str], directory: Path
+) -> list[subprocess.Popen[bytes]]:
+    """Start ``commands`` in ``directory``, each in a session of its own, with ``variables`` on top of ours.
+
+    HostError where one can't be run; those that were started have been killed then.
+    """
+    _allow_files(2 * len(commands) + 1024)
+    starters: list[subprocess.Popen[bytes]] = []
+    for number, command in enumerate(commands):
+        for name, text in command.files.items():
+            (directory / name).write_text(text)
+        try:
+            starter = subprocess.Popen(
+                command.argv,
+                env={**os.environ, **variables, **command.env},
+                cwd=directory,
+                stdin=None if number == 0 and _stdin_can_be_shared() else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as e:
+            for other in starters:
+                other.kill()
+                other.wait()
+            raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
+        starters.append(starter)
+    return starters
+
+
+def _own_address(plan: Plan) -> str:
+    """The address at which the plan's hosts reach us: that of the interface that routes to them."""
+    remote = next((host.host for host in plan.hosts if host.host != "localhost"), None)
+    if plan.here_alone or remote is None:
+        return "127.0.0.1"
+    if plan.way_out:
+        return plan.way_out.address
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(remote, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as s:
+            s.connect(address)  # sends nothing
+            own: str = s.getsockname()[0]
+            return own
+    except OSError as e:
+        raise HostError(f"host {remote}: {e.strerror or e}", hint="check the name, and /etc/hosts") from None
+
+
+def _stdin_can_be_shared() -> bool:
+    """A file or a pipe goes to rank 0.  A terminal can't: its ranks are no foreground job of it."""
+    try:
+        return stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode)
+    except OSError:
+        return False
+
+
+def _allow_files(count: int) -> None:
+    """A connection and a log for each rank may take more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -1,0 +1,406 @@
+"""Which cores each rank of a host gets: one pure function, ``bind``.
+
+The planner calls it for every host that was looked at; the keeper calls it with its own host's topology
+where the plan only assumed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
+
+from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.cluster.topology import Core, Topology
+from cpulaunch.errors import PlanError
+
+SMALL_RANK = 4
+"""With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
+
+
+@dataclass(frozen=True)
+class BindingRequest:
+    """What is asked of the placement on one host; the defaults are those of the command line.
+
+    ``ranks``: local ranks; None means one per NUMA node that has usable cores.
+    ``cores_per_rank``: physical cores, comm cores included; ``max`` also shares out what is left over.
+    ``cores``, ``numa_nodes``: use only these CPUs, only these nodes.
+    ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
+    ``logical_cores``: a core's hyperthread siblings come along.  ``e_cores``: E-cores are used like others.
+    ``strategy``: where not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs.
+    ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on hyperthread
+    siblings.  ``dedicate_workers``: False where the backend isn't ccl: no comm cores at all.
+    ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank.
+    """
+
+    ranks: int | None = None
+    cores_per_rank: int | Literal["auto", "max"] = "auto"
+    cores: CoreSet | None = None
+    numa_nodes: CoreSet | None = None
+    bind_numa: bool = False
+    logical_cores: bool = False
+    e_cores: bool = False
+    strategy: Literal["scatter", "close"] = "scatter"
+    worker_count: int | Literal["auto"] = "auto"
+    ccl_logical_cores: bool = False
+    dedicate_workers: bool = True
+    oversubscribe: bool = False
+    threads: int | Literal["auto"] = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, without what is at its default."""
+        data = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {key: str(value) if isinstance(value, CoreSet) else value for key, value in data.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> BindingRequest:
+        """What `to_json` gave."""
+        lists = {key: CoreSet.parse(data[key]) for key in ("cores", "numa_nodes") if key in data}
+        return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a local rank sits: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
+
+    ``threads`` is the number of physical compute cores, unless a CPU quota or the user says otherwise.
+    """
+
+    local_rank: int
+    cores: CoreSet
+    comm_cores: CoreSet
+    numa_nodes: CoreSet
+    threads: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The seats of one host.
+
+    ``idle``: CPUs of usable physical cores on which no rank sits.  ``worker_count``: what
+    ``CCL_WORKER_COUNT`` should say, 0 where the backend isn't ccl; where the seats have no comm cores,
+    workers should be off (``CCL_WORKER_OFFLOAD=0``).
+    """
+
+    seats: tuple[Seat, ...]
+    idle: CoreSet
+    worker_count: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether some CPU serves two ranks, or both a rank's computation and its workers."""
+        given = CoreSet()
+        for seat in self.seats:
+            if seat.cores & seat.comm_cores or given & (seat.cores | seat.comm_cores):
+                return True
+            given = given | seat.cores | seat.comm_cores
+        return False
+
+    @property
+    def worker_affinity(self) -> tuple[int, ...]:
+        """``CCL_WORKER_AFFINITY``: ``worker_count`` CPUs for each local rank in turn, or nothing.
+
+        Where an oversubscribed rank has fewer comm cores than workers, they repeat.
+        """
+        affinity: list[int] = []
+        for seat in self.seats:
+            comm = list(seat.comm_cores)
+            affinity += [comm[i % len(comm)] for i in range(self.worker_count)] if comm else []
+        return tuple(affinity)
+
+
+def bind(topology: Topology, request: BindingRequest) -> Binding:
+    """Seats for the local ranks of a host; raises `PlanError` for what the host cannot fulfil.
+
+    The usable physical cores are taken in the order of NUMA nodes and CPU numbers, and every rank gets
+    equally many:
+
+    1. *Size.*  C cores for R ranks are C // R each (or what was asked for).  Within nodes only
+       (``bind_numa``) it is the largest size of which all nodes together hold R ranks.
+    2. *Within nodes.*  A node of c cores holds c // size ranks.  If all nodes together hold R, no rank
+       spans nodes.  ``scatter`` seats each rank on the node, then the socket, that has fewest so far;
+       ``close`` fills node after node.  Ranks are numbered in the order of nodes.
+    3. *Across nodes.*  Else ranks sit one after another in one walk over all cores.  C - R * size of them
+       are left idle in any case: where a node ends, if that keeps a rank from spanning two, else at the
+       very end.  Of all such walks it is one in which fewest ranks span nodes.
+    4. *Max.*  What is left over goes to the ranks of its node.  Where it has none, or ranks span anyway,
+       all cores are cut anew into parts that differ by at most one core.
+    5. *Oversubscribed*, where there are too few cores: ranks are spread over the nodes by their numbers of
+       cores, and each node deals its cores out in turn, again and again.
+    """
+    _check_numbers(request)
+    notes = list(topology.notes)
+    nodes = _usable_cores(topology, request, notes)
+    shares = _shares(nodes, request.ranks or len(nodes), request)
+    workers = _dedicated_workers(shares, topology.quota, request)
+    seats = _seats(shares, workers, topology.quota, request, notes)
+    spanning = _spanning_note(seats)
+    if spanning:
+        notes.append(spanning)
+    used = {core for share in shares for core in share}
+    spare = [core for node in nodes for core in node if core not in used]
+    idle = CoreSet(cpu for core in spare for cpu in _brought(core, request))
+    if idle:
+        notes.append(_idle_note(spare, idle, request))
+    return Binding(seats, idle, max(1, workers) if request.dedicate_workers else 0, tuple(notes))
+
+
+def _check_numbers(request: BindingRequest) -> None:
+    for what, value, least in (
+        ("ranks", request.ranks, 1),
+        ("cores per rank", request.cores_per_rank, 1),
+        ("oneCCL workers", request.worker_count, 0),
+        ("threads", request.threads, 1),
+    ):
+        if isinstance(value, int) and value < least:
+            raise PlanError(f"{value} {what} asked for, and {least} is the least there can be")
+
+
+# --- which cores may be used ---
+
+
+def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str]) -> list[list[Core]]:
+    """The physical cores of each NUMA node that has any, after all restrictions."""
+    if request.cores is not None:
+        outside = request.cores - topology.allowed
+        if outside:
+            raise PlanError(
+                f"cores {request.cores}: not online and allowed on this host are {outside}",
+                hint=f"Those that are: {topology.allowed or 'none'}.",
+            )
+        topology = topology.restricted(request.cores)
+    if request.numa_nodes is not None:
+        missing = request.numa_nodes - topology.nodes
+        if missing:
+            what = "memory but no cores" if missing <= topology.memory_only_nodes else "no usable cores"
+            raise PlanError(
+                f"NUMA nodes {request.numa_nodes}: {what} in {missing}",
+                hint=f"Nodes with usable cores: {topology.nodes or 'none'}.",
+            )
+    cores = [c for c in topology.cores if request.numa_nodes is None or c.node in request.numa_nodes]
+    efficient = [core for core in cores if core.efficient]
+    if efficient and not request.e_cores and len(efficient) < len(cores):
+        cores = [core for core in cores if not core.efficient]
+        cpus = CoreSet(cpu for core in efficient for cpu in core.cpus)
+        notes.append(f"{_count(len(efficient), 'E-core')} ({cpus}) not used; --use-e-cores uses them")
+    if not cores:
+        raise PlanError("no cores to use on this host", hint="Look at --cores, --numa-nodes, and the cpuset.")
+    nodes: dict[int, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(core.node, []).append(core)
+    return list(nodes.values())
+
+
+# --- sharing them out ---
+
+
+def _shares(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> list[list[Core]]:
+    """The physical cores of each rank; see `bind` for the rule."""
+    cores = [core for node in nodes for core in node]
+    to_the_last = request.cores_per_rank == "max"
+    size = _size(nodes, ranks, request)
+    if size and _room(nodes, size) >= ranks:
+        counts = _ranks_per_node(nodes, ranks, size, request.strategy)
+        if not to_the_last:
+            return [node[i * size :][:size] for node, n in zip(nodes, counts, strict=True) for i in range(n)]
+        if request.bind_numa or all(counts):
+            return [part for node, n in zip(nodes, counts, strict=True) for part in _cut(node, n)]
+        return _cut(cores, ranks)
+    if size and ranks * size <= len(cores) and not request.bind_numa:
+        return _cut(cores, ranks) if to_the_last else _walk(nodes, ranks, size)
+    if not request.oversubscribe:
+        raise _too_few(nodes, ranks, request)
+    size = max(1, size)
+    wide_enough = [node for node in nodes if len(node) >= size]
+    if not wide_enough and not request.bind_numa and len(cores) >= size:
+        wide_enough = [cores]
+    if not wide_enough:
+        raise _too_few(nodes, ranks, request)
+    return _shared(wide_enough, ranks, size)
+
+
+def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
+    """Physical cores per rank; 0 where there are fewer cores than ranks."""
+    if isinstance(request.cores_per_rank, int):
+        return request.cores_per_rank
+    even = sum(len(node) for node in nodes) // ranks
+    if not request.bind_numa:
+        return even
+    return next((size for size in range(even, 0, -1) if _room(nodes, size) >= ranks), 0)
+
+
+def _room(nodes: list[list[Core]], size: int) -> int:
+    """How many ranks of that size fit without spanning nodes."""
+    return sum(len(node) // size for node in nodes)
+
+
+def _ranks_per_node(nodes: list[list[Core]], ranks: int, size: int, strategy: str) -> list[int]:
+    counts = [0] * len(nodes)
+    on_socket = dict.fromkeys((node[0].socket for node in nodes), 0)
+    for _ in range(ranks):
+        free = [i for i, node in enumerate(nodes) if len(node) >= (counts[i] + 1) * size]
+        if strategy == "close":
+            chosen = free[0]
+        else:
+            chosen = min(free, key=lambda i: (counts[i], on_socket[nodes[i][0].socket]))
+        counts[chosen] += 1
+        on_socket[nodes[chosen][0].socket] += 1
+    return counts
+
+
+def _walk(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
+    """Ranks of one size, one after another, of which as few as can be span nodes."""
+    cores = [core for node in nodes for core in node]
+    left_in_node = [left for node in nodes for left in range(len(node), 0, -1)]
+
+    @cache
+    def best(start: int, spare: int) -> tuple[int, tuple[int, ...]]:
+        """How many ranks span, and at which core each begins, for those from ``start`` on."""
+        to_go = (len(cores) - start - spare) // size
+        if to_go == 0:
+            return 0, ()
+        whole, rest = divmod(left_in_node[start], size)
+        within = tuple(range(start, start + min(whole, to_go) * size, size))
+        if len(within) == to_go:
+            return 0, within
+        end = start + whole * size
+        ways = []
+        if rest:
+            spans, begins = best(end + size, spare)
+            ways.append((spans + 1, (end, *begins)))
+        if rest <= spare:
+            ways.append(best(end + rest, spare - rest))
+        spans, begins = min(ways)
+        return spans, within + begins
+
+    _, begins = best(0, len(cores) - ranks * size)
+    return [cores[begin : begin + size] for begin in begins]
+
+
+def _shared(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
+    """Ranks that share cores: each node takes its part of them, and deals its cores out in turn."""
+    counts = [0] * len(nodes)
+    for _ in range(ranks):
+        counts[min(range(len(nodes)), key=lambda i: (counts[i] + 1) / len(nodes[i]))] += 1
+    return [
+        [node[(rank * size + i) % len(node)] for i in range(size)]
+        for node, count in zip(nodes, counts, strict=True)
+        for rank in range(count)
+    ]
+
+
+def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
+    """Consecutive parts whose lengths differ by at most one, the longer ones first."""
+    size, longer = divmod(len(cores), parts) if parts else (0, 0)
+    starts = [i * size + min(i, longer) for i in range(parts + 1)]
+    return [list(cores[a:b]) for a, b in pairwise(starts)]
+
+
+# --- oneCCL's workers, threads ---
+
+
+def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: BindingRequest) -> int:
+    """How many of a rank's cores go to oneCCL's workers (or lend them a sibling)."""
+    if not request.dedicate_workers:
+        return 0
+    if request.worker_count == "auto":
+        smallest = min(len(share) for share in shares)
+        return int(min(smallest, _quota_each(quota, shares)) >= SMALL_RANK)
+    return request.worker_count
+
+
+def _seats(
+    shares: list[list[Core]], workers: int, quota: float | None, request: BindingRequest, notes: list[str]
+) -> tuple[Seat, ...]:
+    on_siblings = bool(workers) and request.ccl_logical_cores
+    if on_siblings and not all(_siblings(share, workers) for share in shares):
+        on_siblings = False
+        notes.append("oneCCL's workers get physical cores: not every rank has hyperthread siblings for them")
+    smallest = min(len(share) for share in shares)
+    if workers >= smallest and not on_siblings and not request.oversubscribe:
+        raise PlanError(
+            f"no compute core left: a rank has {_count(smallest, 'physical core')}, "
+            f"and its oneCCL workers take {workers}",
+            hint="Ask for fewer workers (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
+        )
+    seats = []
+    for local_rank, share in enumerate(shares):
+        if on_siblings:
+            comm, compute = _siblings(share, workers), share
+        else:
+            comm = CoreSet(core.cpus[0] for core in share[:workers])
+            compute = share[workers:] or share
+        threads = len(compute)
+        nodes = CoreSet(core.node for core in share)
+        cpus = CoreSet(cpu for core in compute for cpu in _brought(core, request))
+        seats.append(Seat(local_rank, cpus - comm if on_siblings else cpus, comm, nodes, threads))
+    return _with_threads(seats, workers, _quota_each(quota, shares), request, notes)
+
+
+def _siblings(share: list[Core], workers: int) -> CoreSet:
+    """One hyperthread sibling of each of the first ``workers`` cores; empty where some have none."""
+    first = share[:workers]
+    enough = len(first) == workers and all(len(core.cpus) > 1 for core in first)
+    return CoreSet(core.cpus[1] for core in first) if enough else CoreSet()
+
+
+def _with_threads(
+    seats: list[Seat], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
+) -> tuple[Seat, ...]:
+    """The same seats with the user's number of threads, or as many as the quota has time for."""
+    if request.threads != "auto":
+        return tuple(replace(seat, threads=request.threads) for seat in seats)
+    most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(s.threads for s in seats)
+    if any(seat.threads > most for seat in seats):
+        notes.append(
+            f"a CPU quota of {quota_each * len(seats):g} CPUs for {_count(len(seats), 'rank')}: "
+            f"{_count(most, 'thread')} each"
+        )
+    return tuple(replace(seat, threads=min(seat.threads, most)) for seat in seats)
+
+
+def _quota_each(quota: float | None, shares: list[list[Core]]) -> float:
+    return float("inf") if quota is None else quota / len(shares)
+
+
+def _brought(core: Core, request: BindingRequest) -> tuple[int, ...]:
+    """The CPUs of a core that a rank gets with it."""
+    return core.cpus if request.logical_cores else core.cpus[:1]
+
+
+# --- words ---
+
+
+def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> PlanError:
+    total = sum(len(node) for node in nodes)
+    have = f"{_count(total, 'usable physical core')}"
+    if len(nodes) > 1:
+        have += f" ({' + '.join(str(len(node)) for node in nodes)} in {len(nodes)} NUMA nodes)"
+    size = request.cores_per_rank
+    want = _count(ranks, "rank")
+    if isinstance(size, int):
+        want += f" of {_count(size, 'core')}"
+    if request.bind_numa:
+        want += ", each within a NUMA node,"
+    sharing = "" if request.oversubscribe else ", or let ranks share cores (--oversubscribe)"
+    return PlanError(f"{want} on {have}", hint=f"Ask for fewer ranks (-ppn) or fewer cores each{sharing}.")
+
+
+def _spanning_note(seats: Sequence[Seat]) -> str:
+    spanning = [seat for seat in seats if len(seat.numa_nodes) > 1]
+    if len(spanning) == 1:
+        return f"rank {spanning[0].local_rank} spans NUMA nodes {spanning[0].numa_nodes}"
+    return f"ranks {CoreSet(s.local_rank for s in spanning)} span NUMA nodes" if spanning else ""
+
+
+def _idle_note(spare: list[Core], idle: CoreSet, request: BindingRequest) -> str:
+    shares_out = request.cores_per_rank == "auto" and not request.bind_numa and not request.oversubscribe
+    remedy = "; --cores-per-rank max uses them" if shares_out else ""
+    return f"{_count(len(spare), 'core')} idle ({idle}){remedy}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""The defaults of oneCCL, libfabric and gloo, as one pure function of what is known about a rank.
+
+The plan shows them; the ccl process group applies those that are still unset, so that a script under
+torchrun gets the same.  A variable that the user has set always wins.  Not here: ``CCL_WORKER_AFFINITY``,
+which is the planner's (one flat list for all ranks of a host), and the paths of libraries and providers,
+which each process finds on its own host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpulaunch.errors import PlanError
+
+BACKENDS = ("ccl", "gloo", "mpi")
+TRANSPORTS = ("ofi", "mpi")
+MPI_STARTERS = ("intel", "mpich", "openmpi")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known about a rank when its communication is set up."""
+
+    backend: str  # one of BACKENDS
+    starter: str  # "local", "torchrun", or one of MPI_STARTERS
+    hosts: int
+    local_ranks: int  # ranks on this host
+    cores: int  # physical cores on which the rank computes
+    comm_cores: int = 0  # physical cores set aside for oneCCL's workers (0: none)
+    worker_count: int = 1  # oneCCL's worker threads
+    oversubscribed: bool = False  # more ranks than cores
+    transport: str = "ofi"  # one of TRANSPORTS
+    provider: str | None = None  # libfabric's; None: ours to choose
+    interface: str | None = None  # network interface that routes to the master, where known
+
+
+def communication_defaults(situation: Situation) -> dict[str, str]:
+    """Environment variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
+
+    Raises PlanError for a backend or transport that does not exist.
+    """
+    if situation.backend not in BACKENDS:
+        raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
+    if situation.transport not in TRANSPORTS:
+        raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
+    interface = situation.interface or ("lo" if situation.hosts == 1 else None)
+    # torch's gloo is also what a ccl group falls back on for what oneCCL lacks on the host, so its
+    # interface is named whichever the backend is.
+    variables = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    if situation.backend == "ccl":
+        variables |= _oneccl(situation)
+    if situation.backend == "ccl" and situation.transport == "ofi":
+        variables |= _libfabric(situation, interface)
+    if situation.oversubscribed and _uses_intel_mpi(situation):
+        variables["I_MPI_THREAD_YIELD"] = "3"
+    return variables
+
+
+def _oneccl(situation: Situation) -> dict[str, str]:
+    offload = situation.comm_cores > 0
+    variables = {
+        "CCL_ATL_TRANSPORT": situation.transport,
+        "CCL_WORKER_COUNT": str(situation.worker_count),
+        # A worker thread that polls on the rank's only cores steals from its computation: a 4 KB
+        # allreduce then takes 9 ms instead of 13 us.  Without cores of its own, the caller progresses.
+        "CCL_WORKER_OFFLOAD": "1" if offload else "0",
+        # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which every starter of
+        # ours and torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
+        "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
+        # Its warnings (topology, missing GPU drivers, affinity) are about things nobody asked for.
+        "CCL_LOG_LEVEL": "error",
+    }
+    if situation.transport == "ofi":
+        variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
+    if situation.oversubscribed:
+        variables["CCL_YIELD"] = "sched_yield"
+    return variables
+
+
+def _libfabric(situation: Situation, interface: str | None) -> dict[str, str]:
+    provider = situation.provider or "tcp"
+    variables = {"FI_PROVIDER": provider}
+    if interface:
+        # Without it, oneCCL and libfabric take the first interface that is not loopback, and wait
+        # forever when that is the wrong one (uxlfoundation/oneCCL#209).
+        variables["CCL_KVS_IFACE"] = interface
+        if provider == "tcp":
+            variables["FI_TCP_IFACE"] = interface
+        elif provider == "verbs":
+            variables["FI_VERBS_IFACE"] = interface
+    return variables
+
+
+def _uses_intel_mpi(situation: Situation) -> bool:
+    return situation.starter == "intel" and (situation.backend == "mpi" or situation.transport == "mpi")

@@ -1,0 +1,103 @@
+"""Runs the user's Python program as ``python`` itself would, and tells the keeper why it failed.
+
+Started by the keeper as ``python …/bootstrap.py train.py ARGS`` or ``… -m module ARGS``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+REPORT_FD = "CPULAUNCH_REPORT_FD"  # as in cpulaunch.channel, which would cost an import
+
+
+def main() -> None:
+    report_fd = int(os.environ.pop(REPORT_FD, "-1"))
+    if report_fd >= 0:
+        os.set_inheritable(report_fd, False)
+    faulthandler.enable()
+    # Python buffers a pipe by blocks; the user wants to see each line when it is printed.
+    if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.excepthook = _hide_our_frames
+    own_process = os.getpid()
+    try:
+        _run(sys.argv[1:])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
+            _report(report_fd, error)
+        raise
+
+
+def _run(arguments: list[str]) -> None:
+    # Python put this file's directory first on the path, where the program's belongs.
+    ours = os.path.dirname(os.path.abspath(__file__))
+    if sys.path and os.path.abspath(sys.path[0]) == ours:
+        del sys.path[0]
+    safe_path = getattr(sys.flags, "safe_path", False)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        if not safe_path:
+            sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        if not safe_path:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _report(fd: int, error: BaseException) -> None:
+    import json
+    import traceback
+
+    shown = _without_our_frames(error.__traceback__)
+    frames = traceback.extract_tb(shown)
+    user = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1] if frames else None)
+    file, line = (user.filename, user.lineno) if user else (None, None)
+    if isinstance(error, SyntaxError) and not frames:
+        file, line = error.filename, error.lineno
+    text = "".join(traceback.format_exception(type(error), error, shown))
+    name = type(error).__qualname__
+    if (module := type(error).__module__) not in ("builtins", "__main__"):
+        name = f"{module}.{name}"
+    first_line = str(error).partition("\n")[0]
+    failure = {
+        "type": "failure",
+        "error": f"{name}: {first_line}"[:2000] if first_line else name,
+        "file": file,
+        "line": line,
+        "traceback": text[-30000:],
+    }
+    try:
+        os.write(fd, json.dumps(failure).encode() + b"\n")
+    except OSError:
+        pass  # the keeper is gone; the traceback goes to stderr all the same
+
+
+def _is_users(file: str) -> bool:
+    installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+    return not file.startswith("<") and not any(part in file for part in installed)
+
+
+def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
+    return sys.__excepthook__(kind, error.with_traceback(_without_our_frames(tb)), None)
+
+
+def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        tb = tb.tb_next
+    return tb
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""The keeper: each rank's parent.
+
+It learns which rank it is, sets the program's cores and environment, starts it, carries its output
+and its exit status to the launcher, forwards signals, and ends it when the launcher is gone.
+Standard library only: a keeper costs a few megabytes, and starts in a few milliseconds.
+
+Run as a file by every starter, the same line on every host::
+
+    python -I -S …/cpulaunch/rank/keeper.py -- PROGRAM ARGS
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# `-I -S` keeps the user's modules, variables and .pth files out; so our own place must be said.
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import selectors
+import signal
+import time
+
+from cpulaunch.channel import MAX_OUTPUT, REPORT_FD, UNREACHED, Lines, Message, pack, unpack
+from cpulaunch.errors import CpulaunchError, HostError
+from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, unguard
+from cpulaunch.rank.identity import Identity, identify
+from cpulaunch.rank.link import Link
+from cpulaunch.rank.program import Ended, Program, adopt_orphans_and_die_with
+
+MAX_PENDING = 1 << 20
+"""Bytes on their way to the launcher from which on the program's output has to wait."""
+
+DONE_TIMEOUT = 5.0
+"""Seconds that the launcher has to acknowledge our last message."""
+
+_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+_OURS_ALONE = (
+    "CPULAUNCH_TOKEN",
+    "CPULAUNCH_CONTROL",
+    VARIABLE,
+    "CPULAUNCH_RANK",
+    "CPULAUNCH_SIZE",
+    "CPULAUNCH_LOCAL_RANK",
+    "CPULAUNCH_LOCAL_SIZE",
+)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> int:
+    adopt_orphans_and_die_with(signal.SIGTERM)
+    seating = Seating.from_text(os.environ[VARIABLE])
+    program = unguard(sys.argv[sys.argv.index("--") + 1 :])
+    keeper = Keeper(seating, identify(seating.starter, os.environ))
+    return keeper.run(program)
+
+
+class Keeper:
+    """One rank's keeper."""
+
+    def __init__(self, seating: Seating, identity: Identity) -> None:
+        self.seating, self.identity = seating, identity
+        self.selector = selectors.DefaultSelector()
+        self.program: Program | None = None
+        self.ended: Ended | None = None
+        self.refused = False
+        self.pipes: dict[int, int] = {}  # our end → stream (1, 2; 0: reports of the bootstrap)
+        self.paused = False
+        self.lines = {0: Lines(), 1: Lines(), 2: Lines()}
+        self.kill_at: float | None = None
+        self.wake, wake_write = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_write, False)
+        self.selector.register(self.wake, selectors.EVENT_READ)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (*_FORWARDED, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)  # the number arrives through the pipe
+        control, token = os.environ.get("CPULAUNCH_CONTROL"), os.environ.get("CPULAUNCH_TOKEN", "")
+        self.link = Link(control, token, identity.rank, self.selector) if control else None
+        self.link_state = "connecting" if control else "absent"
+
+    def run(self, program: list[str]) -> int:
+        """Start ``program``, stay until it has ended, and return the exit code to end with."""
+        try:
+            self._start(program)
+        except CpulaunchError as e:
+            self._refuse(f"{e}; {e.hint}" if e.hint else str(e))
+        while not self._finished():
+            self._turn()
+        return self._leave()
+
+    # ---- starting
+
+    def _start(self, program: list[str]) -> None:
+        me, seating = self.identity, self.seating
+        group_rank, layout, place = self._seat()
+        name = seating.hosts[group_rank][0]
+        try:
+            os.chdir(seating.directory)
+        except OSError as e:
+            raise HostError(f"working directory {seating.directory} on {name}: {e.strerror}") from None
+        cores = _numbers(place.cores)
+        notes = self._check_cores(cores, name)
+        env = {k: v for k, v in os.environ.items() if k not in _OURS_ALONE}
+        env.update(seating.env)
+        env.update(layout.env)
+        env.update(place.env)
+        env.update(
+            RANK=str(me.rank),
+            WORLD_SIZE=str(me.size),
+            LOCAL_RANK=str(me.local_rank),
+            LOCAL_WORLD_SIZE=str(me.local_size),
+            GROUP_RANK=str(group_rank),
+        )
+        if seating.python:
+            program = [program[0], _BOOTSTRAP, *program[1:]]
+        streams = []
+        for stream in (1, 2, 0):
+            ours, theirs = os.pipe()
+            streams.append(theirs)
+            self.pipes[ours] = stream
+            self.selector.register(ours, selectors.EVENT_READ)
+        env[REPORT_FD] = str(streams[2])
+        try:
+            # Rank 0 alone has a stdin; under hydra, that of the others never ends.
+            self.program = Program(
+                program, env, cores, (streams[0], streams[1]), keep=[streams[2]], stdin=me.rank == 0
+            )
+        except OSError as e:
+            raise HostError(f"{program[0]} can't be run on {name}: {e.strerror}") from None
+        finally:
+            for fd in streams:
+                os.close(fd)
+        actual = self._cores_of(self.program.pid)
+        if actual is not None and actual != set(cores):
+            notes.append(f"rank {me.rank} was put on CPUs {place.cores}, but is on {_listed(actual)}")
+            if not seating.lenient:
+                self.program.kill()
+                raise HostError(notes[-1], hint="--lenient makes this a warning")
+        self._tell(
+            {
+                "type": "started",
+                "pid": self.program.pid,
+                "cores": _listed(actual or cores),
+                "comm_cores": place.comm_cores,
+                "threads": place.threads,
+                "notes": notes,
+            }
+        )
+
+    def _seat(self) -> tuple[int, Layout, Place]:
+        """Our host's number, its layout, and our place in it."""
+        me, seating = self.identity, self.seating
+        total = sum(map(self._size_of, range(len(seating.hosts))))
+        if total != me.size:
+            raise HostError(f"{seating.starter} started {me.size} ranks, but {total} were planned")
+        first, group_rank = 0, 0
+        while me.rank >= first + self._size_of(group_rank):
+            first += self._size_of(group_rank)
+            group_rank += 1
+        name, number = seating.hosts[group_rank]
+        layout = seating.layouts[number]
+        if (me.rank - first, len(layout.places)) != (me.local_rank, me.local_size):
+            raise HostError(
+                f"rank {me.rank} was planned as local rank {me.rank - first} of {len(layout.places)} "
+                f"on {name}, but {seating.starter} made it local rank {me.local_rank} of {me.local_size}",
+                hint="are two names in the hostfile the same host?",
+            )
+        place = layout.places[me.local_rank]
+        return group_rank, layout, self._bound_here(layout, place) if layout.assumed else place
+
+    def _size_of(self, group_rank: int) -> int:
+        return len(self.seating.layouts[self.seating.hosts[group_rank][1]].places)
+
+    def _bound_here(self, layout: Layout, place: Place) -> Place:
+        """The place that this host's own topology gives, as the plan could only guess at it."""
+        from cpulaunch.cluster.here import topology_here
+        from cpulaunch.plan.binding import BindingRequest, bind
+        from cpulaunch.plan.environment import AFFINITY, threads_environment, workers_environment
+
+        request = BindingRequest.from_json({**self.seating.binding, "ranks": len(layout.places)})
+        binding = bind(topology_here(), request)
+        seat = binding.seats[self.identity.local_rank]
+        env = {**place.env, **threads_environment(seat)}
+        if AFFINITY in layout.env:  # else there are no workers, or the user has placed them
+            env.update(workers_environment(binding))
+        return Place(str(seat.cores), str(seat.comm_cores), str(seat.numa_nodes), seat.threads, env)
+
+    def _check_cores(self, cores: list[int], name: str) -> list[str]:
+        allowed = os.sched_getaffinity(0)
+        if set(cores) <= allowed:
+            return []
+        note = (
+            f"rank {self.identity.rank} is planned on CPUs {_listed(cores)} of {name}, "
+            f"but may use only {_listed(allowed)}"
+        )
+        if not self.seating.lenient or not set(cores) & allowed:
+            raise HostError(note, hint="is another program pinning ranks, or a cgroup smaller than planned?")
+        return [note]
+
+    @staticmethod
+    def _cores_of(pid: int) -> set[int] | None:
+        try:
+            return os.sched_getaffinity(pid)
+        except OSError:
+            return None  # it has ended already
+
+    def _refuse(self, error: str) -> None:
+        self.refused = True
+        self.ended = Ended(HostError.exit_code, None)
+        self._tell({"type": "refused", "error": error})
+
+    # ---- the loop
+
+    def _turn(self) -> None:
+        for key, events in self.selector.select(self._timeout()):
+            if key.data is not None:
+                for message in key.data.ready(events):
+                    self._obey(message)
+            elif key.fd == self.wake:
+                for number in os.read(self.wake, 512):
+                    if number != signal.SIGCHLD:
+                        self._end(number, self.seating.grace_period)
+            elif key.fd in self.pipes:
+                self._read(key.fd)
+        now = time.monotonic()
+        if self.link:
+            self.link.check_time()
+            if self.link_state != self.link.state:
+                self._link_changed()
+            if now >= self.link.last_sent + self.seating.heartbeat_period:
+                self.link.send({"type": "beat"})
+            self._pause(self.link.pending > MAX_PENDING)
+        if self.program and not self.ended and (ended := self.program.poll()):
+            self.ended = ended
+            # What it started may tidy up after a success, but not outlive a failure.
+            self.kill_at = now + (self.seating.grace_period if ended.code == 0 else 0)
+        if self.kill_at is not None and now >= self.kill_at and self.program:
+            self.program.kill()
+            self.ended = self.ended or self.program.poll()
+            self.kill_at = None
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        moments = [now + 60]
+        if self.link and self.link.state in ("connecting", "up"):
+            moments.append(self.link.last_sent + self.seating.heartbeat_period)
+        if self.kill_at is not None:
+            # Orphans that end give no sign to poll for: look ten times a second.
+            moments.append(min(self.kill_at, now + 0.1) if self.ended else self.kill_at)
+        return max(0.0, min(moments) - now)
+
+    def _finished(self) -> bool:
+        if self.program is None:
+            return self.ended is not None
+        if self.ended is None:
+            return False
+        return not self.program.left_behind()
+
+    def _leave(self) -> int:
+        """Carry over what is left, say goodbye, and wait until it was heard."""
+        assert self.ended is not None
+        self._pause(False)
+        while self.pipes and self.selector.get_map() and self._drain():
+            pass
+        if not self.refused:
+            self._tell({"type": "exit", "code": self.ended.code, "signal": self.ended.signal})
+        deadline = time.monotonic() + DONE_TIMEOUT
+        while self.link and self.link.state in ("connecting", "up") and time.monotonic() < deadline:
+            for key, events in self.selector.select(0.5):
+                if key.data is not None and any(m["type"] == "done" for m in key.data.ready(events)):
+                    # The launcher knows; mpiexec needn't make a failure of its own of it.
+                    self.link.close()
+                    return 0
+            self.link.check_time()
+        if self.link and self.link.state != "up":
+            self._link_changed()
+        for stream in (1, 2):
+            if self.lines[stream].rest:
+                self._print(stream, b"\n")
+        return self.ended.shell_code
+
+    def _drain(self) -> bool:
+        """Read what is in the pipes; False when nothing more is."""
+        ready = [key.fd for key, _ in self.selector.select(0) if key.fd in self.pipes]
+        for fd in ready:
+            self._read(fd)
+        return bool(ready)
+
+    def _obey(self, message: Message) -> None:
+        if message["type"] == "end":
+            self._end(int(message["signal"]), float(message["grace"]))
+
+    def _end(self, number: int, grace: float) -> None:
+        if not self.program or self.ended:
+            if number == signal.SIGKILL:
+                self.kill_at = time.monotonic()
+            return
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.program.signal_group(number)
+            return
+        deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
+        self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
+        self.program.signal_group(number)
+
+    def _link_changed(self) -> None:
+        assert self.link is not None
+        self.link_state = self.link.state
+        if self.link_state == "lost":
+            self._end(signal.SIGTERM, self.seating.grace_period)
+        elif self.link_state == "absent":
+            address = os.environ["CPULAUNCH_CONTROL"]
+            self._print(
+                2,
+                f"{UNREACHED} at {address} ({self.link.why}): the job runs, "
+                "but failures, logs and lost hosts are not watched\n".encode(),
+            )
+            for message in self.link.waiting:
+                self._tell(message)
+
+    # ---- output
+
+    def _read(self, fd: int) -> None:
+        stream = self.pipes[fd]
+        data = os.read(fd, MAX_OUTPUT)
+        if not data:
+            self.selector.unregister(fd)
+            os.close(fd)
+            del self.pipes[fd]
+        elif stream == 0:
+            for line in self.lines[0].feed(data):
+                self._tell_report(line)
+        else:
+            self._tell({"type": "output", "stream": stream, "data": pack(data)})
+
+    def _tell_report(self, line: bytes) -> None:
+        """Hand on what the bootstrap (or the runtime) says, if it is a message at all."""
+        from cpulaunch.channel import decode
+
+        try:
+            self._tell(decode(line))
+        except ValueError:
+            pass
+
+    def _tell(self, message: Message) -> None:
+        """To the launcher, or, where there is none, to our own stdout and stderr."""
+        if self.link and self.link.state in ("connecting", "up"):
+            self.link.send(message)
+        elif message["type"] == "output":
+            self._print(message["stream"], unpack(message["data"]))
+        elif message["type"] == "refused":
+            self._print(2, f"cpulaunch: {message['error']}\n".encode())
+
+    def _print(self, stream: int, data: bytes) -> None:
+        prefix = b"[%d] " % self.identity.rank
+        text = b"".join(prefix + line + b"\n" for line in self.lines[stream].feed(data))
+        try:
+            while text:
+                text = text[os.write(stream, text) :]
+        except OSError:
+            pass  # nobody reads it
+
+    def _pause(self, pause: bool) -> None:
+        """Stop reading the program's output while too much of it waits; it blocks then, as on a pipe."""
+        if pause == self.paused:
+            return
+        self.paused = pause
+        for fd, stream in self.pipes.items():
+            if stream and pause:
+                self.selector.unregister(fd)
+            elif stream:
+                self.selector.register(fd, selectors.EVENT_READ)
+
+
+def _numbers(folded: str) -> list[int]:
+    """``"0-2,5"`` → 0, 1, 2, 5, as this host's own plan wrote it."""
+    numbers: list[int] = []
+    for part in folded.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _listed(cores: object) -> str:
+    from cpulaunch.cluster.cores import CoreSet
+
+    return str(CoreSet(cores))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    # Nothing is left to do, and tearing Python down would take as long as all the above.
+    os._exit(main())

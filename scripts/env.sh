@@ -1,0 +1,31 @@
+# Sourced by the other scripts: virtual environments, cached outside of the checkout.
+
+TORCH=2.13.0
+CACHE=${CPULAUNCH_DEV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpulaunch-dev}
+PYTHON=${PYTHON:-python3}
+
+# install_torch VENV: the CPU build of torch where an index has it, else the plain one, which runs, too.
+install_torch() {
+  "$1/bin/pip" install -q "torch==$TORCH+cpu" 2>/dev/null || "$1/bin/pip" install -q "torch==$TORCH"
+}
+
+# cached_venv NAME PACKAGE...: prints the path of a venv that holds the packages; "torch" means ours.
+# Made once for each list of packages, Python and torch; a half-made one is made anew.
+cached_venv() {
+  local name=$1; shift
+  local key; key=$( (echo "$@" "$TORCH"; "$PYTHON" -VV) | sha256sum | cut -c1-12)
+  local venv=$CACHE/$name-$key
+  mkdir -p "$CACHE"
+  (
+    flock 9
+    [ -e "$venv/.ready" ] && exit
+    echo "making the environment $name: $*" >&2
+    rm -rf "$venv"; "$PYTHON" -m venv "$venv"
+    local packages=()
+    for package; do
+      if [ "$package" = torch ]; then install_torch "$venv" >&2 || exit; else packages+=("$package"); fi
+    done
+    "$venv/bin/pip" install -q "${packages[@]}" >&2 && touch "$venv/.ready"
+  ) 9>"$CACHE/$name.lock" || return
+  echo "$venv"
+}

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Record `cpulaunch config` on a real terminal of 80 columns (tmux), as text for docs/config.md.
+
+    scripts/record_wizard.py                  print the recordings
+    scripts/record_wizard.py docs/config.md   put them where the page has `<!-- recording: NAME -->`
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RECORDINGS = {
+    "one-machine": {"How many ranks per host?": ["2", "Enter"]},
+    "four-nodes": {"Where should the ranks run?": ["Down", "Enter"]},
+}
+"""The keys to press; where nothing is said, it is Enter."""
+
+# A question that waits for its answer.
+PENDING = re.compile(r"^\? (.*\?) +(?:\(arrow keys.*|\[.*)$", re.MULTILINE)
+TIMEOUT = 30.0
+ROOT = Path(__file__).parent.parent
+
+
+def record(name: str) -> str:
+    """What the screen shows at the end of a run in a directory of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        if name == "four-nodes":
+            hostfile = Path(directory, "hostfiles", "four-nodes")
+            hostfile.parent.mkdir()
+            hostfile.write_text((ROOT / "hostfiles" / "four-nodes").read_text())
+        socket = f"record-{os.getpid()}"
+
+        def tmux(*arguments: str) -> str:
+            command = ["tmux", "-L", socket, *arguments]
+            return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT).stdout
+
+        def screen() -> str:
+            return tmux("capture-pane", "-p", "-S", "-", "-t", "0")
+
+        def wait(asked: str) -> str:
+            """The next question after ``asked``; nothing where the wizard has ended."""
+            end = time.monotonic() + TIMEOUT
+            while time.monotonic() < end:
+                shown = screen()
+                pending = PENDING.findall(shown)
+                if shown.rstrip().endswith("END"):
+                    return ""
+                if pending and pending[-1] != asked:
+                    return str(pending[-1])
+                time.sleep(0.05)
+            raise SystemExit(f"{name}: nothing came after {asked!r}:\n{screen()}")
+
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("CPULAUNCH_", "SLURM_", "PBS_"))}
+        shell = f"{sys.executable} -m cpulaunch config; echo END; read"
+        size = ["-x", "80", "-y", "24"]
+        start = ["tmux", "-L", socket, "-f", "/dev/null", "new-session", "-d", *size, "-c", directory]
+        subprocess.run([*start, shell], check=True, timeout=TIMEOUT, env={**env, "LANG": "C.UTF-8"})
+        try:
+            asked = ""
+            while asked := wait(asked):
+                tmux("send-keys", "-t", "0", *RECORDINGS[name].get(asked, ["Enter"]))
+            return "$ cpulaunch config\n" + screen().partition("END")[0].rstrip() + "\n"
+        finally:
+            tmux("kill-server")
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        for name in RECORDINGS:
+            print(f"# {name}\n{record(name)}")
+        return
+    page = Path(sys.argv[1])
+    text = page.read_text()
+    for name in RECORDINGS:
+        mark = f"<!-- recording: {name} -->\n"
+        pattern = re.escape(mark) + r"```text\n.*?```\n"
+        new = f"{mark}```text\n{record(name)}```\n"
+        text = re.sub(pattern, lambda _: new, text, flags=re.DOTALL)  # noqa: B023
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Write docs/settings.md from the table of settings.  A test holds the page to the table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.write import scalar
+
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+
+HEAD = """\
+# Settings
+
+Every setting of cpulaunch, made from its one table by `scripts/settings_page.py`.
+
+From strongest to weakest: the command line; the environment (`CPULAUNCH_…`, then the field's own
+variable); the YAML file; what was detected. `cpulaunch config show --origin` says which it was.
+The YAML file is `--config-file F`, else `$CPULAUNCH_CONFIG`, `./cpulaunch.yaml`,
+`$XDG_CONFIG_HOME/cpulaunch/config.yaml`. `--set KEY=VALUE` takes any key of this page, every option
+may be written with underscores, and `CPULAUNCH_` + the key in capitals, with `_` for `.`, is its variable:
+`ccl.worker_count` is `CPULAUNCH_CCL_WORKER_COUNT`.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [HEAD]
+    for section, title in SECTIONS.items():
+        parts.append(f"## {title}{f' (`{section}`)' if section else ''}\n")
+        parts.append("| key | option | default | what it does |\n|---|---|---|---|")
+        parts += [_row(setting) for setting in SETTINGS.values() if setting.section == section]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _row(setting: Setting) -> str:
+    options = ", ".join(f"`{flag}`" for flag in setting.flags)
+    what = setting.help
+    if setting.kind.metavar and setting.kind.describe != "text":
+        what += f"; {setting.kind.describe}"
+    if setting.variable:
+        what += f"; also `${setting.variable}`"
+    if setting.built is not None:
+        what += f" (built so far: {', '.join(map(scalar, setting.built))})"
+    what = what.replace("|", r"\|")
+    return f"| `{setting.key}` | {options} | `{scalar(setting.default)}` | {what} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.exit(0)

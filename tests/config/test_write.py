@@ -1,0 +1,84 @@
+"""The YAML that is written says what it was given, whatever that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.config.kinds import Choice, Number, Switch, Text, Variables, Words
+from cpulaunch.config.load import load
+from cpulaunch.config.settings import SETTINGS, Setting
+from cpulaunch.config.write import scalar, yaml_text
+
+ANY_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+    if setting.built is not None:
+        return st.sampled_from(setting.built)
+    kind = setting.kind
+    if isinstance(kind, Switch):
+        return st.booleans()
+    if isinstance(kind, Choice):
+        return st.sampled_from(kind.words)
+    if isinstance(kind, Number):
+        numbers: st.SearchStrategy[Any] = st.integers(kind.minimum, kind.maximum or 10**9)
+        if kind.decimal:
+            numbers |= st.floats(kind.minimum, 1e6).map(lambda n: int(n) if n == int(n) else n)
+        return numbers | st.sampled_from(kind.words) if kind.words else numbers
+    if isinstance(kind, Words):
+        return st.lists(ANY_TEXT).map(tuple)
+    if isinstance(kind, Variables):
+        return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
+    assert isinstance(kind, Text)
+    return ANY_TEXT.filter(str.strip)
+
+
+@given(st.fixed_dictionaries({}, optional={key: values_of(setting) for key, setting in SETTINGS.items()}))
+def test_what_is_written_reads_back_the_same(values: dict[str, Any]) -> None:
+    config = load(file=Path("cpulaunch.yaml"), text=yaml_text(values), environ={})
+    assert {key: config[key] for key in SETTINGS if config.said(key)} == values
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("auto", "auto"),
+        ("hostfiles/four-nodes", "hostfiles/four-nodes"),
+        ("no", '"no"'),
+        ("0123", '"0123"'),
+        ("a: b", '"a: b"'),
+        ("a#b", '"a#b"'),
+        ("", '""'),
+        ("größer", '"größer"'),
+        ("\x85\ufeff", '"\\u0085\\ufeff"'),
+        (True, "true"),
+        (4, "4"),
+        (("-x", "a"), '["-x", a]'),
+        ({"A": "1"}, '{A: "1"}'),
+    ],
+)
+def test_scalars_are_quoted_only_where_yaml_would_read_something_else(value: Any, text: str) -> None:
+    assert scalar(value) == text
+
+
+def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_path: Path) -> None:
+    lines = yaml_text({}).splitlines()
+    heading = lines.index("cpulaunch: 1")
+    uncommented = [line.replace("# ", "", 1) if ": " in line else line for line in lines[heading + 1 :]]
+    # Three ways to name hosts stand there to choose from.
+    uncommented = [line for line in uncommented if not line.startswith("  list:")]
+    config = load(file=Path("cpulaunch.yaml"), text="\n".join(["cpulaunch: 1", *uncommented]), environ={})
+    unchanged = {key for key in SETTINGS if config[key] == SETTINGS[key].default}
+    assert set(SETTINGS) - unchanged == {"hosts.hostfile", "hosts.exclude"}
+
+
+def test_what_the_wizard_asks_is_in_the_table() -> None:
+    asked = [setting for setting in SETTINGS.values() if setting.ask]
+    places = [setting.ask.place for setting in asked if setting.ask]
+    assert len(set(places)) == len(places)
+    assert all(len(setting.ask.why) <= 76 for setting in asked if setting.ask), "one line of 80 columns"

@@ -1,0 +1,54 @@
+"""The example on real data: as accurate under every starter and backend, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Run, clean_environment, mpi_options
+
+pytestmark = pytest.mark.slow
+
+DIGITS = REPOSITORY / "examples" / "digits.py"
+TIMEOUT = 180.0
+
+
+def accuracy(output: str) -> float:
+    """Per cent."""
+    (found,) = re.findall(r"test accuracy ([0-9.]+)%", output)
+    return float(found)
+
+
+@pytest.mark.parametrize("flavour", ["local", "intel", "mpich", "openmpi"])
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, flavour: str, backend: str) -> None:
+    options = ["--launcher", "local"] if flavour == "local" else mpi_options(flavour)
+    done = cpulaunch("run", "-n", "2", *options, "--backend", backend, DIGITS, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= 97
+    ranks = sorted(line for line in done.stdout.splitlines() if "backend" in line)
+    assert [f"[{r}] rank {r} of 2: backend {backend}, " in line for r, line in enumerate(ranks)] == [
+        True,
+        True,
+    ]
+    (plan,) = tmp_path.glob("runs/*/plan.json")
+    seats = json.loads(plan.read_text())["hosts"][0]["ranks"]
+    for seat, line in zip(seats, ranks, strict=True):
+        assert line.endswith(f", {seat['threads']} threads, CPUs [{seat['cores'].replace(',', ', ')}]")
+
+
+def test_ccl_is_what_a_run_takes_by_itself(cpulaunch: Run) -> None:
+    done = cpulaunch("run", "-n", "2", DIGITS, "--epochs", "1", timeout=TIMEOUT)
+    assert "backend ccl" in done.stdout, done.stderr
+
+
+def test_the_same_script_runs_under_torchrun() -> None:
+    torchrun = Path(sys.executable).with_name("torchrun")
+    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS], env=clean_environment(), text=True,
+                          capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+    assert accuracy(done.stdout) >= 97
+    assert "backend gloo, fp32" in done.stdout

@@ -1,0 +1,484 @@
+"""`cpulaunch run` with real ranks: by ourselves, and by the real mpiexec of three MPIs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import TIMEOUT, Run, clean_environment, mpi_options, processes_with
+
+from launch import programs
+
+NASTY = [
+    "a b",
+    "it's",
+    'say "hi"',
+    "new\nline",
+    "$HOME",
+    "; ls",
+    "*",
+    "é ☃",
+    "",
+    ":",
+    "\\:",
+    "\\",
+    "--help",
+    "-x",
+    "a=b",
+]
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    path = tmp_path / "show.py"
+    path.write_text(programs.SHOW)
+    return path
+
+
+@pytest.fixture
+def fail(tmp_path: Path) -> Path:
+    path = tmp_path / "fail.py"
+    path.write_text(programs.FAIL)
+    return path
+
+
+def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    """What `SHOW` printed on each rank, by rank; each line had its rank's prefix."""
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("] ") for line in done.stdout.splitlines()]
+    by_rank = {int(prefix[1:]): json.loads(rest) for prefix, _, rest in lines}
+    assert len(by_rank) == len(lines)
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def outcome(directory: Path) -> dict:
+    """The outcome.json of the one job that was run in ``directory``."""
+    (path,) = directory.glob("runs/*/outcome.json")
+    return json.loads(path.read_text())
+
+
+class TestEveryStarter:
+    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(self, cpulaunch: Run, starter, show) -> None:
+        ranks = outputs(cpulaunch("run", "-n", "2", *starter, "show.py", "--lr", "0.1"))
+        assert [r["env"]["RANK"] for r in ranks] == ["0", "1"]
+        assert [r["env"]["LOCAL_RANK"] for r in ranks] == ["0", "1"]
+        for r in ranks:
+            env = r["env"]
+            assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["GROUP_RANK"]) == ("2", "2", "0")
+            assert (env["MASTER_ADDR"], env["CPULAUNCH_RESTART_COUNT"]) == ("127.0.0.1", "0")
+            assert int(env["MASTER_PORT"]) > 1023
+            assert env["CPULAUNCH_TOKEN"] is None
+            assert env["CPULAUNCH_SEATING"] is None
+            assert len(r["cpus"]) == int(env["OMP_NUM_THREADS"])
+            assert r["argv"] == ["show.py", "--lr", "0.1"]
+            assert r["name"] == "__main__"
+            assert r["path0"] == r["cwd"] == str(show.parent)
+        assert not set(ranks[0]["cpus"]) & set(ranks[1]["cpus"])
+        plan = json.loads(next(show.parent.glob("runs/*/plan.json")).read_text())
+        planned = [rank["cores"] for rank in plan["hosts"][0]["ranks"]]
+        assert [",".join(map(str, r["cpus"])) for r in ranks] == [
+            ",".join(unfolded(cores)) for cores in planned
+        ]
+
+    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, starter, show) -> None:
+        odd = show.rename(show.with_name("odd $name; é '\".py"))
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, odd.name, *NASTY)):
+            assert r["argv"] == [odd.name, *NASTY]
+
+    def test_a_directory_with_an_odd_name_does_no_harm(self, cpulaunch: Run, starter, show, tmp_path) -> None:
+        odd = tmp_path / "dir $x; 'q' é"
+        odd.mkdir()
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, show, cwd=odd)):
+            assert r["cwd"] == str(odd)
+
+    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, starter, show) -> None:
+        value = "two words\n$x é"
+        env = {"FORWARDED": value, "INHERITED": "yes"}
+        done = cpulaunch(
+            "run", "-n", "2", *starter, "--env", f"GIVEN={value}", "-x", "FORWARDED", "show.py", env=env
+        )
+        for r in outputs(done):
+            assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
+
+    def test_modules_and_other_programs_run(self, cpulaunch: Run, starter, tmp_path) -> None:
+        package = tmp_path / "pack"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / "train.py").write_text(programs.SHOW)
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, "-m", "pack.train", "-m", "x")):
+            assert r["argv"] == [str(package / "train.py"), "-m", "x"]
+            assert r["path0"] == str(tmp_path)
+        done = cpulaunch(
+            "run", "-n", "2", *starter, "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE", "x"
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+    @pytest.mark.parametrize(
+        ("how", "code", "kind", "said"),
+        [
+            ("raise", 1, "error", "ValueError: no such luck"),
+            ("exit", 3, "exit", "exit code 3"),
+            ("_exit", 4, "exit", "exit code 4"),
+            ("message", 1, "exit", "exit code 1"),
+            ("9", 137, "signal", "SIGKILL"),
+            ("11", 139, "signal", "SIGSEGV"),
+            ("abort", 134, "signal", "SIGABRT"),
+        ],
+    )
+    def test_a_failing_rank_is_named_and_its_code_is_ours(
+        self, cpulaunch: Run, starter, fail, marked, how, code, kind, said
+    ) -> None:
+        done = cpulaunch("run", "-n", "2", *starter, "fail.py", how, env=marked)
+        assert done.returncode == code, done.stderr
+        assert f"rank 1 on localhost failed first: {said}" in done.stderr
+        result = outcome(fail.parent)
+        assert (result["exit_code"], result["kind"]) == (code, kind)
+        first = result["first_failure"]
+        assert (first["rank"], first["host"]) == (1, "localhost")
+        if kind == "error":
+            assert (first["error"], first["file"], first["line"]) == (said, "fail.py", 7)
+            assert "[1] ValueError: no such luck" in done.stderr
+            assert "bootstrap" not in done.stderr
+        elif kind == "signal":
+            assert (first["signal"], first["exit_code"]) == (code - 128, None)
+        else:
+            assert (first["signal"], first["exit_code"]) == (None, code)
+        assert [r["status"] for r in result["ranks"]][0] == "ended by launcher"
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_ends_everything_though_the_program_ignores_it(
+        self, starter, marked, tmp_path, number
+    ) -> None:
+        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+            launcher.send_signal(number)
+            assert launcher.wait(TIMEOUT) == 128 + number
+        assert processes_with(f"TEST_MARK={tmp_path}") == []
+        assert outcome(tmp_path)["kind"] == "interrupted"
+
+    def test_a_killed_launcher_leaves_nothing_behind(self, starter, marked, tmp_path) -> None:
+        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+            launcher.kill()
+            launcher.wait(TIMEOUT)
+            watcher = subprocess.run(
+                ["timeout", str(TIMEOUT), sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
+                env=clean_environment(),
+                timeout=2 * TIMEOUT,
+            )
+            assert watcher.returncode == 0
+
+    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, starter, show) -> None:
+        script = cpulaunch(
+            "run", "-n", "2", *starter, "--dry-run", "--format", "shell", "show.py", *NASTY
+        ).stdout
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=show.parent,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
+
+    def test_the_pasted_shell_form_fails_as_the_rank_does(self, cpulaunch: Run, starter, tmp_path) -> None:
+        (tmp_path / "five.py").write_text("import sys; sys.exit(5)")
+        script = cpulaunch("run", "-n", "2", *starter, "--dry-run", "--format", "shell", "five.py").stdout
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode != 0
+
+
+WAIT_UNTIL_GONE = """
+import pathlib, sys, time
+def there():
+    for entry in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if sys.argv[1].encode() in entry.read_bytes().split(b"\\0"): return True
+        except OSError: pass
+while there(): time.sleep(0.05)
+"""
+
+
+class job:
+    """A running job of two ranks that have both said "ready"."""
+
+    def __init__(
+        self, directory: Path, env: dict[str, str], options: list[str], program: str, *further: str
+    ) -> None:
+        (directory / "program.py").write_text(program)
+        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *options, *further, "program.py"]
+        self.launcher = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=clean_environment(**env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        assert self.launcher.stdout
+        ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
+        assert ready == {"[0] ready", "[1] ready"}
+        return self.launcher
+
+    def __exit__(self, *_: object) -> None:
+        self.launcher.terminate()
+        self.launcher.wait(TIMEOUT)
+        assert self.launcher.stdout
+        self.launcher.stdout.close()
+
+
+class TestOutput:
+    def test_lines_never_mix_and_nothing_is_lost(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "talk.py").write_text(
+            "import os, sys\nr = os.environ['RANK']\n"
+            "for i in range(20000): print(r * 50, i)\n"
+            "sys.stderr.write('end ' + r)\n"
+        )
+        done = cpulaunch("run", "-n", "2", "talk.py")
+        for rank in "01":
+            mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+            assert mine == [f"[{rank}] {rank * 50} {i}" for i in range(20000)]
+            assert f"[{rank}] end {rank}\n" in done.stderr
+            (log,) = tmp_path.glob(f"runs/*/rank-{rank}.log")
+            assert log.read_text() == "".join(f"{rank * 50} {i}\n" for i in range(20000)) + f"end {rank}"
+
+    def test_tee_of_one_rank_has_no_prefix_and_binary_passes(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "binary.py").write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
+        done = cpulaunch("run", "-n", "2", "--tee", "1", "binary.py", text=False)
+        assert done.stdout == bytes(range(256)) * 1000
+        assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
+
+    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
+        assert done.stdout == ""
+        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
+
+    def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
+        done = cpulaunch("run", "-n", "2", "long.py")
+        assert done.returncode == 0
+        assert done.stdout.count("x") == 20_000_000
+        assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
+        assert done.stdout.count("end") == 2
+
+    def test_a_line_is_there_when_it_was_printed(self, marked, tmp_path) -> None:
+        with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
+            pass  # entering has read the lines, while the program still runs
+
+    def test_unwritable_log_directory_is_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
+        (tmp_path / "file").write_text("")
+        done = cpulaunch("run", "-n", "2", "--log-dir", "file", "show.py", env={"TMPDIR": str(tmp_path)})
+        assert done.returncode == 0
+        assert done.stderr.count("can't be written") == 1
+
+    def test_stdin_goes_to_rank_0(self, starter, tmp_path) -> None:
+        (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
+        done = subprocess.run(
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *starter, "read.py"],
+            cwd=tmp_path,
+            input="hello",
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            env=clean_environment(),
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]
+
+
+class TestPlainPython:
+    """The program sees what `python train.py` would show it."""
+
+    def test_spawned_children_find_the_main_module(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "spawn.py").write_text(
+            "import multiprocessing as mp\ndef work(x): return x * x\n"
+            "if __name__ == '__main__':\n    with mp.get_context('spawn').Pool(1) as p: print(p.map(work, [3]))\n"
+        )
+        done = cpulaunch("run", "-n", "1", "spawn.py")
+        assert done.stdout == "[9]\n", done.stderr
+
+    def test_an_early_exit_with_0_is_no_failure(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "early.py").write_text("import os, time; time.sleep(0.5 * int(os.environ['RANK']))")
+        assert cpulaunch("run", "-n", "2", "early.py").returncode == 0
+        assert [r["status"] for r in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+
+    def test_syntax_and_import_errors_have_their_place(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "bad.py").write_text("x = 1\ny = = 2\n")
+        assert cpulaunch("run", "-n", "2", "bad.py").returncode == 1
+        first = outcome(tmp_path)["first_failure"]
+        assert (first["file"], first["line"]) == ("bad.py", 2)
+        assert first["error"].startswith("SyntaxError: ")
+
+    def test_what_a_finished_program_leaves_behind_is_ended(self, cpulaunch: Run, tmp_path, marked) -> None:
+        (tmp_path / "leave.py").write_text(
+            "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
+        )
+        done = cpulaunch("run", "-n", "2", "--grace-period", "0.2", "leave.py", env=marked)
+        assert done.returncode == 0
+
+    def test_the_users_modules_do_not_shadow_ours(self, tmp_path) -> None:
+        for name in ("selectors", "socket", "json", "asyncio", "signal"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+        command = [
+            Path(sys.executable).with_name("cpulaunch"),
+            "run",
+            "-n",
+            "2",
+            "--no-python",
+            "echo",
+            "ran",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert done.stdout.count("ran") == 2, done.stderr
+
+
+class TestSlurmShell:
+    def test_a_local_run_is_not_confused_by_slurm(self, cpulaunch: Run, show) -> None:
+        env = {
+            "SLURM_PROCID": "5",
+            "SLURM_NTASKS": "8",
+            "SLURM_LOCALID": "3",
+            "SLURM_JOB_ID": "77",
+            "PMI_RANK": "6",
+            "OMPI_COMM_WORLD_RANK": "4",
+            "RANK": "9",
+            "WORLD_SIZE": "10",
+        }
+        ranks = outputs(cpulaunch("run", "-n", "2", "--launcher", "local", "show.py", env=env))
+        assert [(r["env"]["RANK"], r["env"]["WORLD_SIZE"]) for r in ranks] == [("0", "2"), ("1", "2")]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            (["nowhere.py"], 2, "nowhere.py: no such script"),
+            (["directory"], 2, "directory is a directory, not a script"),
+            ([], 2, "no script to run"),
+            (["-m"], 2, "no script to run"),
+            (["--no-python", "no-such-program"], 2, "no-such-program: no such program"),
+            (["--no-python", "./show.py"], 2, "not executable"),
+            (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean"),
+            (["-n"], 2, "-n wants a value"),
+            (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
+            (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
+            (["-f", "nowhere", "show.py"], 2, "hostfile nowhere: cannot be read: No such file"),
+            (["-f", "empty", "show.py"], 2, "hostfile empty: names no host"),
+            (["-f", "malformed", "show.py"], 2, "malformed:2: 'junk' after the host 'b'"),
+            (["-f", "two", "-n", "3", "show.py"], 2, "3 ranks can't be divided evenly over 2 hosts"),
+            (["-f", "two", "--hosts", "a", "show.py"], 2, "both name hosts"),
+            (["-n", "4096", "show.py"], 2, "--oversubscribe"),
+            (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
+            (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
+            (["--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
+            (["--launcher", "slurm", "show.py"], 2, "slurm is not built yet"),
+            (["--max-restarts", "1", "show.py"], 2, "not built yet"),
+            (["--set", "ccl.workers=1", "show.py"], 2, "unknown setting 'ccl.workers'"),
+            (["--set", "launcher", "show.py"], 2, "expected KEY=VALUE"),
+            (["--config-file", "nowhere.yaml", "show.py"], 2, "nowhere.yaml: cannot be read"),
+            (["-x", "NOT_SET_ANYWHERE", "show.py"], 2, "NOT_SET_ANYWHERE is not set"),
+            (["--lscpu", "show.py", "show.py"], 2, "show.py"),
+            (["--facts", "show.py", "--dry-run", "show.py"], 2, "show.py:2: not JSON"),
+        ],
+        ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+    )
+    def test_is_refused_with_a_clear_error(self, cpulaunch: Run, show, arguments, code, said) -> None:
+        directory = show.parent
+        (directory / "directory").mkdir()
+        (directory / "empty").write_text("# nobody\n\n")
+        (directory / "malformed").write_text("a\nb junk\n")
+        (directory / "two").write_text("a\nb\n")
+        done = cpulaunch("run", *arguments)
+        assert done.returncode == code
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+    def test_an_unreadable_script_is_refused(self, tmp_path) -> None:
+        script = tmp_path / "secret.py"
+        script.write_text("")
+        script.chmod(0)
+        # Root can read everything, so be somebody else.
+        code = (
+            "import os, pathlib, cpulaunch.cli.run as run; os.getuid() or os.setuid(65534);"
+            "run._check_script(pathlib.Path('secret.py'))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert "UsageError: secret.py: cannot be read: Permission denied" in done.stderr
+
+    def test_a_busy_master_port_is_refused(self, cpulaunch: Run, show, busy_port: int) -> None:
+        done = cpulaunch("run", "-n", "2", "--master-port", busy_port, "show.py")
+        assert done.returncode == 3
+        assert f"port {busy_port} of 127.0.0.1: Address already in use" in done.stderr
+
+    def test_more_ranks_than_cores_run_with_oversubscribe(self, cpulaunch: Run, show) -> None:
+        ranks = len(os.sched_getaffinity(0)) + 1
+        assert "--oversubscribe" in cpulaunch("run", "-n", ranks, "show.py").stderr
+        assert len(outputs(cpulaunch("run", "-n", ranks, "--oversubscribe", "show.py"))) == ranks
+
+    @pytest.mark.parametrize("flavour", ["intel", pytest.param("openmpi", marks=pytest.mark.slow)])
+    def test_oversubscribing_works_with_an_mpi(self, cpulaunch: Run, show, flavour) -> None:
+        ranks = len(os.sched_getaffinity(0)) + 1
+        done = cpulaunch("run", "-n", ranks, "--oversubscribe", *mpi_options(flavour), "show.py")
+        assert len(outputs(done)) == ranks
+
+
+class TestPlacement:
+    def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
+        """The plan is made with all CPUs, but the ranks are started with fewer."""
+        taskset = show.with_name("mpiexec")
+        hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
+        taskset.write_text(
+            f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\nexec taskset -c 0 {hydra} "$@"\n'
+        )
+        taskset.chmod(0o755)
+        done = cpulaunch("run", "-n", "2", "--mpi", "intel", "--mpi-path", taskset, "show.py")
+        assert done.returncode == 3
+        assert "is planned on CPUs" in done.stderr
+        assert "may use only 0" in done.stderr
+        assert outcome(show.parent)["kind"] == "start_failed"
+
+    @pytest.mark.parametrize("cores", ["0", "1"])
+    def test_cores_are_those_asked_for(self, cpulaunch: Run, show, cores) -> None:
+        ranks = outputs_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
+        assert ranks["cpus"] == [int(cores)]
+
+
+def outputs_of_one(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def unfolded(cores: str) -> Iterator[str]:
+    for part in cores.split(","):
+        first, _, last = part.partition("-")
+        yield from map(str, range(int(first), int(last or first) + 1))
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        yield s.getsockname()[1]

@@ -1,0 +1,144 @@
+"""The control channel and the keepers under attack, and without a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TIMEOUT, Run, clean_environment, mpi_options, processes_with
+
+from cpulaunch.channel import MAX_LINE, Lines, decode, encode, pack, proof, unpack
+from launch.test_run import job, outcome
+
+UNTIL_TOLD = "import pathlib, time\nprint('ready')\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+
+
+def control_port(launcher: subprocess.Popen[str]) -> int:
+    (listening,) = [
+        c for c in psutil.Process(launcher.pid).net_connections() if c.status == psutil.CONN_LISTEN
+    ]
+    return listening.laddr.port
+
+
+HOSTILE = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 100,
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no object": b"[1, 2]\n",
+    "no type": b"{}\n",
+    "no proof": encode({"type": "hello", "rank": 0, "salt": "s"}),
+    "wrong proof": encode({"type": "hello", "rank": 0, "salt": "s", "proof": "0" * 64}),
+    "odd proof": encode({"type": "hello", "rank": 0, "salt": "s", "proof": "é"}),
+    "odd rank": encode({"type": "hello", "rank": "0", "salt": "s", "proof": "0"}),
+    "rank that isn't": encode({"type": "hello", "rank": 7, "salt": "s", "proof": proof("", "keeper", "", 7)}),
+    "deep": b"[" * 100_000 + b"\n",
+    "endless line": b"x" * (MAX_LINE + 10),
+}
+
+
+def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> None:
+    with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
+        port = control_port(launcher)
+        quiet = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+        for data in HOSTILE.values():
+            with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as stranger:
+                try:
+                    stranger.sendall(data)
+                    stranger.shutdown(socket.SHUT_WR)
+                    while stranger.recv(1 << 16):
+                        pass  # until it hangs up on us
+                except ConnectionError:
+                    pass  # it has done so already
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+        for connection in quiet:
+            connection.close()
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+
+
+@pytest.mark.parametrize(
+    "flavour",
+    [
+        "local",
+        "intel",
+        pytest.param("mpich", marks=pytest.mark.slow),
+        pytest.param("openmpi", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_keeper_is_a_killed_rank_and_its_program_goes_with_it(
+    marked, tmp_path: Path, flavour: str
+) -> None:
+    options = [] if flavour == "local" else mpi_options(flavour)
+    with job(tmp_path, marked, options, UNTIL_TOLD) as launcher:
+        (plan,) = tmp_path.glob("runs/*/plan.json")
+        assert json.loads(plan.read_text())["world_size"] == 2
+        program = next(
+            pid for pid in processes_with("LOCAL_RANK=1") if pid in processes_with(f"TEST_MARK={tmp_path}")
+        )
+        os.kill(psutil.Process(program).ppid(), signal.SIGKILL)
+        assert launcher.wait(TIMEOUT) == 137
+    assert program not in processes_with("LOCAL_RANK=1")  # gone, or a zombie that no init reaps
+    assert outcome(tmp_path)["first_failure"]["rank"] == 1
+
+
+def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("import sys; print('hello'); sys.exit(6)")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
+    env = clean_environment(CPULAUNCH_CONTROL="127.0.0.1:1", CPULAUNCH_TOKEN="x")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 6
+    assert done.stdout == "[0] hello\n"
+    assert "can't reach the launcher at 127.0.0.1:1 (Connection refused): the job runs, but" in done.stderr
+
+
+def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("print('hello')")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        env = clean_environment(
+            CPULAUNCH_CONTROL=f"127.0.0.1:{impostor.getsockname()[1]}", CPULAUNCH_TOKEN="secret"
+        )
+        running = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=env, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(encode({"type": "challenge", "salt": "s"}))
+            hello = decode(connection.makefile("rb").readline())
+            connection.sendall(encode({"type": "welcome", "proof": "0" * 64}))
+            connection.sendall(encode({"type": "end", "signal": 9, "grace": 0}))
+            out, err = running.communicate(timeout=TIMEOUT)
+    assert "secret" not in json.dumps(hello)
+    assert (running.returncode, out) == (0, "[0] hello\n")
+    assert "it does not know the job's token" in err
+
+
+class TestLanguage:
+    @pytest.mark.parametrize("data", [b"", b"plain", "é☃".encode(), "é".encode()[:1], bytes(range(256))])
+    def test_any_output_survives(self, data: bytes) -> None:
+        assert unpack(decode(encode({"type": "output", "data": pack(data)}).rstrip())["data"]) == data
+
+    @pytest.mark.parametrize(
+        ("pieces", "lines", "rest"),
+        [
+            ([b"a\nb\n"], [b"a", b"b"], b""),
+            ([b"a", b"b\nc"], [b"ab"], b"c"),
+            ([b"\n\n"], [b"", b""], b""),
+            ([b""], [], b""),
+        ],
+    )
+    def test_lines_are_cut_wherever_the_pieces_end(self, pieces, lines, rest) -> None:
+        cutter = Lines()
+        assert [line for piece in pieces for line in cutter.feed(piece)] == lines
+        assert cutter.rest == rest
+
+    def test_a_line_without_end_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="too long"):
+            list(Lines().feed(b"x" * (MAX_LINE + 1)))

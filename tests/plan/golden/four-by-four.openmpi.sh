@@ -1,0 +1,16 @@
+(
+set -e
+export MASTER_PORT=29500
+directory=$(mktemp -d)
+trap 'rm -r "$directory"' EXIT
+cd "$directory"
+cat > hostfile <<'END OF FILE'
+node1 slots=4
+node2 slots=4
+node3 slots=4
+node4 slots=4
+END OF FILE
+export CPULAUNCH_SEATING='{"starter":"openmpi","python":true,"directory":"/work","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"places":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"env":{}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"env":{}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"env":{}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"env":{}}]}],"binding":{"worker_count":1},"env":{},"heartbeat_period":10.0,"grace_period":10,"lenient":false}'
+export PRTE_MCA_plm_ssh_agent=/venv/cpulaunch/launch/ssh.sh
+mpiexec --allow-run-as-root --bind-to none --hostfile hostfile -n 16 --map-by ppr:4:node --wdir /work -x CCL_ATL_SHM=1 -x CCL_ATL_TRANSPORT=ofi -x CCL_LOG_LEVEL=error -x CCL_PROCESS_LAUNCHER=torchrun -x CCL_WORKER_COUNT=1 -x CCL_WORKER_OFFLOAD=1 -x CPULAUNCH_BACKEND=ccl -x CPULAUNCH_PRECISION=bf16 -x FI_PROVIDER=tcp -x MASTER_ADDR=node1 -x OMP_NUM_THREADS=13 -x CPULAUNCH_CONTROL -x CPULAUNCH_JOB_ID -x CPULAUNCH_RESTART_COUNT -x CPULAUNCH_TOKEN -x MASTER_PORT -x CPULAUNCH_SEATING -x HF_TOKEN /venv/bin/python -I -S /venv/cpulaunch/rank/keeper.py -- /venv/bin/python train.py --lr 0.1
+)

@@ -1,0 +1,14 @@
+(
+set -e
+export MASTER_PORT=29500
+directory=$(mktemp -d)
+trap 'rm -r "$directory"' EXIT
+cd "$directory"
+cat > hostfile <<'END OF FILE'
+a slots=3
+b slots=1
+END OF FILE
+export CPULAUNCH_SEATING='{"starter":"openmpi","python":true,"directory":"/work","hosts":[["a",0],["b",1]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,18,36"},"places":[{"cores":"1-17","comm_cores":"0","numa_nodes":"0","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"19-35","comm_cores":"18","numa_nodes":"0-1","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"37-53","comm_cores":"36","numa_nodes":"1","threads":17,"env":{"OMP_NUM_THREADS":"17"}}]},{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0"},"places":[{"cores":"1-55","comm_cores":"0","numa_nodes":"0-1","threads":55,"env":{"OMP_NUM_THREADS":"55"}}]}],"binding":{"worker_count":1},"env":{"SECRET":"s"},"heartbeat_period":10.0,"grace_period":10,"lenient":false}'
+export PRTE_MCA_plm_ssh_agent=/venv/cpulaunch/launch/ssh.sh
+mpiexec --allow-run-as-root --bind-to none --hostfile hostfile -n 4 --wdir /work -x CCL_ATL_SHM=1 -x CCL_ATL_TRANSPORT=ofi -x CCL_LOG_LEVEL=error -x CCL_PROCESS_LAUNCHER=torchrun -x CCL_WORKER_COUNT=1 -x CCL_WORKER_OFFLOAD=1 -x CPULAUNCH_BACKEND=ccl -x CPULAUNCH_PRECISION=bf16 -x FI_PROVIDER=tcp -x MASTER_ADDR=a -x CPULAUNCH_CONTROL -x CPULAUNCH_JOB_ID -x CPULAUNCH_RESTART_COUNT -x CPULAUNCH_TOKEN -x MASTER_PORT -x CPULAUNCH_SEATING -x HF_TOKEN /venv/bin/python -I -S /venv/cpulaunch/rank/keeper.py -- /venv/bin/python train.py --lr 0.1
+)

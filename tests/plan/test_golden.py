@@ -1,0 +1,108 @@
+"""Whole dry runs, compared as text.  ``UPDATE_GOLDEN=1 pytest tests/plan`` writes them anew: read the diff."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from cpulaunch.cli.main import main
+
+HERE = Path(__file__).parent
+BIG = HERE / "2x28.lscpu"
+FOUR = "node1 slots=4\nnode2 slots=4\nnode3 slots=4\nnode4 slots=4\n"
+
+CASES = {
+    # the canonical case: 4 hosts x 4 ranks
+    "four-by-four.intel": ["-f", "four-nodes"],
+    "four-by-four.mpich": ["-f", "four-nodes", "--mpi", "mpich"],
+    "four-by-four.openmpi": ["-f", "four-nodes", "--mpi", "openmpi", "-x", "HF_TOKEN"],
+    "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
+    "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
+    "gloo-on-addresses.intel": [
+        "--hosts",
+        "10.0.0.1,10.0.0.2",
+        "-n",
+        "4",
+        "--backend",
+        "gloo",
+        "--interface",
+        "ib0",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
+    monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/rank/keeper.py")
+    monkeypatch.setattr("cpulaunch.launch.mpi.SSH", "/venv/cpulaunch/launch/ssh.sh")
+    monkeypatch.setattr("os.getcwd", lambda: "/work")
+    Path("four-nodes").write_text(FOUR)
+    Path("train.py").write_text("")
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *options: str, format: str) -> str:
+    """What ``cpulaunch run --dry-run`` prints in an environment that holds but one variable."""
+    command = [
+        "run",
+        "--dry-run",
+        "--format",
+        format,
+        "--lscpu",
+        str(BIG),
+        *options,
+        "train.py",
+        "--lr",
+        "0.1",
+    ]
+    with mock.patch.dict(os.environ, {"HF_TOKEN": "hunter2"}, clear=True):
+        assert main(command) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("format", ["text", "json", "shell"])
+def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, *CASES[case], format=format)
+    golden = HERE / "golden" / (case + {"text": ".txt", "json": ".json", "shell": ".sh"}[format])
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert "hunter2" not in text
+
+
+def test_secrets_are_not_in_argument_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    for case in ("uneven.intel", "uneven.openmpi"):
+        document = json.loads(dry_run(capsys, *CASES[case], format="json"))
+        assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
+
+
+def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(dry_run(capsys, "-f", "four-nodes", format="json"))
+    assert document["schema"] == 1
+    assert (document["launcher"], document["starter"], document["world_size"]) == ("mpirun", "intel", 16)
+    assert document["program"] == ["/venv/bin/python", "train.py", "--lr", "0.1"]
+    host = document["hosts"][0]
+    assert (host["host"], host["assumed"], host["env"]) == (
+        "node1",
+        True,
+        {"CCL_WORKER_AFFINITY": "0,14,28,42"},
+    )
+    assert host["ranks"][1] == {
+        "rank": 1,
+        "local_rank": 1,
+        "cores": "15-27",
+        "comm_cores": "14",
+        "numa_nodes": "0",
+        "threads": 13,
+        "env": {},
+    }
+    assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
+    assert set(document["commands"][0]) == {"host", "argv", "env", "files"}
+    assert {"key": "hosts.hostfile", "value": "four-nodes", "origin": "-f"} in document["settings"]

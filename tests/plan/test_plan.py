@@ -1,0 +1,253 @@
+"""Requests and facts → plan: sizes, launchers, environment, errors.  Nothing here looks at this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.cluster.facts import Facts, HostFacts, Mpi
+from cpulaunch.cluster.hosts import parse_hosts
+from cpulaunch.cluster.topology import Topology
+from cpulaunch.config.load import load
+from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.plan.plan import Plan, Program, plan
+
+BIG = HostFacts(
+    Topology.from_lscpu((Path(__file__).parent / "2x28.lscpu").read_text()), cpu_flags=("amx_bf16",)
+)
+SMALL = HostFacts(Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
+INTEL, MPICH = Mpi("intel", "/i/mpiexec.hydra", "2021.18"), Mpi("mpich", "/m/mpiexec", "5.0.2")
+PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/work", "/usr/bin/python")
+
+
+def make(
+    *settings: str, hosts: str = "", facts: HostFacts = BIG, environ: dict[str, str] | None = None, **more
+) -> Plan:
+    """The plan for ``key=value`` settings and a list of hosts, all of which look like ``facts``."""
+    given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
+    config = load(given, environ={"HOME": "/nowhere", **(environ or {})})
+    listed = parse_hosts(hosts, "--hosts") if hosts else ()
+    known = {
+        "here": frozenset({"localhost", "head"}),
+        "mpis": (INTEL,),
+        "hosts": more.pop("hosts_known", {}),
+        **more,
+    }
+    return plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
+
+
+def sizes(made: Plan) -> list[int]:
+    return [len(host.ranks) for host in made.hosts]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "expected"),
+    [
+        ([], "", [2]),  # one rank per NUMA node
+        (["hosts.nproc=3"], "", [3]),
+        (["hosts.nproc_per_node=5"], "", [5]),
+        ([], "a,b", [2, 2]),
+        ([], "a:3,b:1", [3, 1]),
+        (["hosts.nproc_per_node=4"], "a:3,b:1", [4, 4]),  # -ppn beats slots
+        (["hosts.nnodes=2"], "a,b,c", [2, 2]),
+        (["hosts.nnodes=2", "hosts.nproc=6"], "a,b,c", [3, 3]),
+        (["hosts.nproc=6"], "a,b,c", [2, 2, 2]),
+        (["hosts.nproc=4"], "a:3,b:1", [3, 1]),
+        (["hosts.nproc=8", "hosts.nproc_per_node=4"], "a,b", [4, 4]),
+        ([], "n[01-16]:2", [2] * 16),
+    ],
+)
+def test_sizes(settings, hosts, expected) -> None:
+    made = make(*settings, hosts=hosts)
+    assert sizes(made) == expected
+    assert made.world_size == sum(expected)
+    # A host's ranks are contiguous, and numbered from 0 on each host.
+    ranks = [(rank.rank, rank.local_rank) for host in made.hosts for rank in host.ranks]
+    assert ranks == list(enumerate(local for size in expected for local in range(size)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "message"),
+    [
+        (
+            ["hosts.nproc=7"],
+            "a,b",
+            "hosts.nproc (--hosts.nproc): 7 ranks can't be divided evenly over 2 hosts",
+        ),
+        (["hosts.nproc=5"], "a:3,b:1", "5 ranks, but the hosts' slots make 4 on 2 hosts"),
+        (
+            ["hosts.nproc=5", "hosts.nproc_per_node=4"],
+            "",
+            "5 ranks, but hosts.nproc_per_node (--hosts.nproc_per_node) make 4",
+        ),
+        (["hosts.nnodes=3"], "a,b", "hosts.nnodes (--hosts.nnodes): 3 hosts, but only 2 named"),
+        (["hosts.nnodes=2"], "", "2 hosts, but only 1 named"),
+        (["launcher=local"], "a,b", "local starts ranks on this machine only, but the hosts are a, b"),
+        (["launcher=local"], "a", "local starts ranks on this machine only"),
+        (["hosts.nproc=57"], "", "57"),
+        (["hosts.nproc_per_node=57"], "a", "a, assumed to be like the machine looked at: "),
+        (["cpu.cores=0-x"], "", "cpu.cores (--cpu.cores): "),
+        (["cpu.cores=500"], "", "500"),
+        (["forward=NOPE"], "", "NOPE is not set in this environment"),
+    ],
+)
+def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> None:
+    with pytest.raises(CpulaunchError) as e:
+        make(*settings, hosts=hosts)
+    assert message in str(e.value)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "launcher", "starter"),
+    [
+        ([], "", "local", "local"),
+        ([], "head", "local", "local"),
+        ([], "localhost:2", "local", "local"),
+        ([], "a", "mpirun", "intel"),
+        ([], "head,a", "mpirun", "intel"),
+        (["launcher=mpirun"], "", "mpirun", "intel"),
+        (["mpi.flavour=intel"], "", "mpirun", "intel"),
+        (["launcher=local", "mpi.flavour=intel"], "", "local", "local"),
+    ],
+)
+def test_who_starts_the_ranks(settings, hosts, launcher, starter) -> None:
+    made = make(*settings, hosts=hosts)
+    assert (made.launcher, made.starter) == (launcher, starter)
+
+
+class TestMpi:
+    def test_without_any_the_error_says_how_to_install_one(self) -> None:
+        with pytest.raises(PlanError, match="no MPI was found") as e:
+            make(hosts="a,b", mpis=())
+        assert "pip install 'impi-rt" in (e.value.hint or "")
+
+    def test_one_asked_for_and_not_there_is_told_from_those_that_are(self) -> None:
+        with pytest.raises(
+            PlanError, match=r"no mpiexec of openmpi .* found; found: mpich \(/m/mpiexec\)"
+        ) as e:
+            make("mpi.flavour=openmpi", hosts="a,b", mpis=(MPICH,))
+        assert "openmpi" in (e.value.hint or "")
+
+    def test_recorded_facts_need_none_here(self) -> None:
+        assert make(hosts="a,b", mpis=None).mpiexec == "mpiexec.hydra"
+        assert make("mpi.flavour=openmpi", hosts="a,b", mpis=None).mpiexec == "mpiexec"
+
+
+class TestEnvironment:
+    def test_what_the_user_set_wins_and_the_plan_says_so(self) -> None:
+        made = make(environ={"CCL_ATL_SHM": "0", "OMP_NUM_THREADS": "5", "UNRELATED": "x"})
+        assert made.env["CCL_ATL_SHM"] == "0"
+        assert made.env["OMP_NUM_THREADS"] == "5"
+        assert "UNRELATED" not in made.env
+        assert {"key": "cpu.threads", "value": 5, "origin": "$OMP_NUM_THREADS"} in made.settings
+
+    def test_a_flag_wins_over_the_fields_variable(self) -> None:
+        made = make(
+            "ccl.worker_count=2", "cpu.threads=3", environ={"CCL_WORKER_COUNT": "1", "OMP_NUM_THREADS": "9"}
+        )
+        assert (made.env["CCL_WORKER_COUNT"], made.env["OMP_NUM_THREADS"]) == ("2", "3")
+
+    def test_env_wins_over_all_and_is_private(self) -> None:
+        made = make("env=CCL_LOG_LEVEL=info", "env=SECRET=s", environ={"CCL_LOG_LEVEL": "warn"})
+        assert (made.env["CCL_LOG_LEVEL"], made.env["SECRET"]) == ("info", "s")
+        assert made.private == ("CCL_LOG_LEVEL", "SECRET")
+
+    def test_forwarded_names_are_in_the_plan_but_not_their_values(self) -> None:
+        made = make("forward=TOKEN", environ={"TOKEN": "hunter2"})
+        assert made.forward == ("TOKEN",)
+        assert "hunter2" not in json.dumps(made.to_json())
+
+    def test_open_mpi_is_told_every_name_that_makes_sense_elsewhere(self) -> None:
+        environ = {
+            "PATH": "/bin",
+            "HF_TOKEN": "t",
+            "SSH_AUTH_SOCK": "s",
+            "SLURM_PROCID": "3",
+            "BASH_FUNC_a%%": "()",
+        }
+        made = make(
+            "mpi.flavour=openmpi", hosts="a,b", mpis=(Mpi("openmpi", "/o/mpiexec", "5"),), environ=environ
+        )
+        assert made.forward == ("HF_TOKEN", "HOME", "PATH")
+
+    def test_worker_affinity_is_the_hosts_one_flat_list(self) -> None:
+        made = make("hosts.nproc_per_node=4", hosts="a,b")
+        assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2
+        assert "CCL_WORKER_AFFINITY" not in made.env
+
+    def test_threads_that_differ_are_each_ranks_own(self) -> None:
+        made = make(
+            "cpu.cores=0-27,28-40", "cpu.cores_per_rank=max", "hosts.nproc=2", "training.backend=gloo"
+        )
+        threads = [rank.threads for rank in made.hosts[0].ranks]
+        assert threads == [21, 20]
+        assert [rank.env for rank in made.hosts[0].ranks] == [
+            {"OMP_NUM_THREADS": "21"},
+            {"OMP_NUM_THREADS": "20"},
+        ]
+        assert "OMP_NUM_THREADS" not in made.env
+
+
+class TestHosts:
+    def test_each_host_is_bound_by_its_own_topology(self) -> None:
+        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
+        assert [[rank.cores for rank in host.ranks] for host in made.hosts] == [["0-27", "28-55"], ["0", "1"]]
+        assert [host.assumed for host in made.hosts] == [True, False]
+
+    def test_one_number_of_workers_suits_the_smallest_host(self) -> None:
+        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
+        assert all(rank.comm_cores == "" for host in made.hosts for rank in host.ranks)
+        assert made.env["CCL_WORKER_OFFLOAD"] == "0"
+
+    def test_this_machine_is_not_assumed(self) -> None:
+        assert not make().hosts[0].assumed
+        assert not make(facts=SMALL).hosts[0].assumed
+
+
+class TestBackendAndPrecision:
+    def test_ccl_where_it_can_be_used(self) -> None:
+        assert make().env["CPULAUNCH_BACKEND"] == "ccl"
+
+    def test_auto_falls_to_gloo_and_says_why(self) -> None:
+        made = make(ccl_missing="no compiler")
+        assert made.env["CPULAUNCH_BACKEND"] == "gloo"
+        assert any("no compiler" in note for note in made.notes)
+
+    def test_ccl_never_falls_back_silently(self) -> None:
+        with pytest.raises(PlanError, match="no compiler"):
+            make("training.backend=ccl", ccl_missing="no compiler")
+
+    @pytest.mark.parametrize(
+        ("settings", "facts", "precision"),
+        [
+            ([], BIG, "bf16"),
+            ([], SMALL, "fp32"),
+            (["training.precision=bf16"], SMALL, "bf16"),
+            (["training.precision=fp32"], BIG, "fp32"),
+        ],
+    )
+    def test_bf16_only_where_the_cpu_has_it_or_the_user_insists(self, settings, facts, precision) -> None:
+        made = make(*settings, facts=facts)
+        assert made.env["CPULAUNCH_PRECISION"] == precision
+        assert any("bf16" in note for note in made.notes) == (facts is SMALL)
+
+
+def test_a_plan_survives_json() -> None:
+    made = make("hosts.nproc_per_node=4", "env=A=b", "mpi.args=-v", hosts="a,b:2")
+    text = json.dumps(made.to_json())
+    assert Plan.from_json(json.loads(text)) == made
+    assert json.dumps(Plan.from_json(json.loads(text)).to_json()) == text
+
+
+def test_a_plan_of_another_schema_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a plan of schema 1: 2"):
+        Plan.from_json({**make().to_json(), "schema": 2})
+
+
+def test_a_recorded_host_is_known_by_all_its_names() -> None:
+    facts = Facts(like=BIG, hosts={"a": HostFacts(SMALL.topology, frozenset({"a.cluster", "10.0.0.1"}))})
+    assert facts.of("10.0.0.1") == (facts.hosts["a"], False)
+    assert facts.of("b") == (BIG, True)

@@ -1,0 +1,255 @@
+"""Settings: what is valid, who wins, where each value is from, and what errors say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.config.load import load
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str | bytes, name: str = "cpulaunch.yaml") -> Path:
+    path = Path(name)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+class TestPrecedence:
+    """Command line > environment > YAML > default."""
+
+    YAML = "ccl:\n  worker_count: 4\n"
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "yaml", "value", "origin"),
+        [
+            ([], {}, "", "auto", "default"),
+            ([], {}, YAML, 4, "cpulaunch.yaml:2"),
+            ([], {"CCL_WORKER_COUNT": "3"}, YAML, 3, "$CCL_WORKER_COUNT"),
+            (
+                [],
+                {"CCL_WORKER_COUNT": "3", "CPULAUNCH_CCL_WORKER_COUNT": "2"},
+                YAML,
+                2,
+                "$CPULAUNCH_CCL_WORKER_COUNT",
+            ),
+            (
+                [("ccl.worker_count", "1", "--ccl-worker-count")],
+                {"CCL_WORKER_COUNT": "3"},
+                YAML,
+                1,
+                "--ccl-worker-count",
+            ),
+            ([("ccl.worker_count", "1", "--a"), ("ccl.worker_count", "5", "--set")], {}, YAML, 5, "--set"),
+            (
+                [("env", "CCL_WORKER_COUNT=7", "--env")],
+                {"CCL_WORKER_COUNT": "3"},
+                YAML,
+                7,
+                "--env CCL_WORKER_COUNT",
+            ),
+            ([], {"CCL_WORKER_COUNT": "3"}, "env: {CCL_WORKER_COUNT: 9}\n", 3, "$CCL_WORKER_COUNT"),
+            ([], {}, "env: {CCL_WORKER_COUNT: 9}\n", 9, "cpulaunch.yaml:1 CCL_WORKER_COUNT"),
+            ([], {"CCL_WORKER_COUNT": ""}, YAML, 4, "cpulaunch.yaml:2"),
+        ],
+    )
+    def test_strongest_wins_and_says_who_it_is(self, given, environ, yaml, value, origin) -> None:
+        if yaml:
+            write(yaml)
+        config = load(given, environ=environ)
+        assert (config["ccl.worker_count"], config.origins["ccl.worker_count"]) == (value, origin)
+
+    def test_a_variable_of_the_field_counts_as_said(self) -> None:
+        config = load(environ={"OMP_NUM_THREADS": "5"})
+        assert (config["cpu.threads"], config.origins["cpu.threads"]) == (5, "$OMP_NUM_THREADS")
+
+    def test_env_is_merged_by_name_and_lists_are_replaced(self) -> None:
+        write("env: {A: 1, B: 2}\nmpi: {args: [-x]}\n")
+        config = load(
+            [("env", "B=3", "--env"), ("env", "C=4", "--env"), ("mpi.args", "-y z", "--mpi-args")], environ={}
+        )
+        assert config["env"] == {"A": "1", "B": "3", "C": "4"}
+        assert config["mpi.args"] == ("-y z",)
+
+    @pytest.mark.parametrize(
+        ("environ", "file", "worker_count"),
+        [
+            ({"CPULAUNCH_CONFIG": "named.yaml"}, None, 2),
+            ({"CPULAUNCH_CONFIG": "named.yaml"}, "given.yaml", 1),
+            ({"XDG_CONFIG_HOME": "xdg"}, None, 3),
+            ({"HOME": "home"}, None, 4),
+            ({"CPULAUNCH_CONFIG": "named.yaml", "XDG_CONFIG_HOME": "xdg"}, None, 2),
+        ],
+    )
+    def test_the_file_is_looked_for_in_order(self, environ, file, worker_count) -> None:
+        for directory in ("xdg/cpulaunch", "home/.config/cpulaunch"):
+            Path(directory).mkdir(parents=True)
+        names = (
+            "given.yaml",
+            "named.yaml",
+            "xdg/cpulaunch/config.yaml",
+            "home/.config/cpulaunch/config.yaml",
+        )
+        for number, name in enumerate(names, 1):
+            write(f"ccl: {{worker_count: {number}}}", name)
+        assert load(file=Path(file) if file else None, environ=environ)["ccl.worker_count"] == worker_count
+
+    def test_the_file_of_this_directory_beats_the_users(self) -> None:
+        Path("xdg/cpulaunch").mkdir(parents=True)
+        write("ccl: {worker_count: 3}", "xdg/cpulaunch/config.yaml")
+        write("ccl: {worker_count: 8}")
+        assert load(environ={"XDG_CONFIG_HOME": "xdg"})["ccl.worker_count"] == 8
+
+
+BAD_FILES = [
+    # text, place and words of the message, words of the hint
+    (
+        "ccl:\n  worker_cout: 1\n",
+        "cpulaunch.yaml:2: unknown key 'worker_cout' in 'ccl'; did you mean 'worker_count'?",
+        "worker_count",
+    ),
+    ("cluster: {}\n", "cpulaunch.yaml:1: unknown key 'cluster'", "launcher"),
+    (
+        "launcher: local\nhosts:\n  nnodes: many\n",
+        "cpulaunch.yaml:3: 'many' does not fit hosts.nnodes: expected a whole number of at least 1, or all",
+        "",
+    ),
+    ("hosts:\n  nnodes: 0\n", "cpulaunch.yaml:2: 0 does not fit", ""),
+    ("hosts:\n  nnodes: 1.5\n", "cpulaunch.yaml:2: 1.5 does not fit", ""),
+    ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: True does not fit", ""),
+    ("hosts:\n  nnodes: [1]\n", "cpulaunch.yaml:2: [1] does not fit", ""),
+    ("hosts:\n  nnodes:\n", "cpulaunch.yaml:2: nothing does not fit", ""),
+    (
+        "cpu: {bind_numa: maybe}\n",
+        "cpulaunch.yaml:1: 'maybe' does not fit cpu.bind_numa: expected true or false",
+        "",
+    ),
+    (
+        "launcher: slurn\n",
+        "cpulaunch.yaml:1: 'slurn' does not fit launcher: expected one of auto, local, mpirun, slurm",
+        "",
+    ),
+    ("launcher: slurm\n", "cpulaunch.yaml:1: launcher: slurm is not built yet", "today: auto, local, mpirun"),
+    ("watch: {max_restarts: 1}\n", "cpulaunch.yaml:1: watch.max_restarts: 1 is not built yet", "today: 0"),
+    (
+        "launcher: local\nlauncher: mpirun\n",
+        "cpulaunch.yaml:2: 'launcher' stands here twice, first at cpulaunch.yaml:1",
+        "",
+    ),
+    ("ccl:\n  transport: ofi\n  transport: mpi\n", "cpulaunch.yaml:3: 'ccl.transport' stands here twice", ""),
+    ("env:\n  A: 1\n  A: 2\n", "cpulaunch.yaml:3: 'env.A' stands here twice", ""),
+    ("ccl:\n\tworker_count: 1\n", "cpulaunch.yaml:2: not valid YAML", "spaces"),
+    ("ccl: {worker_count: 1\nmpi: x}\n", "cpulaunch.yaml:2: not valid YAML", ""),
+    ("", "cpulaunch.yaml: is empty", "cpulaunch config"),
+    ("# nothing\n", "cpulaunch.yaml: is empty", ""),
+    ("- a\n- b\n", "cpulaunch.yaml:1: expected a mapping such as `launcher: local`, not a list", ""),
+    ("hello\n", "cpulaunch.yaml:1: expected a mapping such as `launcher: local`, not 'hello'", ""),
+    ("ccl: 3\n", "cpulaunch.yaml:1: 'ccl' is a section: expected a mapping, not '3'", ""),
+    (
+        "launcher: local\n# a\nenv: {A: \xe9}\n".encode("latin-1"),
+        "cpulaunch.yaml:3: byte 0xe9 is not UTF-8",
+        "",
+    ),
+    ('launcher: local\nenv: {A: "\x01"}\n', "cpulaunch.yaml:2: a character that YAML does not allow", ""),
+    ("cpulaunch: 2\n", "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1", "upgrade"),
+    ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
+    ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
+    ("env: {A=B: 1}\n", "cpulaunch.yaml:1: {'A=B': 1} does not fit env", ""),
+    ("env: [A]\n", "cpulaunch.yaml:1: ['A'] does not fit env", ""),
+    (
+        "hosts: {master_port: 65536}\n",
+        "cpulaunch.yaml:1: 65536 does not fit hosts.master_port: expected a whole number from 1 to 65535, or auto",
+        "",
+    ),
+    ("watch: {grace_period: .nan}\n", "cpulaunch.yaml:1: nan does not fit", ""),
+    ("watch: {grace_period: .inf}\n", "cpulaunch.yaml:1: inf does not fit", ""),
+    ("a: 1\n---\nb: 2\n", "cpulaunch.yaml:2: not valid YAML", ""),
+    ("launcher: !!python/name:os.system\n", "cpulaunch.yaml:1: not valid YAML", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), BAD_FILES, ids=lambda v: repr(v)[:40])
+def test_a_bad_file_is_refused_with_its_line_and_what_is_valid(text, message, hint) -> None:
+    write(text)
+    with pytest.raises(ConfigError) as e:
+        load(environ={})
+    assert str(e.value).startswith(message)
+    assert hint in (e.value.hint or "")
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("cpulaunch: 1\nlauncher: local\n", "launcher", "local"),
+        ("hosts: {nnodes: 4}", "hosts.nnodes", 4),
+        ("hosts: {nnodes: '4'}", "hosts.nnodes", 4),
+        ("cpu: {cores: 0-13}", "cpu.cores", "0-13"),
+        ("cpu: {cores: 7}", "cpu.cores", "7"),
+        ("cpu: {bind_numa: yes}", "cpu.bind_numa", True),
+        ("watch: {grace_period: 2.5}", "watch.grace_period", 2.5),
+        ("watch: {grace_period: 3}", "watch.grace_period", 3),
+        ("env: {A: 1, B: true, C: 'x y', D: 1.5}", "env", {"A": "1", "B": "true", "C": "x y", "D": "1.5"}),
+        ("mpi: {args: [-print-rank-map, 3]}", "mpi.args", ("-print-rank-map", "3")),
+        ("ccl:\n#  worker_count: 3\nlauncher: local\n", "ccl.worker_count", "auto"),
+        ("\ufefflauncher: local\n", "launcher", "local"),
+        ("launcher: local\r\ncpu:\r\n  threads: 2\r\n", "cpu.threads", 2),
+    ],
+)
+def test_a_good_file_is_read(text, key, value) -> None:
+    write(text)
+    assert load(environ={})[key] == value
+
+
+def test_a_missing_file_is_an_error_only_when_it_was_named() -> None:
+    load(environ={})
+    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read: No such file"):
+        load(file=Path("nowhere.yaml"), environ={})
+    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
+        load(environ={"CPULAUNCH_CONFIG": "nowhere.yaml"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("hosts.nnodes", "x", "--nnodes"), "--nnodes: 'x' does not fit hosts.nnodes"),
+        (("hosts.nnodes", "１", "--nnodes"), "--nnodes: '１' does not fit"),
+        (("hosts.nnodes", "1_0", "--nnodes"), "--nnodes: '1_0' does not fit"),
+        (("env", "A", "--env"), "--env: 'A' does not fit env: expected NAME=VALUE"),
+        (("ccl.workers", "1", "--set ccl.workers"), "--set ccl.workers: unknown setting 'ccl.workers'"),
+        (("output.log_dir", "", "--log-dir"), "--log-dir: '' does not fit"),
+    ],
+)
+def test_a_bad_value_on_the_command_line_is_refused_with_its_flag(given, message) -> None:
+    with pytest.raises(ConfigError) as e:
+        load([given], environ={})
+    assert str(e.value).startswith(message)
+
+
+def test_an_unknown_variable_of_ours_is_warned_of() -> None:
+    config = load(environ={"CPULAUNCH_CCL_WORKERCOUNT": "1"})
+    assert config.warnings == (
+        "$CPULAUNCH_CCL_WORKERCOUNT is not a setting of cpulaunch; did you mean 'CPULAUNCH_CCL_WORKER_COUNT'?; it is ignored",
+    )
+
+
+class TestTable:
+    def test_every_default_fits_its_own_kind(self) -> None:
+        for setting in SETTINGS.values():
+            if setting.default not in ("", ()):
+                assert setting.kind.from_yaml(setting.default) == setting.default, setting.key
+            if setting.built is not None:
+                assert setting.default in setting.built, setting.key
+
+    def test_flags_and_variables_are_not_shared(self) -> None:
+        flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
+        variables = [setting.variable for setting in SETTINGS.values() if setting.variable]
+        assert len(flags) == len(set(flags))
+        assert len(variables) == len(set(variables))
