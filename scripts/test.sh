@@ -3,6 +3,8 @@
 #   scripts/test.sh                  everything: real MPIs, a cluster of four hosts
 #   scripts/test.sh --fast           what takes under a minute
 #   scripts/test.sh [--fast] ARGS    … with further arguments for pytest
+# The cluster's hosts are network namespaces: they need root, and sshd and ip (else those tests are
+# skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -10,13 +12,21 @@ cd "$(dirname "$0")/.."
 fast=
 if [ "${1:-}" = --fast ]; then fast=1; shift; fi
 
+if [ "${CI:-}" ] && [ "$(id -u)" = 0 ] && ! { [ -x /usr/sbin/sshd ] && command -v ip nsenter tc g++ tmux ps; } >/dev/null; then
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    openssh-server openssh-client iproute2 util-linux g++ tmux procps >/dev/null
+fi
+
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
-  accelerate transformers scikit-learn pytest hypothesis pexpect ruff mypy types-PyYAML types-psutil)
+  accelerate transformers scikit-learn pytest hypothesis pexpect ruff mypy types-PyYAML types-psutil types-pexpect)
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e .
 export PATH=$venv/bin:$PATH
 
 ruff check .
+ruff format --check -q .
 mypy
+cpulaunch ccl build
 if [ "$fast" ]; then
   exec pytest -q -m "not slow" "$@"
 fi

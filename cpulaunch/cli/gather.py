@@ -14,7 +14,8 @@ from cpulaunch.cluster.hosts import Host, parse_hosts, read_hostfile, without
 from cpulaunch.cluster.topology import Topology
 from cpulaunch.config.load import Config
 from cpulaunch.errors import ConfigError
-from cpulaunch.plan.plan import Program, ranks_per_host
+from cpulaunch.plan.make import ranks_per_host
+from cpulaunch.plan.plan import Program
 
 
 def gather(

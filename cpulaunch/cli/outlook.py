@@ -13,9 +13,9 @@ from cpulaunch.cluster.interfaces import interfaces_here
 from cpulaunch.config.load import Config
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.plan.binding import Binding, Seat
+from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
 from cpulaunch.plan.plan import Plan, Program
-from cpulaunch.plan.plan import plan as make_plan
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip

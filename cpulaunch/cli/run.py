@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
     from cpulaunch.cli.gather import gather
     from cpulaunch.launch.render import render
-    from cpulaunch.plan.plan import plan as make_plan
+    from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,10 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], *, verbose: bool) -> s
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", "Environment of every rank"]
     lines += [f"  {name}={value}" for name, value in plan.env.items()]
-    for host in plan.hosts:
-        if host.env:
-            lines.append(f"  on {host.host}: " + " ".join(f"{k}={v}" for k, v in host.env.items()))
-        lines += [
-            f"  rank {r.rank}: " + " ".join(f"{k}={v}" for k, v in r.env.items()) for r in host.ranks if r.env
-        ]
+    for env, group in groupby(plan.hosts, key=lambda host: host.env):
+        if env:
+            lines.append(f"  on {_names([host.host for host in group])}: {_pairs(env)}")
+    lines += [f"  rank {r.rank}: {_pairs(r.env)}" for host in plan.hosts for r in host.ranks if r.env]
     lines += ["", "Command" if len(commands) == 1 else f"Command of rank 0, one of {len(commands)} alike"]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
@@ -100,8 +98,7 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
 
 def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
     assumed, *ranks = layout
-    shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} hosts)"
-    yield f"  {shown}{', assumed to be like the machine looked at' if assumed else ''}"
+    yield f"  {_names(names)}{', assumed to be like the machine looked at' if assumed else ''}"
     for local_rank, cores, comm_cores, nodes, threads in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
         count = _counted(threads, "thread")
@@ -109,14 +106,24 @@ def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
-    """A command as lines that a shell would join again."""
+    """A command as lines that a shell would join again, each option with its values on one line."""
     line = ""
-    for word in map(shlex.quote, argv):
-        if line and len(line) + len(word) > width:
+    for number, word in enumerate(map(shlex.quote, argv)):
+        rest = len(shlex.join(takewhile(lambda w: not w.startswith("-"), argv[number + 1 :])))
+        begins = word.startswith("-") and len(line) + len(word) + rest > width
+        if line.strip() and (begins or len(line) + len(word) > width):
             yield line + " \\"
             line = "  "
         line += (" " if line.strip() else "") + word
     yield line
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)"
+
+
+def _pairs(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in env.items())
 
 
 def shown_path(path: Path) -> str:

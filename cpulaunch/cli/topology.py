@@ -10,7 +10,8 @@ from cpulaunch.cli import terminal
 from cpulaunch.cli.gather import gather
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cli.outlook import seats_of_first_host
-from cpulaunch.plan.plan import Program, plan
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Program
 
 EPILOG = """\
 examples:
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     config = load_config(options)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu)
-    made = plan(config, facts, Program((sys.executable,), False, os.getcwd(), sys.executable))
+    made = make_plan(config, facts, Program((sys.executable,), False, os.getcwd(), sys.executable))
     width = terminal.width()
     print(
         seats_of_first_host(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cpulaunch.errors import PlanError
 from cpulaunch.launch.command import Command
 from cpulaunch.launch.keepers import SSH, keeper_argv, seating_variable
 from cpulaunch.plan.plan import Plan
@@ -92,6 +93,11 @@ def commands(plan: Plan) -> tuple[Command, ...]:
     """The one mpiexec command of a plan."""
     words = FLAVOURS[plan.starter]
     counts = [len(host.ranks) for host in plan.hosts]
+    if words.host_line.startswith("{host}:") and (six := [h.host for h in plan.hosts if ":" in h.host]):
+        raise PlanError(
+            f"mpiexec of {plan.starter} takes no IPv6 address for a host: {six[0]}",
+            hint="names that stand for it will do, as will --mpi openmpi",
+        )
     argv = [plan.mpiexec, *words.fixed]
     files = {}
     if words.always_hostfile or not plan.here_alone:
@@ -117,7 +123,8 @@ def _reaching(plan: Plan, words: Flavour) -> dict[str, str]:
     if plan.here_alone:
         return {}
     env = {words.ssh: SSH}
-    if plan.way_out:
+    # Hydra finds an interface by its name; Open MPI's networks are of IPv4 only.
+    if plan.way_out and not ("network" in words.interface[1] and ":" in plan.way_out.address):
         name, value = words.interface
         env[name] = value.format(name=plan.way_out.name, network=plan.way_out.network)
     return {name: value for name, value in env.items() if name not in plan.said_to_mpi}

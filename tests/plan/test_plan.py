@@ -12,7 +12,8 @@ from cpulaunch.cluster.hosts import parse_hosts
 from cpulaunch.cluster.topology import Topology
 from cpulaunch.config.load import load
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
-from cpulaunch.plan.plan import Plan, Program, plan
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Plan, Program
 
 BIG = HostFacts(
     Topology.from_lscpu((Path(__file__).parent / "2x28.lscpu").read_text()), cpu_flags=("amx_bf16",)
@@ -35,7 +36,7 @@ def make(
         "hosts": more.pop("hosts_known", {}),
         **more,
     }
-    return plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
+    return make_plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
 
 
 def sizes(made: Plan) -> list[int]:

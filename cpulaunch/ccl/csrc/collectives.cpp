@@ -361,7 +361,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::_reduce_scatter_base(at::Tenso
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return reduce_scatter_into(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", outputs,
+  return reduce_scatter_into(OpType::COALESCED, "reduce_scatter_tensor_coalesced", outputs,
                              inputs, opts);
 }
 

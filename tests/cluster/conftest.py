@@ -1,0 +1,60 @@
+"""One cluster for all tests of this folder, and what they run on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+from cluster.namespaces import Cluster, why_not
+
+HOSTS = ("node0", "node1", "node2", "node3")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def need_cluster() -> None:
+    if problem := why_not():
+        # Where one is promised, as by scripts/test.sh, tests must not vanish quietly.
+        (pytest.fail if os.environ.get("CPULAUNCH_TEST_CLUSTER") else pytest.skip)(
+            f"no test cluster: {problem}"
+        )
+
+
+@pytest.fixture(scope="session")
+def the_cluster() -> Iterator[Cluster]:
+    need_cluster()
+    with Cluster(("login", *HOSTS)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(the_cluster: Cluster) -> Iterator[Cluster]:
+    """Four hosts and one called login, on which a test must leave no process."""
+    yield the_cluster
+    left = the_cluster.processes()
+    assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture
+def cpulaunch(cluster: Cluster, tmp_path: Path) -> Run:
+    """Run ``cpulaunch ARGS`` on the host ``on``, in an empty directory, to its end."""
+
+    def run(
+        *arguments: object, on: str = "node0", timeout: float = 60.0, cwd: Path = tmp_path, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "cpulaunch", *map(str, arguments)]
+        return cluster.run(on, argv, timeout=timeout, directory=cwd, env=clean_environment(**env))
+
+    return run
+
+
+@pytest.fixture
+def four(cluster: Cluster, tmp_path: Path) -> Path:
+    """A hostfile with the four hosts."""
+    return cluster.hostfile(tmp_path / "four-nodes", HOSTS)

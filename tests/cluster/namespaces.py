@@ -1,0 +1,538 @@
+"""A cluster for tests on one Linux machine: every host is a set of namespaces with a real sshd.
+
+A host has its own network, mount, process, UTS and IPC namespace: address, host name, /etc/hosts, /etc/ssh,
+/run, /dev/shm, boot id, process 1.  Files are shared, as they are over NFS, where a test doesn't hide some.
+The hosts hang on a bridge in a namespace of its own, so nothing is added to this machine's network,
+~/.ssh or /etc, no packet gets out, and when the process that made the cluster dies, all of it does.
+
+    with Cluster(("login", "node0", "node1")) as cluster:
+        cluster.run("login", ["ssh", "node1", "hostname"])
+        with cluster.dropping("node1"):
+            …
+
+As on many a real host, each has a ``docker0`` with the same address everywhere, which comes before the
+interface that matters; and that interface has another name on the last host.
+``scripts/play_cluster.sh`` gives such a cluster to play with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+NETWORK = ipaddress.ip_network("10.213.88.0/24")
+DECOY = "172.17.0.1/16"
+TOOLS = {
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
+}
+TIMEOUT = 10.0
+"""Seconds that any single step of building, or of a fault, may take."""
+
+_NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
+_SEARCH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+
+# Process 1 of a host: makes the namespaces look like a host, starts sshd, and reaps what is orphaned.
+_HOST = r"""
+set -e
+umask 022
+hostname "$NAME"
+ip link set lo up
+mkdir "$D/cgroup"; mount --rbind /sys/fs/cgroup "$D/cgroup" || true
+mount -t sysfs sysfs /sys
+mount --rbind "$D/cgroup" /sys/fs/cgroup || true
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/sshd
+mount --bind "$D/ssh" /etc/ssh
+for name in hosts hostname machine-id shadow resolv.conf; do
+    [ ! -e /etc/$name ] || mount --bind "$D/$name" /etc/$name
+done
+# Fast transports take hosts with the same boot id for one host, and try shared memory.
+mount --bind "$D/boot_id" /proc/sys/kernel/random/boot_id
+[ ! -d /root/.ssh ] || mount -t tmpfs -o mode=700 tmpfs /root/.ssh
+echo up
+read -r _                       # until the wires are in place
+"$SSHD"
+echo ready
+trap : TERM INT HUP
+while :; do sleep 86400 & wait $!; done
+"""
+
+_SSH_CONFIG = """\
+Host *
+  IdentityFile /etc/ssh/id
+  IdentitiesOnly yes
+  GlobalKnownHostsFile /etc/ssh/known_hosts
+  UserKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  LogLevel ERROR
+"""
+
+_SSHD_CONFIG = """\
+Port 22
+HostKey /etc/ssh/host_key
+AuthorizedKeysFile /etc/ssh/authorized_keys
+PidFile /run/sshd.pid
+UsePAM no
+UseDNS no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PrintMotd no
+PrintLastLog no
+MaxStartups 200:30:400
+"""
+
+
+def why_not() -> str | None:
+    """Why there can be no such cluster here; None where there can."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool, path=_SEARCH)})
+    if missing:
+        return f"apt-get install {' '.join(missing)}"
+    command = [
+        "unshare",
+        *_NAMESPACES,
+        "--fork",
+        "--mount-proc",
+        "ip",
+        "link",
+        "add",
+        "br0",
+        "type",
+        "bridge",
+    ]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    return f"namespaces or bridges can't be made here: {tried.stderr.strip()}" if tried.returncode else None
+
+
+class Cluster:
+    """The hosts ``names``, up while this is entered.
+
+    Faults are context managers, which heal what they did; only ``power_off`` is for good.
+    """
+
+    def __init__(self, names: Sequence[str] = ("login", "node0", "node1", "node2", "node3")) -> None:
+        self.names = tuple(names)
+        numbers = NETWORK.hosts()
+        self.addresses = {name: str(next(numbers)) for name in names}
+        self.interfaces = dict.fromkeys(names, "eth0") | {self.names[-1]: "ens5"}
+        self.directory = Path()
+        # Process 1 of each host, and of the switch, as this machine counts it.
+        self._init: dict[str, int] = {}
+
+    @classmethod
+    def at(cls, directory: Path) -> Cluster:
+        """The cluster that another process has up, with its files in ``directory``."""
+        state = json.loads((directory / "cluster.json").read_text())
+        cluster = cls(state["names"])
+        cluster.directory, cluster._init = directory, state["init"]
+        return cluster
+
+    # ---- up and down
+
+    def __enter__(self) -> Cluster:
+        self.directory = Path(tempfile.mkdtemp(prefix="cpulaunch-cluster-"))
+        self._running: list[subprocess.Popen[str]] = []
+        try:
+            self._up()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for process in self._running:
+            process.kill()  # unshare takes process 1 with it, and the kernel the rest of the namespace
+        for process in self._running:
+            process.wait(TIMEOUT)
+            for pipe in (process.stdin, process.stdout):
+                if pipe:
+                    pipe.close()
+        for pid in self._init.values():
+            _until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid} to be gone")
+        shutil.rmtree(self.directory)
+
+    def _up(self) -> None:
+        self._write_files()
+        self._spawn("switch", "ip link set lo up; echo up; read -r _; echo ready; sleep infinity")
+        for name in self.names:
+            self._spawn(name, _HOST)
+        started = dict(zip(("switch", *self.names), self._running, strict=True))
+        for name, process in started.items():
+            self._wait_for(process, name, "up")
+            self._init[name] = int(
+                Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+            )
+        self._batch("switch", "link add br0 type bridge", "link set br0 up")
+        for name in self.names:
+            wire, interface = f"p-{name}", self.interfaces[name]
+            self._batch(
+                name, "link add docker0 type bridge", f"addr add {DECOY} dev docker0", "link set docker0 up"
+            )
+            self._batch(
+                "switch",
+                f"link add {wire} type veth peer name {interface} netns {self._init[name]}",
+                f"link set {wire} master br0 up",
+            )
+            self._batch(
+                name,
+                f"addr add {self.addresses[name]}/{NETWORK.prefixlen} dev {interface}",
+                f"link set {interface} up",
+            )
+        for process in self._running:
+            assert process.stdin
+            process.stdin.write("wired\n")
+            process.stdin.flush()
+        for name, process in started.items():
+            self._wait_for(process, name, "ready")
+        (self.directory / "cluster.json").write_text(json.dumps({"names": self.names, "init": self._init}))
+
+    def _write_files(self) -> None:
+        def new_key(file: Path) -> None:
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "cluster", "-f", str(file)]
+            subprocess.run(command, check=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+
+        new_key(self.directory / "id")
+        hosts = "127.0.0.1 localhost\n::1 localhost\n"
+        hosts += "".join(f"{address} {name}\n" for name, address in self.addresses.items())
+        shadow = re.sub(r"^root:[^:]*", "root:*", Path("/etc/shadow").read_text(), flags=re.MULTILINE)
+        for name in self.names:
+            at = self.directory / name
+            (at / "ssh").mkdir(parents=True)
+            new_key(at / "ssh" / "host_key")
+            # In shadow, sshd refuses a locked account.
+            files = {
+                "hosts": hosts,
+                "hostname": name + "\n",
+                "machine-id": uuid.uuid4().hex + "\n",
+                "boot_id": f"{uuid.uuid4()}\n",
+                "shadow": shadow,
+                "resolv.conf": "nameserver 127.0.0.1\n",
+                "ssh/ssh_config": _SSH_CONFIG,
+                "ssh/sshd_config": _SSHD_CONFIG,
+                "ssh/authorized_keys": (self.directory / "id.pub").read_text(),
+            }
+            for file, text in files.items():
+                (at / file).write_text(text)
+            (at / "shadow").chmod(0o600)
+            shutil.copy(self.directory / "id", at / "ssh" / "id")
+        self._know(self._host_keys())
+
+    def _host_keys(self) -> dict[str, str]:
+        files = {name: self.directory / name / "ssh" / "host_key.pub" for name in self.names}
+        return {name: " ".join(file.read_text().split()[:2]) for name, file in files.items()}
+
+    def _know(self, keys: Mapping[str, str]) -> None:
+        known = "".join(f"{name},{self.addresses[name]} {key}\n" for name, key in keys.items())
+        for name in self.names:
+            (self.directory / name / "ssh" / "known_hosts").write_text(known)
+
+    def _spawn(self, name: str, script: str) -> None:
+        env = {
+            "PATH": _SEARCH,
+            "NAME": name,
+            "D": str(self.directory / name),
+            "LC_ALL": "C",
+            "SSHD": shutil.which("sshd", path=_SEARCH) or "",
+        }
+        command = [
+            "unshare",
+            *_NAMESPACES,
+            "--mount-proc",
+            "--fork",
+            "--kill-child=KILL",
+            "bash",
+            "-c",
+            script,
+        ]
+        with open(self.directory / f"{name}.log", "w") as log:
+            self._running.append(
+                subprocess.Popen(
+                    command,
+                    env=env,
+                    text=True,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+            )
+
+    def _wait_for(self, process: subprocess.Popen[str], name: str, word: str) -> None:
+        assert process.stdout
+        timer = threading.Timer(TIMEOUT, process.kill)
+        timer.start()
+        line = process.stdout.readline().strip()
+        timer.cancel()
+        if line != word:
+            raise RuntimeError(
+                f"{name} didn't get {word}: {(self.directory / f'{name}.log').read_text().strip()}"
+            )
+
+    # ---- use
+
+    def command(self, name: str, argv: Sequence[str], directory: str | Path | None = None) -> list[str]:
+        """The command line that runs ``argv`` on a host, in ``directory`` (else this one), as root.
+
+        Killing nsenter kills ``argv``'s process.
+        """
+        at = f"--wdns={directory or os.getcwd()}"
+        return [*self._nsenter(name), at, "setpriv", "--pdeathsig=KILL", *argv]
+
+    def run(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        timeout: float = 60.0,
+        directory: str | Path | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``argv`` on a host, to its end."""
+        with self.start(name, argv, directory=directory, env=env) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired as e:
+                process.kill()
+                out, err = process.communicate()
+                raise AssertionError(f"{argv} hung on {name}:\n{out}\n{err}") from e
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        directory: str | Path | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> subprocess.Popen[str]:
+        """Start ``argv`` on a host; the caller ends it, and reads its stdout and stderr."""
+        return subprocess.Popen(
+            self.command(name, [str(word) for word in argv], directory),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**env, "HOSTNAME": name},
+        )
+
+    def signal(self, process: subprocess.Popen[str], number: int) -> None:
+        """Send a signal to what ``start`` started: nsenter's child, as nsenter hands none on."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        _until(lambda: bool(children.read_text().split()), "nsenter to have a child")
+        os.kill(int(children.read_text().split()[0]), number)
+
+    def processes(self, name: str | None = None) -> list[str]:
+        """Command lines of what runs on a host, or on all of them, but for what belongs to the host itself."""
+        if name is None:
+            return [line for each in self.names for line in self.processes(each)]
+        if name not in self._init:
+            return []
+        command = self._nsenter(name, "ps", "-eo", "pid=,stat=,args=")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        lines = []
+        for line in done.stdout.splitlines():
+            pid, state, args = line.split(None, 2)
+            if (
+                pid != "1"
+                and state[0] != "Z"
+                and not args.startswith(("sleep 86400", "ps -eo", "sshd: /", "sshd: ["))
+            ):
+                lines.append(f"{name}: {pid} {args}")
+        return lines
+
+    def hostfile(self, file: Path, names: Sequence[str], slots: Sequence[int] | None = None) -> Path:
+        """Write a hostfile with ``names``, and slots where they are given."""
+        counts = [f" slots={count}" for count in slots] if slots else [""] * len(names)
+        file.write_text("".join(f"{name}{count}\n" for name, count in zip(names, counts, strict=True)))
+        return file
+
+    # ---- faults
+
+    def power_off(self, name: str) -> None:
+        """The host is gone, and says no word of goodbye.  There is no way back."""
+        self._batch("switch", f"link set p-{name} nomaster")
+        os.kill(self._init.pop(name), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """The cable is out at the switch's end: nothing arrives, and the host sees nothing of it."""
+        self._batch("switch", f"link set p-{name} nomaster")
+        try:
+            yield
+        finally:
+            self._batch("switch", f"link set p-{name} master br0")
+
+    @contextlib.contextmanager
+    def dropping(self, name: str) -> Iterator[None]:
+        """The host answers no packet, though it is there: what a firewall that drops looks like."""
+        self._batch(
+            name, *(f"route add blackhole {address}" for n, address in self.addresses.items() if n != name)
+        )
+        try:
+            yield
+        finally:
+            self._batch(
+                name,
+                *(f"route del blackhole {address}" for n, address in self.addresses.items() if n != name),
+            )
+
+    @contextlib.contextmanager
+    def unroutable(self, name: str, other: str) -> Iterator[None]:
+        """The host can send nothing to one other host."""
+        self._batch(name, f"route add blackhole {self.addresses[other]}")
+        try:
+            yield
+        finally:
+            self._batch(name, f"route del blackhole {self.addresses[other]}")
+
+    @contextlib.contextmanager
+    def without_sshd(self, name: str, sessions: bool = False) -> Iterator[None]:
+        """No sshd listens; with ``sessions``, those that are open end too."""
+        what = "kill $(cat /run/sshd.pid)" + ("; pkill -KILL -x sshd || true" if sessions else "")
+        self._inside(name, "sh", "-c", what)
+        try:
+            yield
+        finally:
+            _until(lambda: not self._listens(name), "sshd to be gone")
+            self._inside(name, shutil.which("sshd", path=_SEARCH) or "sshd")
+
+    @contextlib.contextmanager
+    def unknown_key(self, name: str) -> Iterator[None]:
+        """No host knows this one's key."""
+        self._know({other: key for other, key in self._host_keys().items() if other != name})
+        try:
+            yield
+        finally:
+            self._know(self._host_keys())
+
+    @contextlib.contextmanager
+    def changed_key(self, name: str) -> Iterator[None]:
+        """All hosts know another key for this one."""
+        other = next(key for each, key in self._host_keys().items() if each != name)
+        self._know({**self._host_keys(), name: other})
+        try:
+            yield
+        finally:
+            self._know(self._host_keys())
+
+    @contextlib.contextmanager
+    def refusing_users(self, name: str) -> Iterator[None]:
+        """The host lets nobody in: the user's key isn't among those that it accepts."""
+        file = self.directory / name / "ssh" / "authorized_keys"
+        before = file.read_text()
+        file.write_text("")
+        try:
+            yield
+        finally:
+            file.write_text(before)
+
+    @contextlib.contextmanager
+    def hidden(self, name: str, path: str | Path) -> Iterator[None]:
+        """The directory ``path`` is empty on this host."""
+        self._inside(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
+        try:
+            yield
+        finally:
+            self._inside(name, "umount", "--lazy", str(path))
+
+    @contextlib.contextmanager
+    def replaced(self, name: str, path: str | Path, text: str) -> Iterator[None]:
+        """The file ``path`` has another text on this host."""
+        ours = self.directory / f"replaced-{uuid.uuid4().hex}"
+        ours.write_text(text)
+        ours.chmod(Path(path).stat().st_mode)
+        self._inside(name, "mount", "--bind", str(ours), str(path))
+        try:
+            yield
+        finally:
+            self._inside(name, "umount", "--lazy", str(path))
+
+    @contextlib.contextmanager
+    def limited(self, name: str, cpus: str) -> Iterator[None]:
+        """Whoever comes in by ssh may use only these CPUs, as on a smaller host."""
+        before = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        self._inside(name, "sh", "-c", f"taskset -cp {cpus} $(cat /run/sshd.pid) >/dev/null")
+        try:
+            yield
+        finally:
+            self._inside(name, "sh", "-c", f"taskset -cp {before} $(cat /run/sshd.pid) >/dev/null")
+
+    @contextlib.contextmanager
+    def shaped(self, name: str, rate: str) -> Iterator[None]:
+        """The host sends at ``rate`` at most, such as ``1gbit``; needs the kernel's tbf."""
+        at = ["dev", self.interfaces[name], "root"]
+        self._inside(
+            name, "tc", "qdisc", "add", *at, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"
+        )
+        try:
+            yield
+        finally:
+            self._inside(name, "tc", "qdisc", "del", *at)
+
+    # ---- helpers
+
+    def _listens(self, name: str) -> bool:
+        probe = self._nsenter(name, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22")
+        return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0
+
+    def _nsenter(self, name: str, *argv: str) -> list[str]:
+        return ["nsenter", f"--target={self._init[name]}", *_NAMESPACES, *argv]
+
+    def _inside(self, name: str, *argv: str) -> None:
+        subprocess.run(
+            self._nsenter(name, *argv),
+            check=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PATH": _SEARCH},
+        )
+
+    def _batch(self, name: str, *lines: str) -> None:
+        """Lines of ``ip`` in a host's network."""
+        subprocess.run(
+            ["nsenter", f"--target={self._init[name]}", "--net", "ip", "-batch", "-"],
+            check=True,
+            timeout=TIMEOUT,
+            text=True,
+            input="\n".join(lines) + "\n",
+            env={**os.environ, "PATH": _SEARCH},
+        )
+
+
+def _until(true: object, what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not true():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {TIMEOUT:.0f} s for {what}")
+        time.sleep(0.005)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG

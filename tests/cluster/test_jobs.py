@@ -1,0 +1,184 @@
+"""Real jobs on four hosts, started by the real mpiexec of three MPIs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, mpi_options
+
+from cluster.conftest import HOSTS, Run
+from cluster.namespaces import Cluster
+from cpulaunch.ccl.installed import state
+
+pytestmark = pytest.mark.slow
+
+SHOW = """\
+import json, os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+         "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "FORWARDED", "GIVEN", "SECRET")
+seen = {name: os.environ.get(name) for name in names}
+seen.update(host=socket.gethostname(), cores=sorted(os.sched_getaffinity(0)), directory=os.getcwd(), python=sys.executable)
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(params=["intel", "mpich", "openmpi"])
+def mpi(request: pytest.FixtureRequest) -> list[str]:
+    """The options for each MPI in turn."""
+    return mpi_options(request.param)
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    (script := tmp_path / "show.py").write_text(SHOW)
+    return script
+
+
+def seen_by_ranks(stdout: str) -> list[dict[str, Any]]:
+    """What SHOW printed, by rank."""
+    lines = [json.loads(re.sub(r"^\[\d+\] ", "", line)) for line in stdout.splitlines()]
+    return sorted(lines, key=lambda seen: int(seen["RANK"]))
+
+
+@pytest.mark.parametrize("on", ["node0", "login"])
+def test_ranks_are_where_the_plan_says(
+    on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "2", show, on=on)
+    assert done.returncode == 0, done.stderr
+    ranks = seen_by_ranks(done.stdout)
+    assert [r["host"] for r in ranks] == [name for name in HOSTS for _ in range(2)]
+    assert [r["LOCAL_RANK"] for r in ranks] == ["0", "1"] * 4
+    assert [r["GROUP_RANK"] for r in ranks] == [str(n) for n in range(4) for _ in range(2)]
+    assert [r["GLOO_SOCKET_IFNAME"] for r in ranks] == [cluster.interfaces[r["host"]] for r in ranks]
+    assert {(r["MASTER_ADDR"], r["WORLD_SIZE"]) for r in ranks} == {(cluster.addresses["node0"], "8")}
+    (plan,) = (json.loads(path.read_text()) for path in show.parent.glob("runs/*/plan.json"))
+    assert not any(host["assumed"] for host in plan["hosts"])
+    planned = [rank["cores"] for host in plan["hosts"] for rank in host["ranks"]]
+    assert [",".join(map(str, r["cores"])) for r in ranks] == planned
+
+
+def test_uneven_slots_names_and_addresses(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, show: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "uneven").write_text(
+        f"# a hostfile for any MPI\nnode1 slots=2\n\nnode0:1\r\n{cluster.addresses['node2']} slots=2  # by address\nnode3\n"
+    )
+    done = cpulaunch("run", *mpi, "-f", "uneven", show)
+    assert done.returncode == 0, done.stderr
+    ranks = seen_by_ranks(done.stdout)
+    assert [r["host"] for r in ranks] == ["node1", "node1", "node0", "node2", "node2", "node3"]
+    assert [r["LOCAL_RANK"] for r in ranks] == ["0", "1", "0", "0", "1", "0"]
+    assert {r["MASTER_ADDR"] for r in ranks} == {cluster.addresses["node1"]}
+
+
+def test_each_host_is_bound_by_its_own_cores(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two CPUs, one of which a host lacks")
+    one = max(os.sched_getaffinity(0))
+    with cluster.limited("node2", str(one)):
+        done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", show, on="login")
+    assert done.returncode == 0, done.stderr
+    ranks = seen_by_ranks(done.stdout)
+    assert (ranks[2]["cores"], ranks[2]["OMP_NUM_THREADS"]) == ([one], "1")
+    assert all(len(r["cores"]) > 1 and r["OMP_NUM_THREADS"] != "1" for r in ranks if r is not ranks[2])
+    assert "warning: node2: has 1 of the" in done.stderr
+
+
+def test_environment_reaches_every_rank(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    settings = ["--env", "GIVEN=two words", "-x", "FORWARDED"]
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", *settings, show, FORWARDED="a $b", SECRET="ünsaid")
+    assert done.returncode == 0, done.stderr
+    ranks = seen_by_ranks(done.stdout)
+    assert {(r["GIVEN"], r["FORWARDED"], r["SECRET"]) for r in ranks} == {("two words", "a $b", "ünsaid")}
+
+
+def test_directory_and_python_are_the_planned_ones(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    bashrc = Path.home() / ".bashrc"
+    if not bashrc.exists():
+        pytest.skip("no ~/.bashrc to replace")
+    with cluster.replaced("node2", bashrc, "cd /; export PATH=/usr/bin:/bin; echo hello\n"):
+        done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "-v", show)
+    assert done.returncode == 0, done.stderr
+    lines = "\n".join(line for line in done.stdout.splitlines() if "hello" not in line)
+    ranks = seen_by_ranks(lines)
+    assert {r["directory"] for r in ranks} == {str(show.parent)}
+    assert len({r["python"] for r in ranks}) == 1
+
+
+def test_a_failing_rank_elsewhere_gives_its_exit_code(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    code = "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(7)\ntime.sleep(60)\n"
+    (tmp_path / "fails.py").write_text(code)
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "fails.py", on="login")
+    assert done.returncode == 7, done.stderr
+    assert "rank 2 on node2 failed first: exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize(("backend", "per_host"), [("gloo", 1), ("ccl", 1), ("ccl", 2)])
+def test_the_digits_example_trains_as_well_as_locally(
+    backend: str, per_host: int, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path
+) -> None:
+    pytest.importorskip("sklearn")
+    if backend == "ccl" and state().built is None:
+        pytest.skip("the ccl process group is not built: cpulaunch ccl build")
+    if per_host == 2 and "intel" not in mpi:
+        pytest.skip("once is enough for eight ranks on two cores")
+    script = REPOSITORY / "examples" / "digits.py"
+    options = ["--backend", backend, "--threads", "1", "-ppn", per_host]
+    done = cpulaunch("run", *mpi, "-f", four, *options, script, "--epochs", "4", timeout=180, on="login")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(f"rank \\d of {4 * per_host}: backend {backend}", done.stdout)) == 4 * per_host
+    accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
+    assert accuracy, done.stdout
+    assert float(accuracy[1]) > 95
+
+
+def test_without_preflight_hosts_are_assumed(
+    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login")
+    assert done.returncode == 0, done.stderr
+    assert [r["host"] for r in seen_by_ranks(done.stdout)] == list(HOSTS)
+
+
+@pytest.mark.parametrize("fault", ["unknown_key", "without_sshd", "dropping"])
+def test_without_preflight_mpiexec_fails_soon_and_ssh_says_why(
+    fault: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    words = {
+        "unknown_key": "Host key verification failed",
+        "without_sshd": "Connection refused",
+        "dropping": "Connection timed out",
+    }
+    with getattr(cluster, fault)("node2"):
+        done = cpulaunch(
+            "run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login", timeout=30
+        )
+    assert done.returncode == 3, done.stderr
+    assert words[fault] in done.stderr
+
+
+def test_a_stray_slurm_allocation_names_the_hosts(cluster: Cluster, cpulaunch: Run, show: Path) -> None:
+    allocation = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NODELIST": "node[0-2]",
+        "SLURM_NTASKS": "4",
+        "SLURM_TASKS_PER_NODE": "2,1(x2)",
+    }
+    done = cpulaunch("run", *mpi_options("intel"), show, **allocation)
+    assert done.returncode == 0, done.stderr
+    assert "Slurm job 4711 gives 3 hosts: node0 …" in done.stderr
+    assert [r["host"] for r in seen_by_ranks(done.stdout)] == ["node0", "node0", "node1", "node2"]

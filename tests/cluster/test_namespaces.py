@@ -1,0 +1,91 @@
+"""The test cluster itself: its hosts are hosts, its faults are faults, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from cluster.conftest import need_cluster
+from cluster.namespaces import Cluster
+
+SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1"]
+
+pytestmark = pytest.mark.slow
+
+
+def test_hosts_have_names_addresses_and_shared_memory_of_their_own(cluster: Cluster) -> None:
+    shell = "hostname; cat /proc/sys/kernel/random/boot_id; ls /dev/shm; echo $SSH_CONNECTION"
+    cluster.run("node1", ["touch", "/dev/shm/mine"])
+    try:
+        told = [cluster.run("login", [*SSH, name, shell]).stdout.split() for name in ("node0", "node1")]
+    finally:
+        cluster.run("node1", ["rm", "/dev/shm/mine"])
+    assert [t[0] for t in told] == ["node0", "node1"]
+    assert told[0][1] != told[1][1]
+    assert ["mine" in t for t in told] == [False, True]
+    assert [t[-2] for t in told] == [cluster.addresses["node0"], cluster.addresses["node1"]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("dropping", "timed out"),
+        ("cut", "timed out"),
+        ("without_sshd", "Connection refused"),
+        ("unknown_key", "Host key verification failed"),
+        ("changed_key", "IDENTIFICATION HAS CHANGED"),
+        ("refusing_users", "Permission denied"),
+    ],
+)
+def test_a_fault_shows_and_heals(cluster: Cluster, fault: str, says: str) -> None:
+    with getattr(cluster, fault)("node2"):
+        assert says in cluster.run("login", [*SSH, "node2", "true"]).stderr
+        assert cluster.run("login", [*SSH, "node1", "true"]).returncode == 0
+    assert cluster.run("login", [*SSH, "-o", "ConnectTimeout=5", "node2", "true"]).returncode == 0
+
+
+def test_files_can_be_hidden_and_replaced_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("everywhere")
+    with cluster.replaced("node1", file, "other"):
+        texts = [cluster.run(name, ["cat", file]).stdout for name in ("node0", "node1")]
+    with cluster.hidden("node1", tmp_path):
+        there = [cluster.run(name, ["ls", tmp_path]).stdout for name in ("node0", "node1")]
+    assert texts == ["everywhere", "other"]
+    assert there == ["file\n", ""]
+
+
+def test_it_is_up_in_a_second_and_leaves_nothing_behind() -> None:
+    need_cluster()
+    before = _machine()
+    started = time.monotonic()
+    with Cluster(("a", "b")) as cluster:
+        took = time.monotonic() - started
+        cluster.power_off("b")
+        assert "b" in cluster.run("a", [*SSH, "b", "true"]).stderr
+    assert took < 3.0  # a quarter of a second on an idle machine
+    assert not cluster.directory.exists()
+    assert _machine() == before
+
+
+def test_the_script_gives_one_to_play_with(tmp_path: Path) -> None:
+    need_cluster()
+    script = REPOSITORY / "scripts" / "play_cluster.sh"
+    shell = 'cluster node1 hostname; cluster ps; cat "$HOSTFILE"; cluster login ssh node0 pwd'
+    argv = [script, "--hosts", "2", "sh", "-c", shell]
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.stdout.split() == ["node1", "node0", "node1", str(Path.home())], done.stderr
+
+
+def _machine() -> list[str]:
+    """What of this machine a cluster could have changed."""
+    links = subprocess.run(["ip", "-brief", "address"], capture_output=True, text=True, timeout=10).stdout
+    mounts = Path("/proc/self/mounts").read_text()
+    sshd = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, timeout=10).stdout
+    return [links, mounts, str(sshd.count("sshd")), Path("/etc/hosts").read_text(), os.uname().nodename]

@@ -1,0 +1,263 @@
+"""`cpulaunch hosts check`, and run's own preflight: whatever is wrong with a host is said, by its name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+import cpulaunch as package
+from cluster.conftest import HOSTS, Run, need_cluster
+from cluster.namespaces import Cluster
+
+PACKAGE = Path(package.__file__).parent
+PROBE = PACKAGE / "cluster" / "probe_there.py"
+
+Fault = Callable[[Cluster, Path], AbstractContextManager[None]]
+
+pytestmark = pytest.mark.slow
+
+
+def torch_version_file() -> Path:
+    for directory in sys.path:
+        if (file := Path(directory, "torch", "version.py")).is_file():
+            return file
+    pytest.skip("no torch in this Python")
+
+
+# What is wrong with node2 → what the user reads, and what to do about it.
+FAULTS: dict[str, tuple[Fault, str, str]] = {
+    "sshd is down": (lambda c, here: c.without_sshd("node2"), "Connection refused", "no sshd listens there"),
+    "its key is unknown": (
+        lambda c, here: c.unknown_key("node2"),
+        "Host key verification failed",
+        "ssh-keyscan node2 >> ~/.ssh/known_hosts",
+    ),
+    "its key has changed": (
+        lambda c, here: c.changed_key("node2"),
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "ssh-keygen -R node2",
+    ),
+    "it wants a password": (
+        lambda c, here: c.refusing_users("node2"),
+        "Permission denied",
+        "ssh-copy-id node2",
+    ),
+    "no Python": (
+        lambda c, here: c.hidden("node2", Path(sys.executable).parent),
+        f"there is no {sys.executable}",
+        "put the same environment there",
+    ),
+    "no cpulaunch": (
+        lambda c, here: c.hidden("node2", PACKAGE / "cluster"),
+        "cpulaunch isn't where it is here",
+        "put the same environment there",
+    ),
+    "another torch": (
+        lambda c, here: c.replaced("node2", torch_version_file(), "__version__ = '2.8.0'\n"),
+        "torch 2.8.0, but ",
+        "install the same version there",
+    ),
+    "another cpulaunch": (
+        lambda c, here: c.replaced("node2", PACKAGE / "__init__.py", '__version__ = "0.0.1"\n'),
+        f"cpulaunch 0.0.1, but {package.__version__} on node0",
+        "install the same version there",
+    ),
+    "no directory, nor script": (
+        lambda c, here: c.hidden("node2", here.parent),
+        "there is no directory",
+        "copy it there, or share it over NFS",
+    ),
+    "its clock is ahead": (
+        lambda c, here: c.replaced(
+            "node2", PROBE, PROBE.read_text().replace("time.time()", "time.time() + 60")
+        ),
+        "its clock is 60 s ahead of this host's",
+        "chrony",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_host_and_its_remedy(
+    fault: str, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    make, what, remedy = FAULTS[fault]
+    with make(cluster, tmp_path):
+        done = cpulaunch("hosts", "check", "-f", four, on="login")
+    assert done.returncode == 3, done.stderr
+    assert what in done.stderr
+    assert "✗ node2: " in done.stderr
+    assert remedy in done.stderr
+    assert done.stderr.count("✗") == 1  # and nobody else's
+    ticks = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
+    assert ticks == [["✗" if name == "node2" else "✓", name] for name in HOSTS]
+
+
+def test_four_healthy_hosts_take_two_seconds(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    started = time.monotonic()
+    done = cpulaunch("hosts", "check", "-f", four, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert time.monotonic() - started < 4.0  # 0.8 s on two idle cores
+    lines = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [line[:4] for line in lines] == [
+        ["✓", name, cluster.addresses[name], cluster.interfaces[name]] for name in HOSTS
+    ]
+
+
+@pytest.mark.parametrize("fault", ["dropping", "cut"])
+def test_a_host_that_does_not_answer_costs_seconds(
+    fault: str, cluster: Cluster, cpulaunch: Run, four: Path
+) -> None:
+    started = time.monotonic()
+    with getattr(cluster, fault)("node1"), getattr(cluster, fault)("node3"):
+        done = cpulaunch("hosts", "check", "-f", four)
+    assert time.monotonic() - started < 10.0
+    assert done.returncode == 3
+    for name in ("node1", "node3"):
+        assert f"✗ {name}: ssh: connect to host {name} port 22: Connection timed out" in done.stderr
+    assert "firewall" in done.stderr
+
+
+def test_the_first_host_may_be_the_dead_one(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    with cluster.without_sshd("node0"):
+        done = cpulaunch("hosts", "check", "-f", four, on="login")
+    assert done.returncode == 3
+    assert "✗ node0: ssh: connect to host node0 port 22: Connection refused" in done.stderr
+    assert done.stderr.count("✗") == 1
+
+
+def test_a_host_without_power() -> None:
+    need_cluster()
+    with Cluster(("login", "node0", "node1")) as own:
+        own.power_off("node1")
+        argv = [sys.executable, "-m", "cpulaunch", "hosts", "check", "--hosts", "node0,node1"]
+        started = time.monotonic()
+        done = own.run("login", argv)
+        assert time.monotonic() - started < 10.0
+    assert done.returncode == 3
+    assert "✗ node1: ssh: connect to host node1 port 22" in done.stderr
+
+
+def test_an_unknown_name(cluster: Cluster, cpulaunch: Run) -> None:
+    done = cpulaunch("hosts", "check", "--hosts", "node0,nod1")
+    assert done.returncode == 3
+    assert "✗ nod1: ssh: Could not resolve hostname nod1" in done.stderr
+    assert "is the name right?" in done.stderr
+
+
+def test_a_script_that_is_missing_on_one_host(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (code := tmp_path / "code").mkdir()
+    (script := code / "train.py").write_text("")
+    with cluster.hidden("node3", code):
+        done = cpulaunch("hosts", "check", "-f", four, script)
+    assert done.returncode == 3
+    assert f"✗ node3: there is no {script}" in done.stderr
+
+
+def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    code = (
+        "import socket, sys; s = socket.create_server(('', 29511)); print('up', flush=True); sys.stdin.read()"
+    )
+    with cluster.start("node0", [sys.executable, "-c", code + "; import time; time.sleep(60)"]) as taken:
+        assert taken.stdout
+        assert taken.stdout.readline() == "up\n"
+        done = cpulaunch("hosts", "check", "-f", four, "--set", "hosts.master_port=29511", on="login")
+        taken.kill()
+    assert done.returncode == 3
+    assert "✗ node0: port 29511: Address already in use" in done.stderr
+    assert "--master-port auto" in done.stderr
+
+
+def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    """ssh from here gets through, yet node2 doesn't reach the master."""
+    with cluster.unroutable("node2", "node0"):
+        done = cpulaunch("hosts", "check", "-f", four, on="login")
+    assert done.returncode == 3
+    assert "✗ node2: can't connect to node0, where the ranks meet: " in done.stderr
+
+
+def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    done = cpulaunch("hosts", "check", "-f", four, "--interface", "eth0")
+    assert done.returncode == 3
+    assert "✗ node3: has no interface eth0 with an address; it has docker0, ens5, lo" in done.stderr
+
+
+def test_two_names_of_one_host(cluster: Cluster, cpulaunch: Run) -> None:
+    done = cpulaunch("hosts", "check", "--hosts", f"node0,node1,{cluster.addresses['node1']}")
+    assert done.returncode == 3
+    assert f"✗ {cluster.addresses['node1']}: is the same host as node1" in done.stderr
+
+
+def test_a_talkative_startup_file_is_no_problem(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    """A non-interactive ssh reads ~/.bashrc; sshd reads the environment of its configuration."""
+    home = Path.home() / ".bashrc"
+    if not home.exists():
+        pytest.skip("no ~/.bashrc to replace")
+    text = (
+        "echo welcome to node2; echo 'cpulaunch-answer: hm' >&2; export PATH=/nowhere PYTHONPATH=/nowhere\n"
+    )
+    with cluster.replaced("node2", home, text):
+        assert cluster.run("node0", ["ssh", "node2", "true"]).stdout == "welcome to node2\n"
+        done = cpulaunch("hosts", "check", "-f", four)
+    assert done.returncode == 0, done.stderr
+
+
+def test_recorded_facts_plan_from_elsewhere(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    facts = tmp_path / "facts.json"
+    assert cpulaunch("hosts", "check", "-f", four, "--facts-out", facts).returncode == 0
+    (tmp_path / "train.py").write_text("")
+    argv = [
+        sys.executable,
+        "-m",
+        "cpulaunch",
+        "run",
+        "--facts",
+        facts,
+        "-ppn",
+        "2",
+        "--dry-run",
+        "--format",
+        "json",
+    ]
+    # On this machine, which can't reach the hosts.
+    done = subprocess.run(
+        [*argv, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        stdin=subprocess.DEVNULL,
+    )
+    plan = json.loads(done.stdout)
+    assert plan["master_addr"] == cluster.addresses["node0"]
+    assert [host["host"] for host in plan["hosts"]] == list(HOSTS)
+    assert not any(host["assumed"] for host in plan["hosts"])
+    assert [host["env"]["GLOO_SOCKET_IFNAME"] for host in plan["hosts"]] == ["eth0", "eth0", "eth0", "ens5"]
+
+
+def test_run_does_not_start_where_a_host_is_not_ready(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    with cluster.unknown_key("node2"):
+        done = cpulaunch("run", "-f", four, "-ppn", "1", "--mpi", "intel", "train.py")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "✗ node2: ssh: Host key verification failed" in done.stderr
+    assert "cpulaunch: error: 1 of 4 hosts are not ready" in done.stderr
+    assert not (tmp_path / "runs").exists()
