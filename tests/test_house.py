@@ -104,7 +104,7 @@ def test_launcher_and_keeper_never_import_torch() -> None:
 
 def test_keeper_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
     """-I -S: no site-packages at all.  It gets as far as finding no plan."""
-    keeper = PACKAGE / "rank" / "keeper.py"
+    keeper = PACKAGE / "rank" / "run_keeper.py"
     done = subprocess.run(
         [sys.executable, "-I", "-S", keeper, "--", "true"],
         cwd=tmp_path,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +62,7 @@ def main(arguments: list[str]) -> int:
         else:
             print(plan_as_text(plan, commands, verbose=options.verbose), end="")
         return 0
-    return _run(plan, options.verbose, facts.free_port)
+    return _run(plan, commands, options.verbose, facts.free_port)
 
 
 def _parser() -> Parser:
@@ -91,7 +89,9 @@ def _program(rest: list[str], no_python: bool) -> Program:
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
     python = sys.executable
     if no_python:
-        found = shutil.which(rest[0])
+        from shutil import which
+
+        found = which(rest[0])
         if found is None:
             raise UsageError(
                 f"{rest[0]}: no such program, or it is not executable",
@@ -121,24 +121,28 @@ def _check_script(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
 
 
-def _run(plan: Plan, verbose: bool, free_port: int | None) -> int:
-    from cpulaunch.cli.show import headline, verdict
+def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int | None) -> int:
     from cpulaunch.launch.execute import execute
     from cpulaunch.launch.job import new_job
     from cpulaunch.launch.output import Output, shown_ranks
-    from cpulaunch.launch.render import render
 
-    commands = render(plan)
     shown = shown_ranks(plan.setting("output.tee"), plan.world_size)
     job = new_job(plan, free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), job.id)
     output = Output(directory, shown, say)
-    # Both hold the values of `env:`, which are nobody else's business.
-    output.keep("plan.json", _document(plan, commands).encode(), private=True)
-    output.keep("command.sh", shell(commands, job.master_port).encode(), private=True)
-    for line in headline(plan, directory, verbose):
-        say(line)
-    outcome = execute(plan, commands, job, directory, output, say)
+
+    def meanwhile() -> None:
+        from cpulaunch.cli.show import headline
+
+        for line in headline(plan, directory, verbose):
+            say(line)
+        # Both hold the values of `env:`, which are nobody else's business.
+        output.keep("plan.json", _document(plan, commands).encode(), private=True)
+        output.keep("command.sh", shell(commands, job.master_port).encode(), private=True)
+
+    outcome = execute(plan, commands, job, directory, output, say, meanwhile)
+    from cpulaunch.cli.show import verdict
+
     output.keep("outcome.json", outcome.to_text().encode())
     for line in verdict(outcome, directory):
         say(line)
@@ -146,6 +150,8 @@ def _run(plan: Plan, verbose: bool, free_port: int | None) -> int:
 
 
 def _document(plan: Plan, commands: Sequence[Command]) -> str:
+    import json
+
     return json.dumps({**plan.to_json(), "commands": [c.to_json() for c in commands]}, indent=1)
 
 

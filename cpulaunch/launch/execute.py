@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpulaunch.launch.command import Command
 from cpulaunch.launch.job import Job
-from cpulaunch.launch.outcome import Outcome
-from cpulaunch.launch.output import Output
 from cpulaunch.launch.start import listen, start
 from cpulaunch.launch.sweep import sweep
 from cpulaunch.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from cpulaunch.launch.outcome import Outcome
+    from cpulaunch.launch.output import Output
 
 
 def execute(
@@ -21,16 +24,18 @@ def execute(
     directory: Path,
     output: Output,
     tell: Callable[[str], None],
+    meanwhile: Callable[[], None],
 ) -> Outcome:
     """Run ``commands`` in ``directory`` and watch the ranks of ``plan`` until all have ended.
 
-    ``tell`` gets lines for the user.  Returns when no process of the job is left on this host.
+    ``tell`` gets lines for the user.  ``meanwhile`` is called once the commands have been started, while
+    mpiexec is still busy for 50 ms.  Returns when no process of the job is left on this host.
     """
     listener, address = listen(plan)
     try:
         starters = start(commands, job.variables(address), directory)
-        # Loading asyncio takes 20 ms, which mpiexec needs anyway until it has started its first rank.
-        import asyncio
+        meanwhile()
+        import asyncio  # takes 20 ms, which mpiexec needs anyway until it has started its first rank
 
         from cpulaunch.launch.watch import Watch
 

@@ -1,7 +1,4 @@
-"""Runs the user's Python program as ``python`` itself would, and tells the keeper why it failed.
-
-Started by the keeper as ``python …/bootstrap.py train.py ARGS`` or ``… -m module ARGS``.
-"""
+"""Runs the user's Python program as ``python`` itself would, and tells the keeper why it failed."""
 
 from __future__ import annotations
 
@@ -9,6 +6,13 @@ import faulthandler
 import os
 import runpy
 import sys
+
+_OURS = (
+    __file__,
+    os.path.join(os.path.dirname(__file__), "run_program.py"),
+    runpy.__file__,
+    "<frozen runpy>",
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +43,6 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    # Python put this file's directory first on the path, where the program's belongs.
-    ours = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == ours:
-        del sys.path[0]
     safe_path = getattr(sys.flags, "safe_path", False)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
@@ -94,10 +94,6 @@ def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: Traceb
 
 
 def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
-    while tb and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    while tb and tb.tb_frame.f_code.co_filename in _OURS:
         tb = tb.tb_next
     return tb
-
-
-if __name__ == "__main__":
-    main()

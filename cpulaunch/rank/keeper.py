@@ -3,22 +3,14 @@
 It learns which rank it is, sets the program's cores and environment, starts it, carries its output
 and its exit status to the launcher, forwards signals, and ends it when the launcher is gone.
 Standard library only: a keeper costs a few megabytes, and starts in a few milliseconds.
-
-Run as a file by every starter, the same line on every host::
-
-    python -I -S …/cpulaunch/rank/keeper.py -- PROGRAM ARGS
 """
 
 from __future__ import annotations
 
 import os
-import sys
-
-# `-I -S` keeps the user's modules, variables and .pth files out; so our own place must be said.
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-
 import selectors
 import signal
+import sys
 import time
 
 from cpulaunch.channel import MAX_OUTPUT, REPORT_FD, UNREACHED, Lines, Message, pack, unpack
@@ -34,7 +26,7 @@ MAX_PENDING = 1 << 20
 DONE_TIMEOUT = 5.0
 """Seconds that the launcher has to acknowledge our last message."""
 
-_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+_RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
 _OURS_ALONE = (
     "CPULAUNCH_TOKEN",
     "CPULAUNCH_CONTROL",
@@ -113,7 +105,7 @@ class Keeper:
             GROUP_RANK=str(group_rank),
         )
         if seating.python:
-            program = [program[0], _BOOTSTRAP, *program[1:]]
+            program = [program[0], _RUN_PROGRAM, *program[1:]]
         streams = []
         for stream in (1, 2, 0):
             ours, theirs = os.pipe()
@@ -385,8 +377,3 @@ def _listed(cores: object) -> str:
     from cpulaunch.cluster.cores import CoreSet
 
     return str(CoreSet(cores))  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    # Nothing is left to do, and tearing Python down would take as long as all the above.
-    os._exit(main())

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <future>
 
+#include <torch/version.h>
+
 namespace cpulaunch {
 
 namespace {
@@ -105,7 +107,9 @@ void ProcessGroupCCL::close() {
 void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 8
   companion_->setTimeout(timeout);
+#endif
 }
 
 void ProcessGroupCCL::abort() {

@@ -1,0 +1,15 @@
+"""The file that every starter runs: ``python -I -S …/run_keeper.py -- PROGRAM ARGS``.
+
+Short, because Python compiles the file that it is told to run anew each time; the rest comes compiled.
+``-I -S`` keep the user's modules, variables and .pth files out, so our own place must be said.
+"""
+
+import os
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from cpulaunch.rank.keeper import main
+
+# Nothing is left to do then, and tearing Python down would take as long as all the above.
+os._exit(main())
