@@ -138,7 +138,9 @@ def test_the_digits_example_trains_as_well_as_locally(
         pytest.skip("once is enough for eight ranks on two cores")
     script = REPOSITORY / "examples" / "digits.py"
     options = ["--backend", backend, "--threads", "1", "-ppn", per_host]
-    done = cpulaunch("run", *mpi, "-f", four, *options, script, "--epochs", "4", timeout=180, on="login")
+    done = cpulaunch(
+        "run", *mpi, "-f", four, *options, script, "--epochs", 4 * per_host, timeout=180, on="login"
+    )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(f"rank \\d of {4 * per_host}: backend {backend}", done.stdout)) == 4 * per_host
     accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
