@@ -18,7 +18,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
 class Terminal:
     """A command on a terminal of its own.  Waits for text, never for time."""
 
-    def __init__(self, directory: Path, env: Mapping[str, str], command: Sequence[str], columns: int = 80) -> None:
+    def __init__(
+        self, directory: Path, env: Mapping[str, str], command: Sequence[str], columns: int = 80
+    ) -> None:
         self.child = pexpect.spawn(
             command[0], list(command[1:]), cwd=str(directory), encoding="utf-8", timeout=TIMEOUT,
             dimensions=(24, columns),

@@ -118,7 +118,11 @@ def test_nothing_is_dropped_silently() -> None:
         ("same_network: true", "same_network", "ssh"),
         ("fsdp_config: {fsdp_offload_params: true}", "fsdp_config", "not sharded"),
         ("deepspeed_config: {zero_stage: 2}", "deepspeed_config", "DDP"),
-        ("dynamo_config: {dynamo_backend: INDUCTOR}", "dynamo_config.dynamo_backend", "training.compile: true"),
+        (
+            "dynamo_config: {dynamo_backend: INDUCTOR}",
+            "dynamo_config.dynamo_backend",
+            "training.compile: true",
+        ),
         ("dynamo_backend: IPEX", "dynamo_config.dynamo_backend", "own backend"),
         ("mixed_precision: fp16", "mixed_precision", "bf16"),
         ("ipex_config: {ipex: true}", "ipex_config.ipex", "not built yet"),
@@ -128,7 +132,9 @@ def test_nothing_is_dropped_silently() -> None:
         ("something_new: 1", "something_new", "no key of accelerate"),
     ],
 )
-def test_what_has_no_meaning_here_comes_with_the_reason_and_its_line(line: str, key: str, reason: str) -> None:
+def test_what_has_no_meaning_here_comes_with_the_reason_and_its_line(
+    line: str, key: str, reason: str
+) -> None:
     imported = from_accelerate(BASE + line, "a.yaml")
     assert reason in reasons(imported)[key]
     assert [dropped.place for dropped in imported.dropped if dropped.key == key][0] == "a.yaml:4"
@@ -137,7 +143,10 @@ def test_what_has_no_meaning_here_comes_with_the_reason_and_its_line(line: str, 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'", "a.yaml:1: it is for Amazon SageMaker"),
+        (
+            "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'",
+            "a.yaml:1: it is for Amazon SageMaker",
+        ),
         ("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU", "a.yaml:2: it is for GPUs"),
         ("distributed_type: MULTI_XPU", "a.yaml:1: it is for XPUs"),
         ("distributed_type: TPU", "a.yaml:1: it is for TPUs"),
@@ -164,6 +173,8 @@ def test_other_hardware_and_other_files_are_refused_with_a_sentence(text: str, s
 
 def test_what_is_left_to_do_is_said() -> None:
     assert "name the 3 hosts" in from_accelerate(BASE + "num_machines: 3\nnum_processes: 6", "a").advice[0]
-    uneven = from_accelerate(BASE + "num_machines: 2\nnum_processes: 5\nmpirun_config: {mpirun_hostfile: h}", "a")
+    uneven = from_accelerate(
+        BASE + "num_machines: 2\nnum_processes: 5\nmpirun_config: {mpirun_hostfile: h}", "a"
+    )
     assert uneven.settings["hosts.nproc"] == 5
     assert "evenly" in uneven.advice[0]

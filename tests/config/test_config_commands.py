@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_defaults_asks_nothing_and_writes_what_set_says(cpulaunch: Run, tmp_path: Path) -> None:
-    done = cpulaunch("config", "--defaults", "--set", "training.precision=fp32", "--set", "env=A=1", "--set", "env=B=2")
+    done = cpulaunch(
+        "config", "--defaults", "--set", "training.precision=fp32", "--set", "env=A=1", "--set", "env=B=2"
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert "cpulaunch run train.py" in done.stderr
     written = yaml.safe_load((tmp_path / "cpulaunch.yaml").read_text())
@@ -39,7 +41,9 @@ def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path
     assert (again.returncode, "Unchanged" in again.stderr) == (0, True)
 
 
-def test_another_file_is_written_through_a_link_and_named_in_the_next_command(cpulaunch: Run, tmp_path: Path) -> None:
+def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "link.yaml").symlink_to("deep/er/real.yaml")
     done = cpulaunch("config", "--defaults", "--config-file", "link.yaml")
     assert "cpulaunch run --config-file link.yaml train.py" in done.stderr
@@ -59,7 +63,9 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(cp
         (["shwo"], "no command 'shwo'; did you mean 'show'?"),
     ],
 )
-def test_what_cannot_be_done_is_said(cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str) -> None:
+def test_what_cannot_be_done_is_said(
+    cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str
+) -> None:
     done = cpulaunch("config", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert error in done.stderr
@@ -82,7 +88,9 @@ def test_show_is_yaml_that_means_the_same(cpulaunch: Run, tmp_path: Path) -> Non
 
 def test_show_says_where_each_value_is_from(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("cpulaunch: 1\nccl:\n  worker_count: 2\n")
-    done = cpulaunch("config", "show", "--origin", "--set", "output.tee=0", env={"CPULAUNCH_LAUNCHER": "local"})
+    done = cpulaunch(
+        "config", "show", "--origin", "--set", "output.tee=0", env={"CPULAUNCH_LAUNCHER": "local"}
+    )
     origins = {line.split("#")[0].strip(): line.split("# ")[-1] for line in done.stdout.splitlines()[1:]}
     assert origins["worker_count: 2"] == "cpulaunch.yaml:3"
     assert origins["launcher: local"] == "$CPULAUNCH_LAUNCHER"
@@ -103,13 +111,18 @@ def validated(cpulaunch: Run, directory: Path, text: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cpulaunch: 1\nccl: {worker_cout: 2}\n", ["c.yaml:2", "worker_cout", "did you mean 'worker_count'", "valid in"]),
+        (
+            "cpulaunch: 1\nccl: {worker_cout: 2}\n",
+            ["c.yaml:2", "worker_cout", "did you mean 'worker_count'", "valid in"],
+        ),
         ("training: {backend: nccl}\n", ["c.yaml:1", "training.backend", "auto, ccl, gloo, mpi"]),
         ("hosts:\n  nproc_per_node: 0\n", ["c.yaml:2", "hosts.nproc_per_node", "at least 1"]),
         ("watch:\n  max_restarts: 3\n", ["c.yaml:2", "watch.max_restarts", "not built yet"]),
     ],
 )
-def test_validate_names_line_key_and_what_is_valid(cpulaunch: Run, tmp_path: Path, text: str, words: list[str]) -> None:
+def test_validate_names_line_key_and_what_is_valid(
+    cpulaunch: Run, tmp_path: Path, text: str, words: list[str]
+) -> None:
     code, message = validated(cpulaunch, tmp_path, text)
     assert code == 2
     for word in words:
@@ -119,7 +132,10 @@ def test_validate_names_line_key_and_what_is_valid(cpulaunch: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "warning"),
     [
-        (f"hosts: {{nproc_per_node: {len(os.sched_getaffinity(0)) + 1000}}}", "it can't run from this machine"),
+        (
+            f"hosts: {{nproc_per_node: {len(os.sched_getaffinity(0)) + 1000}}}",
+            "it can't run from this machine",
+        ),
         ("hosts: {hostfile: nowhere}", "it can't run from this machine: hostfile nowhere"),
         ("ccl: {worker_count: 1}\ntraining: {backend: gloo}", "ccl.worker_count (c.yaml:1): has no effect"),
         ("ccl: {interface: nowhere0}", "this machine has no interface nowhere0"),
@@ -128,7 +144,9 @@ def test_validate_names_line_key_and_what_is_valid(cpulaunch: Run, tmp_path: Pat
         ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY binds as well"),
     ],
 )
-def test_validate_warns_of_what_is_valid_but_unwise_here(cpulaunch: Run, tmp_path: Path, text: str, warning: str) -> None:
+def test_validate_warns_of_what_is_valid_but_unwise_here(
+    cpulaunch: Run, tmp_path: Path, text: str, warning: str
+) -> None:
     code, message = validated(cpulaunch, tmp_path, text + "\n")
     assert code == 0
     assert f"warning: {warning}" in message or warning in message

@@ -56,7 +56,9 @@ def left_behind(directory: Path) -> list[str]:
 # ---- what it writes
 
 
-def test_one_machine_with_two_ranks_is_asked_written_and_run(wizard: Start, cpulaunch: Run, tmp_path: Path) -> None:
+def test_one_machine_with_two_ranks_is_asked_written_and_run(
+    wizard: Start, cpulaunch: Run, tmp_path: Path
+) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     ranks = min(2, CPUS)
@@ -76,7 +78,9 @@ def test_one_machine_with_two_ranks_is_asked_written_and_run(wizard: Start, cpul
     assert f"rank {ranks - 1} of {ranks}\n" in done.stdout
 
 
-def test_four_nodes_of_a_hostfile_that_lies_here(wizard: Start, cpulaunch: Run, tmp_path: Path, four_nodes: Path) -> None:
+def test_four_nodes_of_a_hostfile_that_lies_here(
+    wizard: Start, cpulaunch: Run, tmp_path: Path, four_nodes: Path
+) -> None:
     terminal = wizard(*GLOO)
     terminal.sees("hostfiles/four-nodes: 4 hosts (node1, ..., node4)")
     terminal.answers(WHERE, DOWN)
@@ -90,7 +94,10 @@ def test_four_nodes_of_a_hostfile_that_lies_here(wizard: Start, cpulaunch: Run, 
     (tmp_path / "train.py").write_text(SCRIPT)
     done = cpulaunch("run", "--dry-run", "--format", "json", "train.py")
     plan = json.loads(done.stdout)
-    assert (plan["world_size"], [host["host"] for host in plan["hosts"]]) == (4, ["node1", "node2", "node3", "node4"])
+    assert (plan["world_size"], [host["host"] for host in plan["hosts"]]) == (
+        4,
+        ["node1", "node2", "node3", "node4"],
+    )
 
 
 def test_hosts_that_are_typed_in_are_checked_and_written_to_a_hostfile(wizard: Start, tmp_path: Path) -> None:
@@ -104,9 +111,9 @@ def test_hosts_that_are_typed_in_are_checked_and_written_to_a_hostfile(wizard: S
     accept(terminal, asked(FOUR_NODES[1:]))
     terminal.sees("Written: hostfile")
     assert terminal.ends() == 0
-    assert [line for line in (tmp_path / "hostfile").read_text().splitlines() if not line.startswith("#")] == [
-        f"10.0.0.{i} slots=2" for i in range(1, 5)
-    ]
+    assert [
+        line for line in (tmp_path / "hostfile").read_text().splitlines() if not line.startswith("#")
+    ] == [f"10.0.0.{i} slots=2" for i in range(1, 5)]
     assert said(tmp_path)["hosts.hostfile"] == "hostfile"
 
 
@@ -133,7 +140,10 @@ def test_the_file_is_commented_and_shows_every_setting(wizard: Start, tmp_path: 
     accept(terminal, asked(ONE_MACHINE))
     assert terminal.ends() == 0
     text = (tmp_path / "cpulaunch.yaml").read_text()
-    assert "  # ranks per host; auto takes the hostfile's slots, else one rank per NUMA node\n  nproc_per_node" in text
+    assert (
+        "  # ranks per host; auto takes the hostfile's slots, else one rank per NUMA node\n  nproc_per_node"
+        in text
+    )
     for setting in SETTINGS.values():
         assert f"{setting.name}: " in text
     assert max(map(len, text.splitlines())) <= 80
@@ -200,7 +210,9 @@ def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", range(len(FOUR_NODES)))
-def test_control_c_at_each_question_leaves_nothing_behind(wizard: Start, tmp_path: Path, four_nodes: Path, number: int) -> None:
+def test_control_c_at_each_question_leaves_nothing_behind(
+    wizard: Start, tmp_path: Path, four_nodes: Path, number: int
+) -> None:
     key = CTRL_D if FOUR_NODES[number] == LOGS else CTRL_C
     set_it = () if FOUR_NODES[number] == BACKEND else GLOO
     questions = FOUR_NODES[: number + 1] if not set_it else asked(FOUR_NODES[: number + 1])

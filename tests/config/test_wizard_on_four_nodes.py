@@ -34,4 +34,6 @@ def test_four_hosts_are_typed_in_checked_and_run(
     (tmp_path / "train.py").write_text("import os, socket\nprint(os.environ['RANK'], socket.gethostname())\n")
     done = cpulaunch("run", "--tee", "all", "train.py", on="login")
     assert done.returncode == 0, done.stderr
-    assert sorted(line.split()[-2:] for line in done.stdout.splitlines()) == [[str(n), HOSTS[n]] for n in range(4)]
+    assert sorted(line.split()[-2:] for line in done.stdout.splitlines()) == [
+        [str(n), HOSTS[n]] for n in range(4)
+    ]

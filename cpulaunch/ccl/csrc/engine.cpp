@@ -3,6 +3,7 @@
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 namespace cpulaunch {
 
@@ -10,16 +11,25 @@ namespace {
 
 // How long an asynchronous collective is driven by its caller, where oneCCL has no core of its own.
 constexpr auto kInline = std::chrono::microseconds(200);
-// A poll that takes longer has moved data, so the next one probably will too.
+// A poll that computes longer has moved data, so the next one probably will too.
 constexpr auto kProgress = std::chrono::microseconds(3);
 // The background thread's nap between polls that moved nothing.
 constexpr auto kShortNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned kShortNaps = 50;
 constexpr unsigned kRoundsPerCheck = 64;
-// A driving caller spins this many polls (some ms) before it naps as well: its peer is really late.
+// A driving caller spins; after this many polls it lets others have the core in between, whoever they are ...
+constexpr unsigned kPolitely = 1000;
+// ... and after so many (some ms) it naps as well: its peer is really late.
 constexpr unsigned kSpins = 20000;
 constexpr auto kCallersNap = std::chrono::microseconds(30);
+
+// How long this thread has computed: unlike the clock, not while others have the core.
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
 
 }  // namespace
 
@@ -31,10 +41,10 @@ Engine& Engine::instance() {
 void Engine::configure(EngineOptions options) { options_ = std::move(options); }
 
 void Engine::pause(unsigned idle) const {
-  if (options_.yield) {
-    sched_yield();
-  } else if (idle < kSpins) {
+  if (!options_.yield && idle < kPolitely) {
     _mm_pause();
+  } else if (options_.yield || idle < kSpins) {
+    sched_yield();
   } else {
     std::this_thread::sleep_for(kCallersNap);
   }
@@ -90,13 +100,14 @@ void Engine::lead() {
   unsigned idle = 0;
   while (completed.empty() && !pending_.empty() && !stopped()) {
     const auto before = Clock::now();
+    const auto busy = thread_time();
     pending_.remove_if([&](const auto& operation) {
       if (!operation->claim()) return operation->done();
       completed.push_back(operation);
       return true;
     });
     if (!completed.empty()) break;
-    idle = Clock::now() - before > kProgress ? 0 : idle + 1;
+    idle = thread_time() - busy > kProgress ? 0 : idle + 1;
     const std::vector<c10::intrusive_ptr<Operation>> checked(idle % kRoundsPerCheck == 0 ? pending_.begin() : pending_.end(),
                                                              pending_.end());
     lock.unlock();
