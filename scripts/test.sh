@@ -25,7 +25,7 @@ fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
-  accelerate transformers scikit-learn pytest hypothesis pexpect ruff mypy types-PyYAML types-psutil types-pexpect)
+  accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e .
 export PATH=$venv/bin:$PATH
 

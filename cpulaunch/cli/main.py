@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -52,7 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """The program ``cpulaunch``: leaves at once, as tearing Python down takes 10 ms for nothing."""
+    for fd in (0, 1, 2):  # closed by `>&-`, or by cron: what is opened next would take its place
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
     code = main()
+    if not sys.stdout or not sys.stderr:
+        os._exit(code)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     sys.stderr.flush()
@@ -61,7 +73,9 @@ def entry() -> NoReturn:
 
 def say(line: str) -> None:
     """One line of ours for the user, on stderr."""
-    print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more; the job goes on
+        if sys.stderr:  # else print() would take stdout
+            print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
 
 
 def _command(arguments: list[str]) -> int:

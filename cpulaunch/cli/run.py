@@ -103,7 +103,10 @@ def _program(rest: list[str], no_python: bool) -> Program:
     else:
         _check_script(Path(rest[0]))
         argv = [python, *rest]
-    return Program(tuple(argv), not no_python, os.getcwd(), python)
+    try:
+        return Program(tuple(argv), not no_python, os.getcwd(), python)
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted", hint="cd to one that is there") from None
 
 
 def _check_script(path: Path) -> None:
@@ -138,7 +141,7 @@ def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int 
             say(line)
         # Both hold the values of `env:`, which are nobody else's business.
         output.keep("plan.json", _document(plan, commands).encode(), private=True)
-        output.keep("command.sh", shell(commands, job.master_port).encode(), private=True)
+        output.keep("command.sh", os.fsencode(shell(commands, job.master_port)), private=True)
 
     outcome = execute(plan, commands, job, directory, output, say, meanwhile)
     from cpulaunch.cli.show import verdict

@@ -26,6 +26,7 @@ _OUR_OTHER_VARIABLES = {
     "CPULAUNCH_BACKEND",
     "CPULAUNCH_CONTROL",
     "CPULAUNCH_JOB_ID",
+    "CPULAUNCH_LAUNCHER",
     "CPULAUNCH_LOCAL_RANK",
     "CPULAUNCH_LOCAL_SIZE",
     "CPULAUNCH_PRECISION",
@@ -235,7 +236,7 @@ class _YamlReader:
 
     def _put(self, layer: _Layer, setting: Setting, node: Any, origin: str) -> None:
         if node.id == "mapping":
-            value: Any = {name: self._plain(entry) for name, entry, _ in self._entries(node, setting.key)}
+            value: Any = {name: self._text(entry) for name, entry, _ in self._entries(node, setting.key)}
         else:
             value = self._plain(node)
         try:
@@ -266,7 +267,15 @@ class _YamlReader:
         )
 
     def _plain(self, node: Any) -> Any:
-        return self.loader.construct_object(node, deep=True)
+        try:
+            return self.loader.construct_object(node, deep=True)
+        except (ValueError, AttributeError, TypeError):  # such as the date 2024-02-30
+            place = f"{self.shown}:{node.start_mark.line + 1}"
+            raise ConfigError(f"{place}: {node.value!r} is not what it looks like", hint="quote it") from None
+
+    def _text(self, node: Any) -> Any:
+        """A scalar as it is written, for those whose meaning is text: 010 is not 8 there, nor `off` false."""
+        return node.value if node.id == "scalar" and not node.tag.endswith(":null") else self._plain(node)
 
 
 def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:

@@ -13,8 +13,11 @@ from cpulaunch.channel import MAX_LINE, Message, decode, encode, proof, same
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a stranger has to prove that it is one of ours."""
 
-MAX_STRANGERS = 256
-"""Connections that may be at that point at once; more are turned away at the door."""
+MIN_STRANGERS = 256
+"""Connections that may be at that point at once, or twice as many as ranks; more are turned away."""
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: all ranks of a big job come at once."""
 
 
 class Control:
@@ -35,7 +38,9 @@ class Control:
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve those who connect to ``listener``."""
-        self._server = await asyncio.start_server(self._welcome, sock=listener, limit=MAX_LINE)
+        self._server = await asyncio.start_server(
+            self._welcome, sock=listener, limit=MAX_LINE, backlog=BACKLOG
+        )
 
     def send(self, rank: int, message: Message) -> None:
         """Send to one rank, if it is connected."""
@@ -71,7 +76,7 @@ class Control:
                 self._lost(rank)
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
-        if self._strangers >= MAX_STRANGERS:
+        if self._strangers >= max(MIN_STRANGERS, 2 * self._size):
             return None
         self._strangers += 1
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ def execute(
     """
     listener, address = listen(plan)
     try:
-        starters = start(commands, job.variables(address), directory)
+        _let_signals_raise()
+        starters = start(commands, job.variables(address), directory, plan.world_size)
         meanwhile()
         import asyncio  # takes 20 ms, which mpiexec needs anyway until it has started its first rank
 
@@ -43,3 +45,14 @@ def execute(
     except BaseException:
         sweep(job.id)
         raise
+
+
+def _let_signals_raise() -> None:
+    """Until the watch takes the signals over, one that would end us ends the job first."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
@@ -26,6 +27,7 @@ class Job:
         return {
             "CPULAUNCH_CONTROL": control,
             "CPULAUNCH_JOB_ID": self.id,
+            "CPULAUNCH_LAUNCHER": str(os.getpid()),
             "CPULAUNCH_RESTART_COUNT": str(self.restart_count),
             "CPULAUNCH_TOKEN": self.token,
             "MASTER_PORT": str(self.master_port),

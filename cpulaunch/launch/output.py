@@ -86,7 +86,8 @@ class Output:
 
 def write_all(stream: int, data: bytes) -> bool:
     """Write to our own stdout (1) or stderr (2), however slow it is.  False: nobody reads it any more."""
-    (sys.stdout if stream == 1 else sys.stderr).flush()
+    if own := sys.stdout if stream == 1 else sys.stderr:
+        own.flush()
     view = memoryview(data)
     while view:
         try:

@@ -27,17 +27,21 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
 
 
 def start(
-    commands: Sequence[Command], variables: Mapping[str, str], directory: Path
+    commands: Sequence[Command], variables: Mapping[str, str], directory: Path, ranks: int
 ) -> list[subprocess.Popen[bytes]]:
     """Start ``commands`` in ``directory``, each in a session of its own, with ``variables`` on top of ours.
 
-    HostError where one can't be run; those that were started have been killed then.
+    ``ranks`` will connect to us, and each wants a log.  HostError where a command can't be run; those that
+    were started have been killed then.
     """
-    _allow_files(2 * len(commands) + 1024)
+    _allow_files(2 * ranks + 2 * len(commands) + 256)
     starters: list[subprocess.Popen[bytes]] = []
     for number, command in enumerate(commands):
         for name, text in command.files.items():
-            (directory / name).write_text(text)
+            try:
+                (directory / name).write_text(text)
+            except OSError as e:
+                raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
         try:
             starter = subprocess.Popen(
                 command.argv,

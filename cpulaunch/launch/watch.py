@@ -28,6 +28,9 @@ SETTLE = 1.0
 STARTER_EXIT = 5.0
 """Seconds that a starter has to end by itself after its last rank did."""
 
+HELLO_TIMEOUT = 60.0
+"""Seconds after the first rank's hello in which all others must have said theirs."""
+
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
 """What a starter is sent, a second apart: Intel's and Open MPI's want SIGINT twice after a lost link."""
 
@@ -45,6 +48,7 @@ class _Rank:
     failure: Message | None = None
     over: bool = False
     goodbye: bool = False
+    missed_at: float | None = None
 
 
 class Watch:
@@ -70,6 +74,8 @@ class Watch:
         self.first: Failure | None = None
         self.ending = False
         self.end_message: Message | None = None
+        self.first_hello: float | None = None
+        self.spared_ended = False
         self.signals = 0
         self.unreached = False
 
@@ -77,7 +83,8 @@ class Watch:
         """Watch until all ranks have ended.  Returns when no process of the job is left on this host."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupted, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+                loop.add_signal_handler(number, self._interrupted, number)
         loop.add_signal_handler(signal.SIGCHLD, self.changed.set)
         try:
             await self.control.listen(listener)
@@ -118,6 +125,7 @@ class Watch:
                 await asyncio.wait_for(self.changed.wait(), 0.2 if quiet_since else 1.0)
             self.changed.clear()
             self._look_for_silence()
+            self._look_for_the_missing()
             if not self._running():
                 quiet_since = quiet_since or time.monotonic()
                 if time.monotonic() > quiet_since + SETTLE:
@@ -129,7 +137,7 @@ class Watch:
     def _starter_ended_early(self, missing: list[_Rank]) -> None:
         code = next((s.returncode for s in self.starters if s.returncode), 0)
         code = 128 - code if code < 0 else code
-        if self.unreached or (code == 0 and len(missing) == len(self.ranks)):
+        if self.unreached:
             self.kind, self.exit_code = (kinds.EXIT, code) if code else (kinds.OK, 0)
             for rank in missing:
                 rank.status = "not watched"
@@ -163,6 +171,30 @@ class Watch:
                     Failure(rank.rank, rank.host, error=f"no sign of life for {timeout} s"),
                 )
 
+    def _look_for_the_missing(self) -> None:
+        """Ranks that have never said hello, though their keeper has ended, or others did long ago."""
+        if self.ending or self.unreached:
+            return
+        now = time.monotonic()
+        first = self.first_hello or now
+        for rank in self.ranks:
+            if rank.heard_at is not None:
+                continue
+            gone = self.plan.starter == "local" and self.starters[rank.rank].poll() is not None
+            if gone and rank.missed_at is None:
+                rank.missed_at = now
+            if (rank.missed_at and now > rank.missed_at + SETTLE) or now > first + HELLO_TIMEOUT:
+                why = (
+                    "its keeper ended before it said hello"
+                    if gone
+                    else f"no hello within {HELLO_TIMEOUT:.0f} s"
+                )
+                self._failed(
+                    kinds.START_FAILED, HostError.exit_code, Failure(rank.rank, rank.host, error=why)
+                )
+                rank.over = gone
+                return
+
     def _heard(self, number: int, message: Message) -> None:
         rank = self.ranks[number]
         rank.heard_at = time.monotonic()
@@ -170,6 +202,8 @@ class Watch:
         kind = message["type"]
         if kind not in ("output", "beat"):
             self._note_event(number, message)
+        if kind == "hello":
+            self.first_hello = self.first_hello or time.monotonic()
         if kind == "hello" and self.end_message:
             self.control.send(number, self.end_message)  # a late one: it has missed it
         elif kind == "output":
@@ -202,6 +236,8 @@ class Watch:
         rank.status = f"exit {code}" if number is None else f"signal {number}"
         if self.ending:
             if self.first and self.first.rank == rank.rank and rank.failure:
+                if number is not None and not self.spared_ended:
+                    self.exit_code = 128 + number
                 self.exit_code = code or self.exit_code
                 self.first = self._failure(rank, self.exit_code, None)
             elif number is not None or code:
@@ -248,8 +284,8 @@ class Watch:
         if self.signals == 1 and not self.ending:
             self.kind, self.exit_code = kinds.INTERRUPTED, 128 + number
             grace = self.plan.setting("watch.grace_period")
-            self.tell(f"{number.name}: ending all ranks, {grace} s at most; once more to end them at once")
             self._end_ranks(number)
+            self.tell(f"{number.name}: ending all ranks, {grace} s at most; once more to end them at once")
         elif self.signals > 1 or number != signal.SIGINT:
             self._end_ranks(signal.SIGKILL)
 
@@ -262,10 +298,14 @@ class Watch:
             if rank.rank != spare:
                 self.control.send(rank.rank, self.end_message)
         if spare is not None:
-            loop.call_later(SETTLE, self.control.send, spare, self.end_message)
+            loop.call_later(SETTLE, self._end_spared, spare, self.end_message)
         loop.call_later((0 if number == signal.SIGKILL else grace) + 2 * SETTLE, self._give_up)
         if not any(rank.heard_at for rank in self.ranks):
             asyncio.create_task(self._end_starters(0))  # noqa: RUF006
+
+    def _end_spared(self, spare: int, message: Message) -> None:
+        self.spared_ended = True
+        self.control.send(spare, message)
 
     def _give_up(self) -> None:
         """Ranks that are still there don't hear us."""

@@ -58,6 +58,12 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         *(to_forward(config.environ) if starter == "openmpi" and elsewhere else ()),
     ]
     world_size = sum(len(host.ranks) for host in host_plans)
+    if config["hosts.nproc"] not in ("auto", world_size):
+        asked = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
+        raise PlanError(
+            f"{asked}, but slots and topologies make {world_size}",
+            hint="give every host its slots, or say -ppn N",
+        )
     found = {
         "launcher": launcher,
         "hosts.nnodes": len(hosts),

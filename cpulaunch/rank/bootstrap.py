@@ -51,9 +51,34 @@ def _run(arguments: list[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        if not safe_path:
-            sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
-        runpy.run_path(arguments[0], run_name="__main__")
+        if _is_bundle(arguments[0]):
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            if not safe_path:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+            _run_file(os.path.abspath(arguments[0]))
+
+
+def _is_bundle(path: str) -> bool:
+    """Whether ``path`` is a directory, a zip file or compiled, which Python runs, too."""
+    if os.path.isdir(path) or path.endswith(".pyc"):
+        return True
+    with open(path, "rb") as f:
+        return f.read(4) == b"PK\3\4"
+
+
+def _run_file(path: str) -> None:
+    """Run a script as the module ``__main__``, which stays, as threads may outlive the last line.
+
+    (``runpy.run_path`` takes it away when that line is done.)
+    """
+    module = type(sys)("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    with open(path, "rb") as f:
+        code = compile(f.read(), path, "exec")
+    exec(code, module.__dict__)
 
 
 def _report(fd: int, error: BaseException) -> None:
@@ -66,6 +91,8 @@ def _report(fd: int, error: BaseException) -> None:
     file, line = (user.filename, user.lineno) if user else (None, None)
     if isinstance(error, SyntaxError) and not frames:
         file, line = error.filename, error.lineno
+    if file and file.startswith(os.getcwd() + os.sep):
+        file = os.path.relpath(file)
     text = "".join(traceback.format_exception(type(error), error, shown))
     name = type(error).__qualname__
     if (module := type(error).__module__) not in ("builtins", "__main__"):

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from cpulaunch.channel import MAX_OUTPUT, REPORT_FD, UNREACHED, Lines, Message, pack, unpack
+from cpulaunch.channel import MAX_OUTPUT, REPORT_FD, UNREACHED, Lines, Message, decode, pack, unpack
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, unguard
 from cpulaunch.rank.identity import Identity, identify
@@ -22,9 +22,6 @@ from cpulaunch.rank.program import Ended, Program, adopt_orphans_and_die_with
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
-
-DONE_TIMEOUT = 5.0
-"""Seconds that the launcher has to acknowledge our last message."""
 
 _RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
 _OURS_ALONE = (
@@ -41,10 +38,16 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
-    seating = Seating.from_text(os.environ[VARIABLE])
-    program = unguard(sys.argv[sys.argv.index("--") + 1 :])
-    keeper = Keeper(seating, identify(seating.starter, os.environ))
-    return keeper.run(program)
+    try:
+        seating = Seating.from_text(os.environ[VARIABLE])
+        identity = identify(seating.starter, os.environ)
+    except (KeyError, ValueError, CpulaunchError) as e:
+        print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)
+        return HostError.exit_code
+    launcher = os.environ.get("CPULAUNCH_LAUNCHER")
+    if seating.starter == "local" and launcher and int(launcher) != os.getppid():
+        return 128 + signal.SIGTERM  # it was gone before we could ask to die with it
+    return Keeper(seating, identity).run(unguard(sys.argv[sys.argv.index("--") + 1 :]))
 
 
 class Keeper:
@@ -56,9 +59,11 @@ class Keeper:
         self.program: Program | None = None
         self.ended: Ended | None = None
         self.refused = False
+        self.done = False
         self.pipes: dict[int, int] = {}  # our end → stream (1, 2; 0: reports of the bootstrap)
         self.paused = False
-        self.lines = {0: Lines(), 1: Lines(), 2: Lines()}
+        self.reports = Lines()
+        self.rest = {1: b"", 2: b""}  # lines that have no end yet
         self.kill_at: float | None = None
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
@@ -112,7 +117,8 @@ class Keeper:
             streams.append(theirs)
             self.pipes[ours] = stream
             self.selector.register(ours, selectors.EVENT_READ)
-        env[REPORT_FD] = str(streams[2])
+        if seating.python:
+            env[REPORT_FD] = str(streams[2])
         try:
             # Rank 0 alone has a stdin; under hydra, that of the others never ends.
             self.program = Program(
@@ -253,24 +259,21 @@ class Keeper:
         """Carry over what is left, say goodbye, and wait until it was heard."""
         assert self.ended is not None
         self._pause(False)
-        while self.pipes and self.selector.get_map() and self._drain():
+        while self.pipes and self._drain():
             pass
+        for fd in self.pipes:  # somebody who is no child of ours holds the other end
+            self.selector.unregister(fd)
+        self.pipes.clear()
         if not self.refused:
             self._tell({"type": "exit", "code": self.ended.code, "signal": self.ended.signal})
-        deadline = time.monotonic() + DONE_TIMEOUT
-        while self.link and self.link.state in ("connecting", "up") and time.monotonic() < deadline:
-            for key, events in self.selector.select(0.5):
-                if key.data is not None and any(m["type"] == "done" for m in key.data.ready(events)):
-                    # The launcher knows; mpiexec needn't make a failure of its own of it.
-                    self.link.close()
-                    return 0
-            self.link.check_time()
-        if self.link and self.link.state != "up":
-            self._link_changed()
-        for stream in (1, 2):
-            if self.lines[stream].rest:
+        # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
+        while self.link and self.link.state in ("connecting", "up") and not self.done:
+            self._turn()
+        for stream, rest in self.rest.items():
+            if rest:
                 self._print(stream, b"\n")
-        return self.ended.shell_code
+        # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
+        return 0 if self.done else self.ended.shell_code
 
     def _drain(self) -> bool:
         """Read what is in the pipes; False when nothing more is."""
@@ -280,6 +283,7 @@ class Keeper:
         return bool(ready)
 
     def _obey(self, message: Message) -> None:
+        self.done = self.done or message["type"] == "done"
         if message["type"] == "end":
             self._end(int(message["signal"]), float(message["grace"]))
 
@@ -307,7 +311,8 @@ class Keeper:
                 f"{UNREACHED} at {address} ({self.link.why}): the job runs, "
                 "but failures, logs and lost hosts are not watched\n".encode(),
             )
-            for message in self.link.waiting:
+            waiting, self.link.waiting = self.link.waiting, []
+            for message in waiting:
                 self._tell(message)
 
     # ---- output
@@ -320,19 +325,18 @@ class Keeper:
             os.close(fd)
             del self.pipes[fd]
         elif stream == 0:
-            for line in self.lines[0].feed(data):
-                self._tell_report(line)
+            self._read_report(data)
         else:
             self._tell({"type": "output", "stream": stream, "data": pack(data)})
 
-    def _tell_report(self, line: bytes) -> None:
-        """Hand on what the bootstrap (or the runtime) says, if it is a message at all."""
-        from cpulaunch.channel import decode
-
+    def _read_report(self, data: bytes) -> None:
+        """Hand on a failure that the bootstrap reports.  Any child of the program may write there."""
         try:
-            self._tell(decode(line))
+            for line in self.reports.feed(data):
+                if (message := decode(line))["type"] == "failure":
+                    self._tell(message)
         except ValueError:
-            pass
+            self.reports = Lines()
 
     def _tell(self, message: Message) -> None:
         """To the launcher, or, where there is none, to our own stdout and stderr."""
@@ -344,8 +348,11 @@ class Keeper:
             self._print(2, f"cpulaunch: {message['error']}\n".encode())
 
     def _print(self, stream: int, data: bytes) -> None:
-        prefix = b"[%d] " % self.identity.rank
-        text = b"".join(prefix + line + b"\n" for line in self.lines[stream].feed(data))
+        *lines, rest = (self.rest[stream] + data).split(b"\n")
+        if len(rest) > MAX_OUTPUT:
+            lines, rest = [*lines, rest], b""
+        self.rest[stream] = rest
+        text = b"".join(b"[%d] %s\n" % (self.identity.rank, line) for line in lines)
         try:
             while text:
                 text = text[os.write(stream, text) :]

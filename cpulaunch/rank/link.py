@@ -44,12 +44,16 @@ class Link:
     @property
     def pending(self) -> int:
         """Bytes that wait to be sent, roughly."""
+        if self.state in ("lost", "absent"):
+            return 0
         return len(self._outgoing) + sum(len(m.get("data", "")) for m in self.waiting)
 
     def send(self, message: Message) -> None:
         """Send, now or when the connection stands.  Dropped where there is none (any more)."""
         if self.state == "connecting":
-            self.waiting.append(message)
+            self.last_sent = time.monotonic()
+            if message["type"] != "beat":
+                self.waiting.append(message)
         elif self.state == "up":
             self._outgoing += encode(message)
             self.last_sent = time.monotonic()

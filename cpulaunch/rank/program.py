@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -104,14 +105,16 @@ def _start(
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             os.sched_setaffinity(0, cores)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python itself ignores
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself
+                signal.signal(ignored, signal.SIG_DFL)
             if not stdin:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(streams[0], 1)
             os.dup2(streams[1], 2)
             os.execve(argv[0], list(argv), env)
-        except OSError as e:
-            os.write(tell_outcome, b"%d" % (e.errno or 0))
+        except BaseException as e:
+            os.write(tell_outcome, b"%d" % (getattr(e, "errno", None) or errno.EINVAL))
         finally:
             os._exit(127)
     os.close(tell_outcome)

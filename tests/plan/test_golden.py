@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from conftest import REPOSITORY
 
 from cpulaunch.cli.main import main
 
@@ -75,6 +76,11 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.Capt
         golden.write_text(text)
     assert text == golden.read_text()
     assert "hunter2" not in text
+
+
+def test_the_readme_shows_what_is_really_planned() -> None:
+    golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
+    assert golden.partition("\nSettings that")[0].rstrip() in (REPOSITORY / "README.md").read_text()
 
 
 def test_secrets_are_not_in_argument_lists(capsys: pytest.CaptureFixture[str]) -> None:

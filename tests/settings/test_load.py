@@ -161,7 +161,7 @@ BAD_FILES = [
     ("cpulaunch: 2\n", "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1", "upgrade"),
     ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
     ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
-    ("env: {A=B: 1}\n", "cpulaunch.yaml:1: {'A=B': 1} does not fit env", ""),
+    ("env: {A=B: 1}\n", "cpulaunch.yaml:1: {'A=B': '1'} does not fit env", ""),
     ("env: [A]\n", "cpulaunch.yaml:1: ['A'] does not fit env", ""),
     (
         "hosts: {master_port: 65536}\n",
@@ -253,3 +253,22 @@ class TestTable:
         variables = [setting.variable for setting in SETTINGS.values() if setting.variable]
         assert len(flags) == len(set(flags))
         assert len(variables) == len(set(variables))
+
+
+def test_values_of_env_are_taken_as_they_are_written() -> None:
+    write("env: {A: 010, B: off, C: 1.10, D: 12:30, E: '', F: 0x10}\n")
+    assert load(environ={})["env"] == {
+        "A": "010",
+        "B": "off",
+        "C": "1.10",
+        "D": "12:30",
+        "E": "",
+        "F": "0x10",
+    }
+
+
+@pytest.mark.parametrize("text", ["output: {log_dir: 2024-02-30}\n", "launcher: !!timestamp x\n"])
+def test_a_value_that_yaml_itself_chokes_on_has_its_line(text: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError, match=r"^cpulaunch.yaml:1: "):
+        load(environ={})

@@ -1,0 +1,48 @@
+"""Ranks that tests share; they need the compiled group (`cpulaunch ccl build`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ranks import Ranks
+
+from cpulaunch.ccl import installed
+
+
+@pytest.fixture(scope="session")
+def built() -> installed.Built:
+    """The group for this torch."""
+    there = installed.state()
+    if there.torch is None:
+        pytest.skip("torch is not installed")
+    if there.built is None:
+        pytest.fail(f"{there.problem}: run `cpulaunch ccl build` first")
+    return there.built
+
+
+@pytest.fixture(scope="session")
+def two(built: installed.Built) -> Iterator[Ranks]:
+    """Two ranks."""
+    ranks = Ranks(2)
+    yield ranks
+    assert ranks.close() == [0, 0]
+
+
+@pytest.fixture(scope="session")
+def three(built: installed.Built) -> Iterator[Ranks]:
+    """Three ranks, which on two cores are oversubscribed."""
+    ranks = Ranks(3)
+    yield ranks
+    assert ranks.close() == [0, 0, 0]
+
+
+@pytest.fixture(params=[2, 3], ids=["2 ranks", "3 ranks"])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    """Each test that asks for it runs with two and with three ranks."""
+    return request.getfixturevalue("two" if request.param == 2 else "three")

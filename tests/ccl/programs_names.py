@@ -1,0 +1,19 @@
+"""The names of what `programs` can do, for tests that must not import torch."""
+
+REDUCTIONS = ("all_reduce", "coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+MOVEMENTS = (
+    "broadcast", "all_gather", "all_gather_uneven", "all_gather_into_tensor", "all_gather_in_place", "gather",
+    "scatter", "all_to_all", "all_to_all_single", "all_to_all_single_equal", "send_recv", "recv_any",
+)  # fmt: skip
+OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
+DTYPES = (
+    "float32", "bfloat16", "float64", "float16", "uint8", "int8", "int16", "int32", "int64", "bool", "complex64",
+    "complex128",
+)  # fmt: skip
+NOT_FOR = {
+    "bool": ("AVG",),
+    "complex64": ("PRODUCT", "MIN", "MAX"),
+    "complex128": ("PRODUCT", "MIN", "MAX"),
+}
+# Point to point goes through gloo, with gloo's types (and it fails to receive nothing from anybody).
+NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")

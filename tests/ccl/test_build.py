@@ -1,0 +1,320 @@
+"""Finding, building, packing and loading the group; registration without an import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from ranks import environment, free_port, run_script
+
+from cpulaunch.ccl import build, installed
+from cpulaunch.ccl.installed import Built, State
+from cpulaunch.ccl.wheel import write_wheel
+from cpulaunch.errors import HostError
+
+HELLO = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("%s")
+x = torch.ones(3); dist.all_reduce(x)
+os.write(1, f"sum {x[0].item()} {dist.get_backend()}\\n".encode())  # whole, beside other ranks' lines
+dist.destroy_process_group()
+"""
+
+
+def python(source: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **variables},
+    )
+
+
+def make(tmp_path: Path, **changes: str) -> Built:
+    there = installed.state()
+    fields = {
+        "torch": str(there.torch), "python": installed.python_tag(), "oneccl": installed.ONECCL_VERSION,
+        "compiler": "g++-12", "abi": "1", "sources": installed.sources_digest(), **changes,
+    }  # fmt: skip
+    directory = tmp_path / "cpulaunch" / "ccl" / f"torch-{fields['torch']}-{len(changes)}"
+    directory.mkdir(parents=True)
+    (directory / "_group.so").write_bytes(b"")
+    (directory / "LICENSE-oneCCL.txt").write_text("licence")
+    found = Built(directory, **fields, origin="cache")
+    installed.write_record(directory, found)
+    return found
+
+
+# --- what is there
+
+
+def test_looking_does_not_import_torch_and_takes_milliseconds() -> None:
+    done = python(
+        "import sys, time; from cpulaunch.ccl import installed\n"
+        "began = time.perf_counter(); installed.state().problem; print((time.perf_counter() - began) * 1e3)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [({}, True), ({"torch": "2.9.1+cpu"}, False), ({"python": "cp39"}, False), ({"oneccl": "2021.13"}, False),
+     ({"sources": "0"}, False), ({"compiler": "clang++-18"}, True)],
+    ids=str,
+)  # fmt: skip
+def test_a_built_group_is_taken_only_if_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], fits: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = make(tmp_path, **changes)
+    assert installed.state().built == (found if fits else None)
+
+
+def test_the_problem_says_what_is_built_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "not built for torch" in str(installed.state().problem)
+    make(tmp_path, torch="2.9.1+cpu")
+    assert "only for torch 2.9.1+cpu" in str(installed.state().problem)
+
+
+@pytest.mark.parametrize(
+    ("torch", "bindings", "binding", "used"),
+    [("2.8.0+cpu", "2.8.0+cpu", "auto", True), ("2.13.0+cpu", "2.8.0+cpu", "auto", False),
+     ("2.8.0+cpu", None, "auto", False), ("2.8.0+cpu", "2.8.0+cpu", "cpulaunch", False),
+     ("2.8.0+cpu", "2.8.0+cpu", "oneccl_bind_pt", True)],
+)  # fmt: skip
+def test_intels_bindings_are_used_where_they_fit(
+    torch: str, bindings: str | None, binding: str, used: bool
+) -> None:
+    assert installed.use_bindings(binding, State(torch, Path(), (), bindings)) is used
+
+
+@pytest.mark.parametrize(
+    ("bindings", "advice"), [("2.8.0+cpu", "it works with the torch that it was"), (None, "not installed")]
+)
+def test_insisting_on_bindings_that_do_not_fit_is_an_error(bindings: str | None, advice: str) -> None:
+    with pytest.raises(HostError, match=advice):
+        installed.use_bindings("oneccl_bind_pt", State("2.13.0+cpu", Path(), (), bindings))
+
+
+# --- building
+
+
+def test_building_without_a_compiler_says_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(HostError, match="no C\\+\\+ compiler") as caught:
+        build.build()
+    assert "ccl build --wheel" in str(caught.value.hint)
+    assert "gloo" in str(caught.value.hint)
+
+
+def test_building_without_the_network_says_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    said: list[str] = []
+    with pytest.raises(HostError, match="could not fetch oneccl-devel") as caught:
+        build.build(said.append)
+    assert "network" in str(caught.value.hint)
+    assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
+    # Nothing half-built is left.
+    assert [p.name for p in installed.cache_directory().iterdir()] == ["lock"]
+
+
+def test_an_unsupported_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "state", lambda: State("2.5.1", Path(), (), None))
+    with pytest.raises(HostError, match=r"torch 2.5.1 is older than 2.8"):
+        build.build()
+
+
+@pytest.mark.slow
+def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
+    source = "from cpulaunch.ccl.build import build; print(build(lambda t: print(t, flush=True)).module)"
+    builders = [
+        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+        for _ in range(2)
+    ]  # fmt: skip
+    texts = [builder.communicate(timeout=400)[0] for builder in builders]
+    modules = {text.splitlines()[-1] for text in texts}
+    assert len(modules) == 1
+    assert Path(modules.pop()).stat().st_size > 1e6
+    # The second waited for the first, and took what it had built.
+    assert sorted("linking" in text for text in texts) == [False, True]
+    assert any("waiting for another build" in text for text in texts)
+
+
+def test_a_wheel_of_the_group_installs_and_is_preferred(tmp_path: Path, built: Built) -> None:
+    wheel = write_wheel(built, tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        assert {Path(name).name for name in archive.namelist()} >= {
+            "_group.so",
+            "LICENSE-oneCCL.txt",
+            "RECORD",
+        }
+    target = tmp_path / "site"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+    ]
+    subprocess.run([*pip, str(wheel)], check=True, timeout=120, capture_output=True)
+    # As on a node without anything built.
+    done = python(
+        "from cpulaunch.ccl.installed import state; b = state().built; print(b.origin, b.module)",
+        PYTHONPATH=str(target), XDG_CACHE_HOME=str(tmp_path),
+    )  # fmt: skip
+    assert done.stdout.split() == ["wheel", str(target / "cpulaunch_ccl" / "_group.so")], done.stderr
+
+
+# --- registration
+
+
+def test_registration_takes_less_than_five_milliseconds_and_loads_nothing() -> None:
+    done = python(
+        "import sys, time, torch\n"
+        "from cpulaunch.ccl import register\n"
+        "began = time.perf_counter(); register.autoload(); print((time.perf_counter() - began) * 1e3)\n"
+        "assert 'cpulaunch.ccl.load' not in sys.modules\n"
+        "assert 'ccl' in torch.distributed.Backend.backend_list"
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 5
+
+
+@pytest.mark.parametrize("backend", ["ccl", "cpu:ccl"])
+def test_scripts_need_no_import(built: Built, backend: str) -> None:
+    for result in run_script(2, HELLO % backend):
+        assert result.returncode == 0, result.stderr
+        assert "sum 2.0" in result.stdout
+        assert "CCL_" not in result.stderr
+
+
+def test_torchrun(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO % "ccl")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+         str(tmp_path / "hello.py")],
+        capture_output=True, text=True, timeout=120, env=without_rank(),
+    )  # fmt: skip
+    assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
+
+
+def test_plain_mpiexec(built: Built, tmp_path: Path) -> None:
+    mpiexec = Path(sys.prefix) / "bin" / "mpiexec.hydra"
+    if not mpiexec.exists():
+        pytest.skip("Intel MPI is not installed")
+    lines = "import os\nos.environ.update(RANK=os.environ['PMI_RANK'], WORLD_SIZE=os.environ['PMI_SIZE'])\n"
+    (tmp_path / "hello.py").write_text(lines + HELLO % "ccl")
+    done = subprocess.run(
+        [str(mpiexec), "-n", "2", sys.executable, str(tmp_path / "hello.py")], capture_output=True, text=True,
+        timeout=120, env={**without_rank(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+    )  # fmt: skip
+    assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
+
+
+def without_rank() -> dict[str, str]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return {k: v for k, v in environment(0, 1, 0).items() if k not in names}
+
+
+def test_where_nothing_is_built_init_says_what_to_do(tmp_path: Path) -> None:
+    (result,) = run_script(1, HELLO % "ccl", XDG_CACHE_HOME=str(tmp_path))
+    assert result.returncode == 1
+    assert "it is not built for torch" in result.stderr
+    assert "cpulaunch ccl build" in result.stderr
+
+
+STAND_IN = """
+import torch.distributed as dist
+dist.Backend.register_backend("ccl", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
+                              devices=["cpu"])
+cwd = __file__
+print("stand-in imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "binding", "status", "said"),
+    [
+        (STAND_IN, "same", "auto", 0, "stand-in imported"),
+        (STAND_IN, "same", "oneccl_bind_pt", 0, "stand-in imported"),
+        (STAND_IN, "same", "cpulaunch", 0, "sum 2.0"),
+        (STAND_IN, "2.1.0", "auto", 0, "sum 2.0"),
+        (STAND_IN, "2.1.0", "oneccl_bind_pt", 1, "works with the torch that it was built for only"),
+        ("raise ImportError('undefined symbol: _ZN5torch')", "same", "auto", 0, "sum 2.0"),
+        ("raise ImportError('undefined symbol: _ZN5torch')", "same", "oneccl_bind_pt", 1, "undefined symbol"),
+    ],
+    ids=[
+        "fits",
+        "insisted",
+        "ours wanted",
+        "other torch",
+        "insisted, other torch",
+        "broken",
+        "insisted, broken",
+    ],
+)
+def test_oneccl_bind_pt(
+    tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, said: str
+) -> None:
+    package = tmp_path / installed.BINDINGS
+    package.mkdir()
+    (package / "__init__.py").write_text(body)
+    info = tmp_path / "oneccl_bind_pt-0.dist-info"
+    info.mkdir()
+    number = built.torch if version == "same" else version
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {number}\n")
+    for result in run_script(2, HELLO % "ccl", PYTHONPATH=str(tmp_path), CPULAUNCH_CCL_BINDING=binding):
+        assert result.returncode == status, result.stderr
+        assert said in result.stdout + result.stderr
+        assert ("stand-in imported" in result.stdout) == ("stand-in" in said)
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "2"}),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {"CCL_PROCESS_LAUNCHER": "torchrun", "CCL_LOCAL_RANK": None}),
+        ({"CCL_WORKER_AFFINITY": "0,1"}, {"CCL_WORKER_OFFLOAD": "1"}),
+        ({"CCL_WORKER_OFFLOAD": "1", "FI_PROVIDER": "psm3"}, {"CCL_WORKER_OFFLOAD": None, "FI_PROVIDER": None}),
+        ({"CCL_LOG_LEVEL": "info"}, {"CCL_LOG_LEVEL": None}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_group_sets_what_nobody_has_set(environ: dict[str, str], expected: dict[str, str | None]) -> None:
+    from cpulaunch.ccl.load import Neighbours, settings
+
+    neighbours = Neighbours(hosts=1, local_rank=1, local_ranks=2, cores=1, oversubscribed=False)
+    wanted = settings(neighbours, environ)
+    assert {name: wanted.get(name) for name in expected} == expected
+
+
+def test_info_says_what_would_be_loaded(built: Built) -> None:
+    lines = dict(installed.describe(installed.state()))
+    assert lines["used for ccl"].startswith(str(built.module))

@@ -1,0 +1,46 @@
+"""Every operation gives what gloo gives: operation, type, shape, layout and root drawn by hypothesis."""
+
+from __future__ import annotations
+
+import programs_names as names
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+
+# The ranks are shared by all examples; a failing case is printed by hypothesis, with its shrunk values.
+examples = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+
+shapes = st.one_of(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    st.sampled_from([[1], [4097], [65_537], [0], [0, 3], [3, 1000], [300_000]]),
+)
+layouts = st.sampled_from(["plain", "plain", "strided", "transposed"])
+seeds = st.integers(0, 10_000)
+
+
+@pytest.mark.parametrize("kind", names.REDUCTIONS)
+@examples
+@given(op=st.sampled_from(names.OPS), dtype=st.sampled_from(names.DTYPES), shape=shapes, layout=layouts,
+       root=st.integers(0, 2), seed=seeds, late=st.booleans())  # fmt: skip
+def test_reductions_equal_gloos(ranks: Ranks, kind: str, op: str, dtype: str, shape: list[int], layout: str,
+                                root: int, seed: int, late: bool) -> None:  # fmt: skip
+    if dtype in ("bool", "complex64", "complex128") and op in names.NOT_FOR[dtype]:
+        return
+    ranks.call("reduction", kind, op, dtype, shape, layout, root, seed, late)
+
+
+@pytest.mark.parametrize("kind", names.MOVEMENTS)
+@examples
+@given(dtype=st.sampled_from([*names.DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn"]), shape=shapes,
+       layout=layouts, root=st.integers(0, 2), seed=seeds, late=st.booleans())  # fmt: skip
+def test_movements_deliver_what_was_sent(ranks: Ranks, kind: str, dtype: str, shape: list[int], layout: str, root: int,
+                                         seed: int, late: bool) -> None:  # fmt: skip
+    if kind in ("send_recv", "recv_any") and (dtype in names.NOT_FOR_GLOO or 0 in shape):
+        return
+    ranks.call("movement", kind, dtype, shape, layout, root, seed, late)

@@ -1,0 +1,45 @@
+"""The table of communication settings, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpulaunch.errors import PlanError
+from cpulaunch.plan.communication import Situation, communication_defaults
+
+CCL = Situation(backend="ccl", starter="local", hosts=1, local_ranks=2, cores=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"CCL_ATL_TRANSPORT": "ofi", "CCL_WORKER_OFFLOAD": "0", "CCL_ATL_SHM": "1", "FI_PROVIDER": "tcp"}),
+        ({}, {"FI_TCP_IFACE": "lo", "GLOO_SOCKET_IFNAME": "lo", "CCL_KVS_IFACE": "lo", "CCL_YIELD": None}),
+        ({"comm_cores": 1}, {"CCL_WORKER_OFFLOAD": "1", "CCL_WORKER_COUNT": "1"}),
+        ({"comm_cores": 2, "worker_count": 2}, {"CCL_WORKER_COUNT": "2"}),
+        ({"local_ranks": 1}, {"CCL_ATL_SHM": "0"}),
+        ({"hosts": 2}, {"CCL_ATL_SHM": "0"}),  # it hangs there
+        ({"hosts": 2}, {"FI_TCP_IFACE": None, "GLOO_SOCKET_IFNAME": None}),
+        ({"hosts": 2, "interface": "eth1"}, {"FI_TCP_IFACE": "eth1", "GLOO_SOCKET_IFNAME": "eth1"}),
+        ({"hosts": 2, "interface": "ib0", "provider": "verbs"}, {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"}),
+        ({"hosts": 2, "interface": "ib0", "provider": "psm3"}, {"FI_PROVIDER": "psm3", "FI_TCP_IFACE": None}),
+        ({"oversubscribed": True}, {"CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": None}),
+        ({"transport": "mpi", "starter": "intel"}, {"CCL_PROCESS_LAUNCHER": "hydra", "FI_PROVIDER": None}),
+        ({"transport": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
+        ({"backend": "gloo"}, {"GLOO_SOCKET_IFNAME": "lo", "CCL_WORKER_COUNT": None, "FI_PROVIDER": None}),
+        ({"backend": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_defaults(change: dict[str, object], expected: dict[str, str | None]) -> None:
+    variables = communication_defaults(replace(CCL, **change))  # type: ignore[arg-type]
+    assert {name: variables.get(name) for name in expected} == expected
+    assert "CCL_WORKER_AFFINITY" not in variables
+
+
+@pytest.mark.parametrize("change", [{"backend": "nccl"}, {"transport": "udp"}])
+def test_what_does_not_exist_is_named(change: dict[str, str]) -> None:
+    with pytest.raises(PlanError, match=next(iter(change.values()))):
+        communication_defaults(replace(CCL, **change))  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""How it ends: late and dead peers, exceptions, exit without `destroy_process_group`, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from ranks import run_script
+
+pytestmark = pytest.mark.usefixtures("built")
+
+SCRIPT = """
+import os, sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
+rank, x = dist.get_rank(), torch.ones(1000, 10)
+dist.all_reduce(x)
+began = time.monotonic()
+try:
+{body}
+except dist.DistBackendError as error:
+    print(f"{{time.monotonic() - began:.1f}} s: {{error}}", file=sys.stderr)
+    sys.exit(7)
+"""
+
+
+def script(*lines: str, seconds: float = 60) -> str:
+    return SCRIPT.format(seconds=seconds, body="\n".join(f"    {line}" for line in lines))
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_shared_memory() -> object:
+    before = set(os.listdir("/dev/shm"))
+    yield
+    # Others' tests may run on this machine: only what has libfabric's kind of name counts.
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.count(":") == 2}
+    assert not {name for name in left if not Path("/proc", name.split(":")[0]).exists()}
+
+
+@pytest.mark.parametrize("late", ["False", "True"], ids=["sync", "async"])
+def test_a_late_rank_makes_the_others_raise_what_they_waited_for(late: str) -> None:
+    first, second = run_script(2, script(
+        "if rank == 1: time.sleep(7)",
+        f"work = dist.all_reduce(x, async_op={late})",
+        "if work: work.wait()",
+        seconds=3,
+    ))  # fmt: skip
+    assert first.returncode == 7, first.stderr
+    assert "all_reduce (sequence number 1, Float[1000, 10]) of group '0', rank 0 of 2" in first.stderr
+    assert "timeout of 3 s" in first.stderr
+    assert second.returncode == 7  # its peer is gone, or it was told of the failure
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_peer_surfaces_as_an_error_within_seconds(dead: int) -> None:
+    began = time.monotonic()
+    results = run_script(2, script(f"if rank == {dead}: os.kill(os.getpid(), 9)", "dist.all_reduce(x)"))
+    survivor = results[1 - dead]
+    assert results[dead].returncode == -9
+    assert survivor.returncode == 7, survivor.stderr
+    assert f"rank {dead} of this group, on this host, has ended" in survivor.stderr
+    assert time.monotonic() - began < 30
+
+
+def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
+    first, second = run_script(2, script("if rank == 1: raise ValueError('mine')", "dist.all_reduce(x)"))
+    assert second.returncode == 1
+    assert "ValueError: mine" in second.stderr
+    assert first.returncode == 7
+    assert "has ended" in first.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pass",
+        "sys.exit(0)",
+        "dist.all_reduce(x, async_op=True)",
+        "work = dist.all_reduce(x, async_op=True); work.wait() if rank else None",
+        "group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)",
+        "dist.destroy_process_group()",
+    ],
+    ids=["end of script", "sys.exit", "pending", "pending in one rank", "with a subgroup", "destroyed"],
+)
+def test_the_interpreter_exits_cleanly(line: str) -> None:
+    for result in run_script(2, script(line), limit=60):
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_kill_9_of_all_ranks_leaves_nothing_in_dev_shm() -> None:
+    for result in run_script(2, script("os.kill(os.getpid(), 9)")):
+        assert result.returncode == -9
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    source = """
+import os, sys, torch.distributed as dist
+from datetime import timedelta
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, int(os.environ["RANK"]) == 0)
+if os.environ["RANK"] == "1":
+    store.wait(["done"])
+    sys.exit()
+try:
+    dist.init_process_group("ccl", store=store, rank=0, world_size=2, timeout=timedelta(seconds=2))
+except dist.DistBackendError as error:
+    print(error)
+store.set("done", "")
+"""
+    first, second = run_script(2, source)
+    assert "1 of 2 ranks did not come within 2 s: 1" in first.stdout, first.stderr
+    assert second.returncode == 0

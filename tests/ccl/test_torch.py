@@ -1,0 +1,98 @@
+"""What torch builds on a process group works on this one: DDP, hooks, FSDP2, checkpoints, objects, subgroups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import Ranks
+
+
+def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
+    for ours, gloos in ranks.call("train_ddp"):
+        # Two addends sum the same in any order; more may differ in the last bits.
+        assert ours == (gloos if ranks.size == 2 else pytest.approx(gloos, rel=1e-5))
+
+
+@pytest.mark.parametrize(
+    "hook", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook"]
+)
+def test_ddp_comm_hooks(ranks: Ranks, hook: str) -> None:
+    for ours, gloos in ranks.call("train_ddp", hook=hook):
+        assert ours == pytest.approx(gloos, rel=1e-2)
+
+
+def test_ddp_averages_buffers_and_finds_unused_parameters(ranks: Ranks) -> None:
+    for ours, gloos in ranks.call("train_ddp", unused=True):
+        assert ours == pytest.approx(gloos, rel=1e-5)
+
+
+def test_fsdp2_trains_as_one_process_does(ranks: Ranks) -> None:
+    for ours, alone in ranks.call("train_fsdp2"):
+        assert ours == pytest.approx(alone, rel=1e-4)
+
+
+def test_distributed_checkpoint_round_trip(ranks: Ranks, tmp_path: Path) -> None:
+    assert all(ranks.call("checkpoint", str(tmp_path)))
+
+
+def test_object_collectives(ranks: Ranks) -> None:
+    for rank, (gathered, broadcast, scattered) in enumerate(ranks.call("objects")):
+        assert gathered == [{"rank": r, "text": "x" * r * 100} for r in range(ranks.size)]
+        assert broadcast == ["from 1", 1]
+        assert scattered == [rank * 10]
+
+
+def test_subgroups_live_side_by_side_and_end_in_any_order(three: Ranks) -> None:
+    assert three.call("subgroups") == [[3, 4, None], [3, None, 5], [None, 4, 5]]
+
+
+def test_a_subgroup_made_and_used_by_some_ranks_only(three: Ranks) -> None:
+    assert three.call("pairs") == ["ok"] * 3
+
+
+def test_bitwise_reductions_and_monitored_barrier_go_through_gloo(ranks: Ranks) -> None:
+    everyone = (1 << ranks.size) - 1
+    assert ranks.call("bitwise") == [[everyone, 0, everyone]] * ranks.size
+
+
+def test_scaled_sum(ranks: Ranks) -> None:
+    total = ranks.size * (ranks.size + 1) / 2
+    assert ranks.call("scaled_sum") == [total / 4] * ranks.size
+
+
+def test_asynchronous_collectives_overlap_and_complete_out_of_order(ranks: Ranks) -> None:
+    assert ranks.call("many_in_flight", limit=90) == ["ok"] * ranks.size
+
+
+def test_futures_run_callbacks_that_communicate(ranks: Ranks) -> None:
+    assert ranks.call("chained") == [ranks.size * ranks.size] * ranks.size
+
+
+def test_asynchronous_means_that_a_later_step_may_release_the_peer(ranks: Ranks) -> None:
+    assert ranks.call("release_the_peer") == ["ok"] * ranks.size
+
+
+def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> None:
+    for messages in ranks.call("misuse"):
+        assert "root rank 9 is not in a group" in messages[0]
+        assert "times the input's" in messages[1]
+        assert "not divisible" in messages[2]
+        assert "complex" in messages[3]
+
+
+def test_waiting_releases_the_interpreter(two: Ranks) -> None:
+    # Rank 1 comes a second late; a thread of rank 0 counts meanwhile.
+    (counted, _) = two.call("count_while_waiting")
+    assert counted > 50
+
+
+def test_memory_does_not_grow(two: Ranks) -> None:
+    for growth in two.call("repeat", 10_000, 200, limit=240):
+        assert growth["allreduce"] < 0.1  # MB
+        assert growth["groups"] < 2.0
+
+
+@pytest.mark.slow
+def test_more_elements_than_an_int_can_count(two: Ranks) -> None:
+    assert two.call("large", 2**31 + 24, limit=300) == ["ok", "ok"]

@@ -1,0 +1,22 @@
+"""A rank of `ranks.Ranks`: reads calls from stdin, answers on stdout, one JSON document a line."""
+
+import json
+import os
+import sys
+import traceback
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+import programs  # noqa: E402  (imports torch, which must not write to the answers)
+
+programs.start()
+for line in sys.stdin:
+    function, args, kwargs = json.loads(line)
+    try:
+        answer = {"result": getattr(programs, function)(*args, **kwargs)}
+    except Exception:
+        answer = {"error": traceback.format_exc()}
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+programs.stop()
