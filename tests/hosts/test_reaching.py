@@ -15,7 +15,7 @@ from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
 TWO_CORES = Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
-PROGRAM = Program(("/venv/bin/python", "train.py"), True, "/work", "/venv/bin/python")
+PROGRAM = Program(("/venv/bin/python", "train.py"), True, "/home/me", "/venv/bin/python")
 WAY_OUT = Interface("eno1", "10.0.0.9", 24)
 MPIS = {name: Mpi(name, f"/mpi/{name}", "1.0") for name in ("intel", "mpich", "openmpi")}
 

@@ -12,7 +12,7 @@ from cpulaunch.cluster.network import Interface, interface_to_master, wire
 from cpulaunch.cluster.preflight import MAX_CLOCK_DIFFERENCE, judge, way_out
 from cpulaunch.cluster.question import NO_CPULAUNCH, NO_PYTHON, Question, Reply
 
-QUESTION = Question("/venv/bin/python", "/work", ("/work/train.py",), master="node0")
+QUESTION = Question("/venv/bin/python", "/home/me", ("/home/me/train.py",), master="node0")
 
 LO = ["lo", "127.0.0.1", 8]
 DOCKER = ["docker0", "172.17.0.1", 16]
@@ -144,8 +144,8 @@ def test_sound_hosts_have_no_problems() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"directory": False}, "there is no directory /work"),
-        ({"missing": ["/work/train.py"]}, "there is no /work/train.py"),
+        ({"directory": False}, "there is no directory /home/me"),
+        ({"missing": ["/home/me/train.py"]}, "there is no /home/me/train.py"),
         ({"time": 1001.0 + MAX_CLOCK_DIFFERENCE + 1}, "its clock is 31 s ahead of this host's"),
         ({"time": 1000.0 - MAX_CLOCK_DIFFERENCE - 1}, "its clock is 31 s behind this host's"),
         ({"interfaces": [LO, DOCKER]}, "no interface leads to node0; it has docker0, lo"),

@@ -43,7 +43,7 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
     monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/rank/run_keeper.py")
     monkeypatch.setattr("cpulaunch.launch.mpi.SSH", "/venv/cpulaunch/launch/ssh.sh")
-    monkeypatch.setattr("os.getcwd", lambda: "/work")
+    monkeypatch.setattr("os.getcwd", lambda: "/home/me")
     Path("four-nodes").write_text(FOUR)
     Path("train.py").write_text("")
 

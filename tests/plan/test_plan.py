@@ -20,7 +20,7 @@ BIG = HostFacts(
 )
 SMALL = HostFacts(Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
 INTEL, MPICH = Mpi("intel", "/i/mpiexec.hydra", "2021.18"), Mpi("mpich", "/m/mpiexec", "5.0.2")
-PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/work", "/usr/bin/python")
+PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/home/me", "/usr/bin/python")
 
 
 def make(
