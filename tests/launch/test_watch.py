@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -97,6 +98,47 @@ def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, t
     assert done.returncode == 6
     assert done.stdout == "[0] hello\n"
     assert "can't reach the launcher at 127.0.0.1:1 (Connection refused): the job runs, but" in done.stderr
+
+
+def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text("for i in range(60_000): print('\\r step %40d' % i, end='')")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "bar.py").stdout
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=TIMEOUT
+    )
+    assert (done.returncode, done.stdout.count(b"step")) == (0, 60_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path: Path, size: int) -> None:
+    (tmp_path / "much.py").write_text(f"for i in range({size} // 50 + 1): print('x' * 49)")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "much.py").stdout
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        env = clean_environment(CPULAUNCH_CONTROL=address, CPULAUNCH_TOKEN="x")
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, timeout=TIMEOUT
+        )
+    assert (done.returncode, done.stdout.count(b"x")) == (0, 49 * (size // 50 + 1))
+    assert b"no answer within 10 s" in done.stderr
+
+
+def test_a_keeper_that_dies_before_its_hello_is_noticed(marked, tmp_path: Path) -> None:
+    """The program's own start kills its keeper, most of the time before that has said hello."""
+    (tmp_path / "kill.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)\ntime.sleep(300)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "kill.py"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode in (3, 137)
+    assert outcome(tmp_path)["first_failure"]["rank"] == 1
 
 
 def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(cpulaunch: Run, tmp_path: Path) -> None:
