@@ -81,6 +81,7 @@ def suite_environment(backend: str, ranks: int, directory: Path) -> dict[str, st
         "SUITE_BACKEND": backend,
         "WORLD_SIZE": str(ranks),
         "TEMP_DIR": str(directory),
+        "TMPDIR": str(directory),  # the suite leaves directories of its own behind
         "INIT_METHOD": f"file://{directory}/shared_init_file",
         "OMP_NUM_THREADS": "1",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(int(TEST_LIMIT) - 30),
