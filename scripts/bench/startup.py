@@ -63,6 +63,7 @@ def timed(command: list[str], directory: str) -> tuple[float, int]:
     # Compiled modules may be kept, as they are for users.
     dropped = ("CPULAUNCH_", "PYTHONDONTWRITEBYTECODE")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    environment["TMPDIR"] = directory  # torchrun leaves a directory there
     started = time.perf_counter()
     done = subprocess.run(
         command,

@@ -46,9 +46,9 @@ def test_ccl_is_what_a_run_takes_by_itself(cpulaunch: Run) -> None:
     assert "backend ccl" in done.stdout, done.stderr
 
 
-def test_the_same_script_runs_under_torchrun() -> None:
+def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS], env=clean_environment(), text=True,
+    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS], env=clean_environment(TMPDIR=str(tmp_path)), text=True,
                           capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
     assert accuracy(done.stdout) >= 97
     assert "backend gloo, fp32" in done.stdout
