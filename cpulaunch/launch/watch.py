@@ -31,6 +31,9 @@ STARTER_EXIT = 5.0
 HELLO_TIMEOUT = 60.0
 """Seconds after the first rank's hello in which all others must have said theirs."""
 
+NOISE = b"IPL WARN> "
+"""How Intel MPI's lines on a topology that it doesn't need begin; the starter's log keeps them."""
+
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
 """What a starter is sent, a second apart: Intel's and Open MPI's want SIGINT twice after a lost link."""
 
@@ -114,7 +117,9 @@ class Watch:
             self.unreached = self.unreached or UNREACHED.encode() in data
             self.output.keep("starter.log", data)
             if not self.ending:
-                write_all(stream, data)
+                write_all(
+                    stream, b"".join(line for line in data.splitlines(True) if not line.startswith(NOISE))
+                )
 
     # ---- watching
 

@@ -556,16 +556,32 @@ class TestBadInput:
         assert len(outputs(done)) == ranks
 
 
+def hydra_after(directory: Path, command: str) -> list[str]:
+    """Options for an Intel mpiexec that is run by, or after, a shell ``command``."""
+    path = directory / "mpiexec"
+    hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
+    path.write_text(
+        f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\n{command} {hydra} "$@"\n'
+    )
+    path.chmod(0o755)
+    return ["--mpi", "intel", "--mpi-path", str(path)]
+
+
+def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:
+    said = "IPL WARN> no such node\nall else\nIPL WARN> again"
+    options = hydra_after(show.parent, f"echo '{said}' >&2; exec")
+    done = cpulaunch("run", "-n", "2", *options, "show.py")
+    assert "all else" in done.stderr.splitlines()
+    assert "IPL WARN" not in done.stderr
+    (log,) = show.parent.glob("runs/*/starter.log")
+    assert said in log.read_text()
+
+
 class TestPlacement:
     def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
         """The plan is made with all CPUs, but the ranks are started with fewer."""
-        taskset = show.with_name("mpiexec")
-        hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
-        taskset.write_text(
-            f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\nexec taskset -c 0 {hydra} "$@"\n'
-        )
-        taskset.chmod(0o755)
-        done = cpulaunch("run", "-n", "2", "--mpi", "intel", "--mpi-path", taskset, "show.py")
+        options = hydra_after(show.parent, "exec taskset -c 0")
+        done = cpulaunch("run", "-n", "2", *options, "show.py")
         assert done.returncode == 3
         assert "is planned on CPUs" in done.stderr
         assert "may use only 0" in done.stderr
