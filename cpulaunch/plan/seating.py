@@ -46,7 +46,7 @@ class Seating(NamedTuple):
     layouts: Sequence[Layout]
     binding: Mapping[str, Any]
     env: Mapping[str, str]
-    heartbeat_period: float
+    heartbeat_timeout: float
     grace_period: float
     lenient: bool
 

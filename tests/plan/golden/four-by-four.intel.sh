@@ -10,11 +10,10 @@ node2:4
 node3:4
 node4:4
 END OF FILE
-export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"places":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"env":{}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"env":{}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"env":{}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"env":{}}]}],"binding":{"worker_count":1},"env":{},"heartbeat_period":10.0,"grace_period":10,"lenient":false}'
+export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"places":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"env":{}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"env":{}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"env":{}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"env":{}}]}],"binding":{"worker_count":1},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
 export I_MPI_HYDRA_BOOTSTRAP=ssh
 export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launch/ssh.sh
 export I_MPI_HYDRA_RMK=user
-export I_MPI_HYDRA_TOPOLIB=ipl
 export I_MPI_PIN=off
 mpiexec.hydra -f hostfile -n 16 -ppn 4 -wdir /home/me -genv CCL_ATL_SHM 0 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION bf16 -genv FI_PROVIDER tcp -genv MASTER_ADDR node1 -genv OMP_NUM_THREADS 13 /venv/bin/python -I -S /venv/cpulaunch/rank/run_keeper.py -- /venv/bin/python train.py --lr 0.1
 )

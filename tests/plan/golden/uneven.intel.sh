@@ -8,11 +8,10 @@ cat > hostfile <<'END OF FILE'
 a:3
 b:1
 END OF FILE
-export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["a",0],["b",1]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,18,36"},"places":[{"cores":"1-17","comm_cores":"0","numa_nodes":"0","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"19-35","comm_cores":"18","numa_nodes":"0-1","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"37-53","comm_cores":"36","numa_nodes":"1","threads":17,"env":{"OMP_NUM_THREADS":"17"}}]},{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0"},"places":[{"cores":"1-55","comm_cores":"0","numa_nodes":"0-1","threads":55,"env":{"OMP_NUM_THREADS":"55"}}]}],"binding":{"worker_count":1},"env":{"SECRET":"s"},"heartbeat_period":10.0,"grace_period":10,"lenient":false}'
+export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["a",0],["b",1]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,18,36"},"places":[{"cores":"1-17","comm_cores":"0","numa_nodes":"0","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"19-35","comm_cores":"18","numa_nodes":"0-1","threads":17,"env":{"OMP_NUM_THREADS":"17"}},{"cores":"37-53","comm_cores":"36","numa_nodes":"1","threads":17,"env":{"OMP_NUM_THREADS":"17"}}]},{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0"},"places":[{"cores":"1-55","comm_cores":"0","numa_nodes":"0-1","threads":55,"env":{"OMP_NUM_THREADS":"55"}}]}],"binding":{"worker_count":1},"env":{"SECRET":"s"},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
 export I_MPI_HYDRA_BOOTSTRAP=ssh
 export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launch/ssh.sh
 export I_MPI_HYDRA_RMK=user
-export I_MPI_HYDRA_TOPOLIB=ipl
 export I_MPI_PIN=off
 mpiexec.hydra -f hostfile -n 4 -wdir /home/me -genv CCL_ATL_SHM 0 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION bf16 -genv FI_PROVIDER tcp -genv MASTER_ADDR a -print-rank-map /venv/bin/python -I -S /venv/cpulaunch/rank/run_keeper.py -- /venv/bin/python train.py --lr 0.1
 )
