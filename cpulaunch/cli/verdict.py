@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cpulaunch.cli.show import counted, shown_path
 from cpulaunch.cluster.cores import CoreSet
-from cpulaunch.launch.outcome import INTERRUPTED, NODE_LOST, Failure, Outcome, signal_name
+from cpulaunch.launch.outcome import INTERRUPTED, NODE_LOST, START_FAILED, Failure, Outcome, signal_name
 
 MEANING = {
     4: "illegal instruction: built for another CPU?",
@@ -20,6 +20,10 @@ MEANING = {
     9: "killed",
     11: "invalid memory access",
     15: "asked to end, though not by us",
+}
+TITLES = {
+    NODE_LOST: "host {0.host} was lost",
+    START_FAILED: "rank {0.rank} on {0.host} was not started",
 }
 FATAL = "Fatal Python error: "
 """How faulthandler's report begins."""
@@ -44,9 +48,7 @@ def verdict(outcome: Outcome, directory: Path) -> str:
         if outcome.kind == INTERRUPTED:
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
-    title = f"rank {failure.rank} on {failure.host} failed first"
-    if outcome.kind == NODE_LOST:
-        title = f"host {failure.host} was lost"
+    title = TITLES.get(outcome.kind, "rank {0.rank} on {0.host} failed first").format(failure)
     others = "; ".join(_others(outcome, failure.rank))
     return _box(title, list(_story(failure, directory))) + (f"cpulaunch: {others}\n" if others else "")
 
@@ -67,7 +69,7 @@ def _story(failure: Failure, directory: Path) -> Iterator[str]:
     if failure.traceback:
         yield ""
         yield from _shortened(failure.traceback.rstrip().splitlines())
-    elif last := _last_words(log):
+    elif failure.error is None and (last := _last_words(log)):
         yield from ("", "Its last words:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
     if log.exists():

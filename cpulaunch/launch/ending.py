@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from cpulaunch.launch.keepers import SSH
 
-SWEEP_TIMEOUT = 4.0
+SWEEP_TIMEOUT = 3.0
 """Seconds that a host has to let us sweep it; one that is dead can't."""
 
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)

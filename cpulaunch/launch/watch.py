@@ -22,6 +22,7 @@ from cpulaunch.launch.failures import Candidate, root_cause
 from cpulaunch.launch.job import Job
 from cpulaunch.launch.outcome import Failure, Outcome, RankOutcome
 from cpulaunch.launch.output import Output
+from cpulaunch.launch.signs import failed_start
 from cpulaunch.launch.sweep import sweep
 from cpulaunch.plan.plan import Plan
 
@@ -31,8 +32,8 @@ SETTLE = 1.0
 STARTER_EXIT = 5.0
 """Seconds that a starter has to end by itself after its last rank did; much less where a host is lost."""
 
-HELLO_TIMEOUT = 60.0
-"""Seconds after the first rank's hello in which all others must have said theirs."""
+MAX_HEARD = 1 << 16
+"""Bytes of what the starters say in which a reason is looked for."""
 
 NOISE = b"IPL WARN> "
 """How Intel MPI's lines on a topology that it doesn't need begin; the starter's log keeps them."""
@@ -113,6 +114,8 @@ class Watch:
         self.first_hello: float | None = None
         self.signals = 0
         self.unreached = False
+        self.began = time.time()
+        self.said = b""
 
     async def run(self, listener: socket.socket) -> Outcome:
         """Watch until all ranks have ended.  Returns when no process of the job is left on any host."""
@@ -144,10 +147,24 @@ class Watch:
         while data := await pipe.read(1 << 16):
             self.unreached = self.unreached or UNREACHED.encode() in data
             self.output.keep("starter.log", data)
+            self._look_for_a_failed_start(data)
             if not self.ending:
                 shown = (line for line in data.splitlines(True) if not line.startswith(NOISE))
                 self.output.screen.put(stream, b"".join(shown))
             await self.output.screen.room()
+
+    def _look_for_a_failed_start(self, data: bytes) -> None:
+        missing = [rank for rank in self.ranks if rank.heard_at is None]
+        if self.interrupted is not None or not missing:
+            return
+        self.said = (self.said + data)[-MAX_HEARD:]
+        if found := failed_start(self.said.decode(errors="replace")):
+            host, why = found
+            short = host.partition(".")[0]
+            rank = next((r for r in missing if r.host in (host, short)), missing[0])
+            if rank.verdict is None:
+                error = f"it couldn't be started on {host}: {why}"
+                self._condemn(rank, kinds.START_FAILED, HostError.exit_code, error, self.began)
 
     # ---- watching
 
@@ -232,11 +249,11 @@ class Watch:
             gone = self.plan.starter == "local" and self.starters[rank.rank].poll() is not None
             if gone and rank.missed_at is None:
                 rank.missed_at = now
-            if (rank.missed_at and now > rank.missed_at + SETTLE) or now > first + HELLO_TIMEOUT:
+            if (rank.missed_at and now > rank.missed_at + SETTLE) or now > first + self.timeout:
                 why = (
                     "its keeper ended before it said hello"
                     if gone
-                    else f"no hello within {HELLO_TIMEOUT:.0f} s"
+                    else f"no sign of life within {self.timeout:.0f} s of the first rank's"
                 )
                 rank.over = gone
                 self._condemn(rank, kinds.START_FAILED, HostError.exit_code, why)

@@ -32,14 +32,33 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.excepthook = _hide_our_frames
     own_process = os.getpid()
+
+    def report(message: dict[str, Any]) -> None:
+        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
+            import json
+
+            try:
+                os.write(report_fd, json.dumps(message).encode() + b"\n")
+            except OSError:
+                pass  # the keeper is gone
+
     try:
         _run(sys.argv[1:])
-    except SystemExit:
+    except SystemExit as error:
+        # Its connections may end long before it does, and the others then fail first.
+        report({"type": "leaving", "code": _exit_code(error.code)})
         raise
     except BaseException as error:
-        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
-            _report(report_fd, error)
+        report(_failure(error))
         raise
+    report({"type": "leaving", "code": 0})
+
+
+def _exit_code(said: object) -> int:
+    """What the shell sees of ``sys.exit(said)``."""
+    if said is None:
+        return 0
+    return said & 0xFF if isinstance(said, int) else 1
 
 
 def _run(arguments: list[str]) -> None:
@@ -81,8 +100,7 @@ def _run_file(path: str) -> None:
     exec(code, module.__dict__)
 
 
-def _report(fd: int, error: BaseException) -> None:
-    import json
+def _failure(error: BaseException) -> dict[str, Any]:
     import traceback
 
     shown = _without_our_frames(error.__traceback__)
@@ -98,17 +116,13 @@ def _report(fd: int, error: BaseException) -> None:
     if (module := type(error).__module__) not in ("builtins", "__main__"):
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
-    failure = {
+    return {
         "type": "failure",
         "error": f"{name}: {first_line}"[:2000] if first_line else name,
         "file": file,
         "line": line,
         "traceback": text[-30000:],
     }
-    try:
-        os.write(fd, json.dumps(failure).encode() + b"\n")
-    except OSError:
-        pass  # the keeper is gone; the traceback goes to stderr all the same
 
 
 def _is_users(file: str) -> bool:

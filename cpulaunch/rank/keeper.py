@@ -79,6 +79,7 @@ class Keeper:
         self.rest = {1: b"", 2: b""}  # lines that have no end yet
         self.kill_at: float | None = None
         self.told = False  # the program has been asked to end
+        self.left: tuple[int, float] | None = None  # code, time: it was about to end before that
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
@@ -228,7 +229,9 @@ class Keeper:
     # ---- the loop
 
     def _turn(self) -> None:
-        for key, events in self.selector.select(self._timeout()):
+        ready = self.selector.select(self._timeout())
+        self._look_at_program()  # before we hear that it should end
+        for key, events in ready:
             if key.data is not None:
                 for message in key.data.ready(events):
                     self._obey(message)
@@ -246,15 +249,18 @@ class Keeper:
             if now >= self.link.last_sent + self.period:
                 self.link.send({"type": "beat"})
             self._pause(self.link.pending > MAX_PENDING)
-        if self.program and not self.ended and (ended := self.program.poll()):
-            self.ended, self.ended_at = ended, time.time()
-            # What it started may tidy up after a success, but not outlive a failure.
-            self.kill_at = now + (self.seating.grace_period if ended.code == 0 else 0)
+        self._look_at_program()
         if self.kill_at is not None and now >= self.kill_at and self.program:
             self.told = self.told or not self.ended
             self.program.kill()
             self.ended = self.ended or self.program.poll()
             self.kill_at = None
+
+    def _look_at_program(self) -> None:
+        if self.program and not self.ended and (ended := self.program.poll()):
+            self.ended, self.ended_at = ended, time.time()
+            # What it started may tidy up after a success, but not outlive a failure.
+            self.kill_at = time.monotonic() + (self.seating.grace_period if ended.code == 0 else 0)
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -283,23 +289,20 @@ class Keeper:
             self.selector.unregister(fd)
         self.pipes.clear()
         if self.program and not self.refused:
-            killed = self.ended.signal == signal.SIGKILL and not self.told
-            self._tell(
-                {
-                    "type": "exit",
-                    "code": self.ended.code,
-                    "signal": self.ended.signal,
-                    "at": self.ended_at,
-                    "told": self.told,
-                    "note": why_killed(self.program.pid, self.oom_kills) if killed else None,
-                }
-            )
+            code, number, at, told = *self.ended, self.ended_at, self.told
+            if told and self.left:
+                (code, at), number, told = self.left, None, False
+            killed = number == signal.SIGKILL and not told
+            note = why_killed(self.program.pid, self.oom_kills) if killed else None
+            self._tell({"type": "exit", "code": code, "signal": number, "at": at, "told": told, "note": note})
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
         while self.link and self.link.state in ("connecting", "up") and not self.done:
             self._turn()
         for stream, rest in self.rest.items():
             if rest:
                 self._print(stream, b"\n")
+        if self.link and self.link.cut_off and self.seating.starter == "openmpi":
+            os.kill(os.getppid(), signal.SIGTERM)  # its daemon would wait for its mpiexec for ever
         # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
         return 0 if self.done else self.ended.shell_code
 
@@ -359,11 +362,14 @@ class Keeper:
             self._tell({"type": "output", "stream": stream, "data": pack(data)})
 
     def _read_report(self, data: bytes) -> None:
-        """Hand on a failure that the bootstrap reports.  Any child of the program may write there."""
+        """What the bootstrap reports: a failure, or that the program is done.  Any child may write there."""
         try:
             for line in self.reports.feed(data):
-                if (message := decode(line))["type"] == "failure":
+                message = decode(line)
+                if message["type"] == "failure":
                     self._tell({**message, "at": time.time(), "told": self.told})
+                elif message["type"] == "leaving" and not self.told:
+                    self.left = int(message["code"]), time.time()
         except ValueError:
             self.reports = Lines()
 

@@ -27,6 +27,7 @@ class Link:
         """``patience``: seconds after which a launcher whose host doesn't answer counts as gone."""
         self.state = "connecting"
         self.why = ""
+        self.cut_off = False  # lost, as the launcher's host doesn't answer
         self.waiting: list[Message] = []
         self.last_sent = time.monotonic()
         self._token, self._rank, self._selector = token, rank, selector
@@ -91,6 +92,7 @@ class Link:
         if self.state == "connecting" and time.monotonic() > self._deadline:
             self._close("absent", f"no answer within {CONNECT_TIMEOUT:.0f} s")
         elif self.state == "up" and self._silence() > 2 / 3 * self._patience and not self._host_answers():
+            self.cut_off = True
             self._close("lost", "its host doesn't answer")
 
     def close(self) -> None:

@@ -1,0 +1,15 @@
+"""What befalls jobs, and what becomes of them: the table of docs/reliability.md, run for real.
+
+    python scripts/chaos.py [--rounds N] [--mpi intel] [--only "link cut"]
+
+Needs root, sshd and ip, for a cluster of four hosts in network namespaces; see docs/clusters.md.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from cluster.chaos import main
+
+sys.exit(main())

@@ -1,0 +1,49 @@
+"""What befalls jobs on four hosts: each event under one MPI here, under all of them by scripts/chaos.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import mpi_options
+
+from cluster import chaos
+from cluster.namespaces import Cluster
+
+pytestmark = pytest.mark.slow
+
+MPIS = ("intel", "mpich", "openmpi")
+NEEDS_CCL = "(ccl)"
+
+# The MPIs differ most in these.
+EACH = (
+    "raises while the others sleep",
+    "is killed",
+    "Python missing, no preflight",
+    "Ctrl-C",
+    "launcher killed",
+)
+CASES = [
+    (name, mpi)
+    for number, name in enumerate(chaos.EVENTS)
+    for mpi in (MPIS if name in EACH else (MPIS[number % 3],))
+]
+
+
+@pytest.mark.parametrize(("name", "mpi"), CASES, ids=[f"{name}-{mpi}" for name, mpi in CASES])
+def test_what_befalls_a_job_is_named_and_leaves_nothing(
+    name: str, mpi: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    rank = CASES.index((name, mpi)) % 4
+    result = chaos.run(cluster, tmp_path, mpi_options(mpi), name, rank)
+    assert not chaos.problems(name, rank, result), result.stderr
+
+
+def test_a_host_that_loses_its_power(tmp_path: Path) -> None:
+    """There is no way back for it, so it gets a cluster of its own."""
+    with Cluster(("login", *chaos.HOSTS)) as cluster:
+        result = chaos.power_off(cluster, tmp_path, mpi_options("intel"), 2)
+    assert result.exit_code == 4, result.stderr
+    assert "host node2 was lost" in result.stderr
+    assert result.outcome["kind"] == "node_lost"
+    assert not result.left
