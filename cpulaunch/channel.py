@@ -13,13 +13,14 @@ and then, at any time:
 keeper → launcher     ``started`` pid, cores, notes · ``output`` stream (1, 2), data ·
                       ``beat`` · ``failure`` error, file, line, traceback, at, told ·
                       ``refused`` error: the program was not started ·
-                      ``exit`` code or signal, at, told, note: the program has ended (the keeper waits for
-                      ``done``)
+                      ``exit`` code or signal, at, told, asked, note: the program has ended
+                      (the keeper waits for ``done``)
 launcher → keeper     ``end`` signal, grace (seconds): end the program · ``done``: you may go
 ====================  =====================================================================
 
-``at`` is in seconds since 1970 on the host's own clock; ``told`` says that the program had been asked to
-end by then, so that its end is no failure of its own.
+``at`` is in seconds since 1970 on the host's own clock; ``told`` says that the launcher had wanted the
+program to end by then, so that its end is no failure of its own; ``asked`` is the signal by which somebody
+else did.
 
 The token travels in the environment; who doesn't know it can neither speak nor listen.
 """

@@ -348,7 +348,11 @@ _TABLE = (
         ),
     ),
     Setting(
-        "output.tee", Text("RANKS|all|none"), "all", "ranks whose output is shown on the terminal", ("--tee",)
+        "output.tee",
+        Text("RANKS|all|none"),
+        "all",
+        "ranks whose output is shown; equal lines become one unless you say all",
+        ("--tee",),
     ),
     Setting("env", Variables(), {}, "environment variables for the ranks", ("--env",)),
     Setting("forward", Words(), (), "names of variables to hand on to the ranks, wherever they are", ("-x",)),

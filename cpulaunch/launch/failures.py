@@ -21,12 +21,16 @@ _PEER_HAS_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A failure that nobody asked for.  ``at`` is in seconds, on the launcher's clock."""
+    """A failure that we haven't asked for.  ``at`` is in seconds, on the launcher's clock.
+
+    ``asked``: somebody else has, such as mpiexec, which ends all ranks when one has died.
+    """
 
     at: float
     kind: str
     exit_code: int
     failure: Failure
+    asked: bool = False
 
 
 def is_consequence(failure: Failure) -> bool:
@@ -43,7 +47,7 @@ def root_cause(candidates: Collection[Candidate], left: Collection[tuple[float, 
     if not ordered:
         return None
     for candidate in ordered:
-        if not is_consequence(candidate.failure):
+        if not candidate.asked and not is_consequence(candidate.failure):
             return candidate
     first = ordered[0]
     before = [(at, rank) for at, rank in sorted(left) if at < first.at]

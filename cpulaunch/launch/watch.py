@@ -80,10 +80,10 @@ class _Rank:
             return Candidate(said["at"] + self.clock, kinds.ERROR, code, failure)
         if of_itself and number is not None:
             failure = Failure(self.rank, self.host, signal=number, note=end["note"])
-            return Candidate(end["at"] + self.clock, kinds.SIGNAL, 128 + number, failure)
+            return Candidate(end["at"] + self.clock, kinds.SIGNAL, 128 + number, failure, bool(end["asked"]))
         if of_itself and code:
-            failure = Failure(self.rank, self.host, exit_code=code)
-            return Candidate(end["at"] + self.clock, kinds.EXIT, code, failure)
+            failure = Failure(self.rank, self.host, exit_code=code, note=end["note"])
+            return Candidate(end["at"] + self.clock, kinds.EXIT, code, failure, bool(end["asked"]))
         return None
 
 
@@ -153,12 +153,12 @@ class Watch:
                 self.output.screen.put(stream, b"".join(shown))
             await self.output.screen.room()
 
-    def _look_for_a_failed_start(self, data: bytes) -> None:
+    def _look_for_a_failed_start(self, data: bytes = b"", *, ended: bool = False) -> None:
         missing = [rank for rank in self.ranks if rank.heard_at is None]
         if self.interrupted is not None or not missing:
             return
         self.said = (self.said + data)[-MAX_HEARD:]
-        if found := failed_start(self.said.decode(errors="replace")):
+        if found := failed_start(self.said.decode(errors="replace"), ended=ended):
             host, why = found
             short = host.partition(".")[0]
             rank = next((r for r in missing if r.host in (host, short)), missing[0])
@@ -182,6 +182,8 @@ class Watch:
                 if time.monotonic() > quiet_since + SETTLE:
                     break
         missing = [rank for rank in self.ranks if not rank.over]
+        if missing and not self.ending:
+            self._look_for_a_failed_start(ended=True)
         if missing and not self.ending:
             self._starter_ended_early(missing)
 

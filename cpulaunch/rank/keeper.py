@@ -78,7 +78,8 @@ class Keeper:
         self.reports = Lines()
         self.rest = {1: b"", 2: b""}  # lines that have no end yet
         self.kill_at: float | None = None
-        self.told = False  # the program has been asked to end
+        self.told = False  # the launcher wants the program to end
+        self.asked = 0  # the signal by which somebody else wants it
         self.left: tuple[int, float] | None = None  # code, time: it was about to end before that
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
@@ -238,6 +239,8 @@ class Keeper:
             elif key.fd == self.wake:
                 for number in os.read(self.wake, 512):
                     if number != signal.SIGCHLD:
+                        if number not in (signal.SIGUSR1, signal.SIGUSR2) and not self.ended:
+                            self.asked = self.asked or number
                         self._end(number, self.seating.grace_period)
             elif key.fd in self.pipes:
                 self._read(key.fd)
@@ -251,7 +254,6 @@ class Keeper:
             self._pause(self.link.pending > MAX_PENDING)
         self._look_at_program()
         if self.kill_at is not None and now >= self.kill_at and self.program:
-            self.told = self.told or not self.ended
             self.program.kill()
             self.ended = self.ended or self.program.poll()
             self.kill_at = None
@@ -264,7 +266,7 @@ class Keeper:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        moments = [now + 60]
+        moments = [now + (1 if self.link and self.link.state == "connecting" else 60)]
         if self.link and self.link.state in ("connecting", "up"):
             moments.append(self.link.last_sent + self.period)
         if self.kill_at is not None:
@@ -292,9 +294,22 @@ class Keeper:
             code, number, at, told = *self.ended, self.ended_at, self.told
             if told and self.left:
                 (code, at), number, told = self.left, None, False
-            killed = number == signal.SIGKILL and not told
-            note = why_killed(self.program.pid, self.oom_kills) if killed else None
-            self._tell({"type": "exit", "code": code, "signal": number, "at": at, "told": told, "note": note})
+            note = None
+            if self.asked and not told:
+                note = f"its keeper got signal {self.asked}, from mpiexec or a batch system, not from us"
+            elif number == signal.SIGKILL and not told:
+                note = why_killed(self.program.pid, self.oom_kills)
+            self._tell(
+                {
+                    "type": "exit",
+                    "code": code,
+                    "signal": number,
+                    "at": at,
+                    "told": told,
+                    "asked": self.asked,
+                    "note": note,
+                }
+            )
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
         while self.link and self.link.state in ("connecting", "up") and not self.done:
             self._turn()
@@ -316,6 +331,7 @@ class Keeper:
     def _obey(self, message: Message) -> None:
         self.done = self.done or message["type"] == "done"
         if message["type"] == "end":
+            self.told = self.told or not self.ended
             self._end(int(message["signal"]), float(message["grace"]))
 
     def _end(self, number: int, grace: float) -> None:
@@ -326,7 +342,6 @@ class Keeper:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             self.program.signal_group(number)
             return
-        self.told = True
         deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.program.signal_group(number)
@@ -335,6 +350,7 @@ class Keeper:
         assert self.link is not None
         self.link_state = self.link.state
         if self.link_state == "lost":
+            self.told = self.told or not self.ended
             self._end(signal.SIGTERM, self.seating.grace_period)
         elif self.link_state == "absent":
             address = os.environ["CPULAUNCH_CONTROL"]

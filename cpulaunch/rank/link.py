@@ -33,7 +33,8 @@ class Link:
         self._token, self._rank, self._selector = token, rank, selector
         self._salt = os.urandom(16).hex()
         self._lines, self._outgoing = Lines(), bytearray()
-        self._deadline = time.monotonic() + CONNECT_TIMEOUT
+        self._looked_at = time.monotonic()
+        self._deadline = self._looked_at + CONNECT_TIMEOUT
         self._patience = patience
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
@@ -88,8 +89,15 @@ class Link:
         return received
 
     def check_time(self) -> None:
-        """Give up on a launcher that doesn't answer, or whose host doesn't any more."""
-        if self.state == "connecting" and time.monotonic() > self._deadline:
+        """Give up on a launcher that doesn't answer, or whose host doesn't any more.
+
+        To be called every second or so: if it wasn't, it was us who had no time.
+        """
+        now = time.monotonic()
+        asleep, self._looked_at = now - self._looked_at, now
+        if asleep > 2:
+            self._deadline += asleep
+        if self.state == "connecting" and now > self._deadline:
             self._close("absent", f"no answer within {CONNECT_TIMEOUT:.0f} s")
         elif self.state == "up" and self._silence() > 2 / 3 * self._patience and not self._host_answers():
             self.cut_off = True

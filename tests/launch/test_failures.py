@@ -13,8 +13,10 @@ from cpulaunch.launch.signs import failed_start
 GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
 
 
-def failed(rank: int, at: float, error: str | None = None, signal: int | None = None) -> Candidate:
-    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error))
+def failed(
+    rank: int, at: float, error: str | None = None, signal: int | None = None, asked: bool = False
+) -> Candidate:
+    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error), asked)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
         ([failed(0, 1.0, GLOO), failed(2, 1.4, "ValueError: x")], 2),
         ([failed(0, 1.0, GLOO), failed(2, 1.4, None, 9)], 2),
         ([failed(0, 1.2, GLOO), failed(1, 1.1, GLOO)], 1),
+        ([failed(0, 1.0, None, 15, asked=True), failed(1, 1.1, None, 9)], 1),
+        ([failed(0, 1.0, None, 15, asked=True)], 0),
     ],
 )
 def test_the_cause_is_the_earliest_that_is_no_consequence(candidates: list[Candidate], cause: int) -> None:
@@ -113,7 +117,7 @@ def test_streams_are_not_mixed() -> None:
         (
             "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n",
             "node2",
-            "(pid 26, exit code 32512)",
+            "Unable to run bstrap_proxy",
         ),
         (
             "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n",
@@ -124,7 +128,8 @@ def test_streams_are_not_mixed() -> None:
     ],
 )
 def test_what_a_failed_start_looks_like(text: str, host: str, why: str) -> None:
-    assert failed_start(text) == (host, why)
+    assert failed_start(text, ended=True) == (host, why)
+    assert failed_start(text) == (None if "bstrap" in text else (host, why))
 
 
 def test_other_words_are_no_failed_start() -> None:
