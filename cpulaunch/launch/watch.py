@@ -212,6 +212,8 @@ class Watch:
             rank.pid, rank.cores, rank.status = message["pid"], message["cores"], "running"
             for note in message["notes"]:
                 self.tell(f"{rank.host}: {note}")
+        elif kind == "note":
+            self.tell(f"{rank.host}: {message['note']}")
         elif kind == "failure":
             rank.failure = message
             # The others needn't wait until it has printed its traceback and exited.

@@ -32,6 +32,9 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.excepthook = _hide_our_frames
     own_process = os.getpid()
+    if report_fd >= 0:
+        _write(report_fd, f'{{"type":"ready","cpus":{sorted(os.sched_getaffinity(0))}}}\n')
+        sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
     try:
         _run(sys.argv[1:])
     except SystemExit:
@@ -105,10 +108,43 @@ def _report(fd: int, error: BaseException) -> None:
         "line": line,
         "traceback": text[-30000:],
     }
+    _write(fd, json.dumps(failure) + "\n")
+
+
+def _write(fd: int, line: str) -> None:
     try:
-        os.write(fd, json.dumps(failure).encode() + b"\n")
+        os.write(fd, line.encode())
     except OSError:
-        pass  # the keeper is gone; the traceback goes to stderr all the same
+        pass  # the keeper is gone, and nobody else needs it
+
+
+class _TorchFinder:
+    """Finds torch as the other finders do, and tells the keeper how many threads it has once it is loaded."""
+
+    def __init__(self, fd: int, process: int) -> None:
+        self.fd, self.process = fd, process
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or os.getpid() != self.process:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self.loaded(module, load(module))  # type: ignore[method-assign]
+        return spec
+
+    def loaded(self, torch: Any, _: None) -> None:
+        if self in sys.meta_path:  # not for a reload
+            sys.meta_path.remove(self)
+        try:
+            threads = torch.get_num_threads()
+        except Exception:
+            return  # another module by this name
+        import json
+
+        said = {"type": "torch", "threads": threads, "asked": os.environ.get("OMP_NUM_THREADS", "")}
+        _write(self.fd, json.dumps(said) + "\n")
 
 
 def _is_users(file: str) -> bool:

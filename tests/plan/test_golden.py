@@ -107,7 +107,8 @@ def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> No
         "comm_cores": "14",
         "numa_nodes": "0",
         "threads": 13,
-        "env": {},
+        "memory_policy": "prefer:0",
+        "env": {"OMP_PLACES": "{15:13},{16}:12"},
     }
     assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
     assert set(document["commands"][0]) == {"host", "argv", "env", "files"}

@@ -186,8 +186,8 @@ class TestEnvironment:
         threads = [rank.threads for rank in made.hosts[0].ranks]
         assert threads == [21, 20]
         assert [rank.env for rank in made.hosts[0].ranks] == [
-            {"OMP_NUM_THREADS": "21"},
-            {"OMP_NUM_THREADS": "20"},
+            {"OMP_NUM_THREADS": "21", "OMP_PLACES": "{0:21},{1}:20"},
+            {"OMP_NUM_THREADS": "20", "OMP_PLACES": "{21:20},{22}:19"},
         ]
         assert "OMP_NUM_THREADS" not in made.env
 
