@@ -143,7 +143,8 @@ class _TorchFinder:
             return  # another module by this name
         import json
 
-        said = {"type": "torch", "threads": threads, "asked": os.environ.get("OMP_NUM_THREADS", "")}
+        asked = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+        said = {"type": "torch", "threads": threads, "asked": asked}
         _write(self.fd, json.dumps(said) + "\n")
 
 

@@ -43,7 +43,7 @@ def at_start(pid: int, said: Mapping[str, Any], planned: Planned) -> tuple[dict[
 def with_torch(pid: int, said: Mapping[str, Any], planned: Planned) -> tuple[dict[str, Any], list[str]]:
     """What it has once torch is imported, and complaints.
 
-    ``said``: torch's number of ``threads``, and what the variable OMP_NUM_THREADS ``asked`` for by then.
+    ``said``: torch's number of ``threads``, and what the variables ``asked`` for by then.
     """
     ours = CoreSet.parse(planned.cores) | CoreSet.parse(planned.comm_cores)
     on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
@@ -51,8 +51,10 @@ def with_torch(pid: int, said: Mapping[str, Any], planned: Planned) -> tuple[dic
     if not on <= ours:
         complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
     # A program that sets the variable itself has its way.
-    if said["asked"] == planned.threads != str(said["threads"]) and planned.threads.isdigit():
-        complaints.append(f"was given {planned.threads} threads, but torch has {said['threads']}")
+    if said["asked"] == planned.threads and planned.threads.isdigit():
+        expected = int(planned.threads)
+        if said["threads"] not in (expected, min(expected, _physical_cores())):  # MKL goes no further
+            complaints.append(f"was given {expected} threads, but torch has {said['threads']}")
     return {"cpus": str(on), "torch_threads": said["threads"]}, complaints
 
 
@@ -86,6 +88,15 @@ def _preloaded(pid: int, planned: Planned) -> list[str] | None:
         for path in planned.preload.split(":")
         if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]
+
+
+def _physical_cores() -> int:
+    cpus = os.cpu_count() or 1
+    try:
+        with open("/sys/devices/system/cpu/smt/active") as f:
+            return cpus // 2 if f.read().strip() == "1" else cpus
+    except OSError:
+        return cpus
 
 
 def _thread_cpus(pid: int) -> Iterator[CoreSet]:
