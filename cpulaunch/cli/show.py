@@ -60,14 +60,18 @@ def verdict(outcome: Outcome, directory: Path) -> Iterator[str]:
         yield f"the job ended with exit code {outcome.exit_code}"
 
 
-def plan_as_text(plan: Plan, commands: Sequence[Command], *, verbose: bool) -> str:
-    """Who sits where, in which environment, started by which command, and where each setting is from."""
+def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, verbose: bool) -> str:
+    """Who sits where, in which environment, started by which command, and where each setting is from.
+
+    ``drawn`` is the picture of the first host.
+    """
     ranks, hosts = _counted(plan.world_size, "rank"), _counted(len(plan.hosts), "host")
     lines = [f"{ranks} on {hosts}, started by {plan.starter}"]
     lines += ["", "Who sits where"]
     for like, group in groupby(plan.hosts, key=_layout):
         lines += _hosts_as_text([host.host for host in group], like)
     lines += [f"  note: {note}" for note in plan.notes]
+    lines += ["", drawn]
     lines += ["", "Environment of every rank"]
     lines += [f"  {name}={value}" for name, value in plan.env.items()]
     for env, group in groupby(plan.hosts, key=lambda host: host.env):
