@@ -17,7 +17,7 @@ PRELOAD = "LD_PRELOAD"
 BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 """Variables by which users bind OpenMP's threads themselves."""
 
-LIBRARY_VARIABLES = (PRELOAD, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", "MALLOC_CONF", "KMP_BLOCKTIME")
+LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME")
 """What `choose_libraries` may set."""
 
 HOW_TO_GET = {
@@ -30,9 +30,7 @@ HOW_TO_GET = {
 _AUTO = {"allocator": "tcmalloc", "openmp": None}
 
 _GOES_WITH = {
-    # Else it reports each allocation of 1 GB and more on stderr, as if that were a fault.
-    "tcmalloc": {"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"},
-    # Freed memory is kept: to give it back and have the kernel clear it anew at each step costs most.
+    # As Intel's launchers tuned it for training: freed memory is kept for the next step.
     "jemalloc": {
         "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
         "dirty_decay_ms:9000000000,muzzy_decay_ms:9000000000"

@@ -13,7 +13,8 @@ class Planned(NamedTuple):
     """What a program should have.
 
     ``cores`` and ``comm_cores`` are folded lists; ``memory_policy`` is in the kernel's words, empty for its
-    default; ``threads`` is the text of OMP_NUM_THREADS; ``preload`` that of the plan's LD_PRELOAD, or empty.
+    default; ``threads`` is the text of OMP_NUM_THREADS; ``preload`` are the libraries that the plan adds to
+    LD_PRELOAD, with colons between.
     """
 
     cores: str

@@ -124,9 +124,10 @@ class Keeper:
             self.selector.register(ours, selectors.EVENT_READ)
         if seating.python:
             env[REPORT_FD] = str(streams[2])
+        users = seating.env.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD", "")
+        added = set(layout.env.get("LD_PRELOAD", "").split(":")) - set(users.replace(":", " ").split())
         threads = env.get("OMP_NUM_THREADS", "")
-        preload = layout.env.get("LD_PRELOAD", "")
-        self.planned = (place.cores, place.comm_cores, policy, threads, preload)
+        self.planned = (place.cores, place.comm_cores, policy, threads, ":".join(sorted(added)))
         try:
             # Rank 0 alone has a stdin; under hydra, that of the others never ends.
             self.program = Program(

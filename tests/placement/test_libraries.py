@@ -18,7 +18,6 @@ FOUND = {
     "intel": "/i/libiomp5.so",
 }
 GOMP = {"torch": "/torch/lib/libgomp.so.1"}
-TCMALLOC = {"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 
 def library(path: Path, head: bytes = b"") -> str:
@@ -89,7 +88,7 @@ class TestFinding:
         ({}, "auto", "auto", {}, {}),
         (None, "auto", "auto", {}, {}),
         # auto takes what was measured to help
-        (FOUND, "auto", "auto", {}, {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4", **TCMALLOC}),
+        (FOUND, "auto", "auto", {}, {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4"}),
         (FOUND, "default", "default", {}, {}),
         (FOUND, "default", "intel", {}, {"LD_PRELOAD": "/i/libiomp5.so", "KMP_BLOCKTIME": "1"}),
         (
@@ -97,7 +96,7 @@ class TestFinding:
             "tcmalloc",
             "intel",
             {},
-            {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4:/i/libiomp5.so", "KMP_BLOCKTIME": "1", **TCMALLOC},
+            {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4:/i/libiomp5.so", "KMP_BLOCKTIME": "1"},
         ),
         # torch brings Intel's itself
         ({"torch": "/torch/lib/libiomp5.so"}, "auto", "intel", {}, {"KMP_BLOCKTIME": "1"}),
@@ -110,7 +109,7 @@ class TestFinding:
             "auto",
             "auto",
             {"LD_PRELOAD": "/my/libfoo.so /my/bar.so"},
-            {"LD_PRELOAD": "/my/libfoo.so:/my/bar.so:/t/libtcmalloc_minimal.so.4", **TCMALLOC},
+            {"LD_PRELOAD": "/my/libfoo.so:/my/bar.so:/t/libtcmalloc_minimal.so.4"},
         ),
         (FOUND, "auto", "auto", {"LD_PRELOAD": "/my/libjemalloc.so"}, {}),
         (FOUND, "default", "auto", {"LD_PRELOAD": "/my/libmimalloc.so.2"}, {}),
@@ -120,7 +119,7 @@ class TestFinding:
             "auto",
             "auto",
             {"LD_PRELOAD": "/my/libiomp5.so", "KMP_BLOCKTIME": "200"},
-            {"LD_PRELOAD": "/my/libiomp5.so:/t/libtcmalloc_minimal.so.4", **TCMALLOC},
+            {"LD_PRELOAD": "/my/libiomp5.so:/t/libtcmalloc_minimal.so.4"},
         ),
     ],
 )  # fmt: skip
