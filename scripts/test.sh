@@ -17,7 +17,7 @@ for program in sshd ip tc nsenter g++ tmux ps; do
   PATH=$PATH:/usr/sbin:/sbin command -v $program >/dev/null || missing="$missing $program"
 done
 for library in libtcmalloc_minimal.so.4 libjemalloc.so.2; do
-  PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep -q "$library" || missing="$missing $library"
+  PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || missing="$missing $library"
 done
 if [ "$missing" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
   echo "installing what has$missing"
