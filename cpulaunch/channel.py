@@ -3,19 +3,24 @@
 One TCP connection per rank, one JSON object per line.  Right after the connection is made::
 
     launcher → keeper    {"type": "challenge", "salt": S}
-    keeper → launcher    {"type": "hello", "rank": R, …, "salt": K, "proof": proof(token, "keeper", S, R)}
+    keeper → launcher    {"type": "hello", "rank": R, "at": T, …, "salt": K,
+                          "proof": proof(token, "keeper", S, R)}
     launcher → keeper    {"type": "welcome", "proof": proof(token, "launcher", K, R)}
 
 and then, at any time:
 
 ====================  =====================================================================
 keeper → launcher     ``started`` pid, cores, notes · ``output`` stream (1, 2), data ·
-                      ``beat`` · ``failure`` error, file, line, traceback ·
+                      ``beat`` · ``failure`` error, file, line, traceback, at, told ·
                       ``found`` what the program really has · ``note`` a warning for the user ·
                       ``refused`` error: the program was not started, or is not where it should be ·
-                      ``exit`` code or signal: the program has ended (the keeper waits for ``done``)
+                      ``exit`` code or signal, at, told, note: the program has ended (the keeper waits for
+                      ``done``)
 launcher → keeper     ``end`` signal, grace (seconds): end the program · ``done``: you may go
 ====================  =====================================================================
+
+``at`` is in seconds since 1970 on the host's own clock; ``told`` says that the program had been asked to
+end by then, so that its end is no failure of its own.
 
 The token travels in the environment; who doesn't know it can neither speak nor listen.
 """
@@ -32,6 +37,9 @@ MAX_LINE = 1 << 20
 
 MAX_OUTPUT = 1 << 16
 """Bytes of a program's output per message.  JSON makes at most six of each."""
+
+BEATS_PER_TIMEOUT = 3
+"""A rank is lost when as many beats in a row haven't come."""
 
 UNREACHED = "cpulaunch: can't reach the launcher"
 """How a keeper that no launcher hears begins its warning, after the rank's prefix."""

@@ -14,6 +14,9 @@ from cpulaunch.errors import UsageError
 from cpulaunch.launch.command import Command, shell
 from cpulaunch.plan.plan import Plan, Program
 
+LAST_WORDS = 1.0
+"""Seconds that a terminal has to show what is left of an interrupted job."""
+
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
@@ -144,28 +147,43 @@ def _check_script(path: Path) -> None:
 def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int | None) -> int:
     from cpulaunch.launch.execute import execute
     from cpulaunch.launch.job import new_job
+    from cpulaunch.launch.outcome import INTERRUPTED, OK
     from cpulaunch.launch.output import Output, shown_ranks
+    from cpulaunch.launch.screen import Screen
 
-    shown = shown_ranks(plan.setting("output.tee"), plan.world_size)
+    tee = next(row for row in plan.settings if row["key"] == "output.tee")
+    shown = shown_ranks(tee["value"], plan.world_size)
     job = new_job(plan, free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), job.id)
-    output = Output(directory, shown, say)
+    on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    screen = Screen(status=on_terminal)
+
+    def tell(line: str) -> None:
+        screen.put(2, f"cpulaunch: {line}\n".encode(errors="surrogateescape"))
+
+    everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
+    output = Output(directory, shown, screen, tell, fold=not everything)
 
     def meanwhile() -> None:
         from cpulaunch.cli.show import headline
 
         for line in headline(plan, directory, verbose):
-            say(line)
+            tell(line)
         # Both hold the values of `env:`, which are nobody else's business.
         output.keep("plan.json", _document(plan, commands).encode(), private=True)
         output.keep("command.sh", os.fsencode(shell(commands, job.master_port)), private=True)
 
-    outcome = execute(plan, commands, job, directory, output, say, meanwhile)
-    from cpulaunch.cli.show import verdict
-
+    try:
+        outcome = execute(plan, commands, job, directory, output, tell, meanwhile, verbose=verbose)
+    except BaseException:
+        screen.close(LAST_WORDS)
+        raise
     output.keep("outcome.json", outcome.to_text().encode())
-    for line in verdict(outcome, directory):
-        say(line)
+    if outcome.kind != OK:
+        from cpulaunch.cli.verdict import verdict
+
+        screen.put(2, verdict(outcome, directory).encode(errors="surrogateescape"))
+    screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 
 

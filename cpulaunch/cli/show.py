@@ -1,4 +1,4 @@
-"""Plans and outcomes as text for people."""
+"""Plans as text for people."""
 
 from __future__ import annotations
 
@@ -11,53 +11,19 @@ from typing import Any
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.config.write import scalar
 from cpulaunch.launch.command import Command
-from cpulaunch.launch.outcome import INTERRUPTED, OK, Outcome, signal_name
 from cpulaunch.plan.plan import HostPlan, Plan
-
-MEANING = {
-    9: "killed, perhaps for want of memory",
-    11: "invalid memory access",
-    6: "aborted",
-    15: "asked to end",
-}
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     """What is about to run, in a line or two."""
     threads = plan.setting("cpu.threads")
-    hosts = "this machine" if plan.here_alone else _counted(len(plan.hosts), "host")
-    each = f"{_counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
+    hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
+    each = f"{counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
     yield (
-        f"{_counted(plan.world_size, 'rank')} on {hosts}, {each} · {plan.env['CPULAUNCH_BACKEND']} · "
+        f"{counted(plan.world_size, 'rank')} on {hosts}, {each} · {plan.env['CPULAUNCH_BACKEND']} · "
         f"{plan.env['CPULAUNCH_PRECISION']} · started by {plan.starter} · logs in {shown_path(directory)}"
     )
     yield from plan.notes if verbose else ()
-
-
-def verdict(outcome: Outcome, directory: Path) -> Iterator[str]:
-    """How the job ended; nothing where all went well."""
-    failure = outcome.first_failure
-    if failure and failure.rank is not None:
-        name = f"rank {failure.rank} on {failure.host}"
-        if failure.error:
-            yield f"{name} failed first: {failure.error}"
-            if failure.file:
-                yield f"  at {failure.file}:{failure.line}"
-        elif failure.signal is not None:
-            what = MEANING.get(failure.signal)
-            yield f"{name} failed first: {signal_name(failure.signal)}{f' ({what})' if what else ''}"
-        else:
-            yield f"{name} failed first: exit code {failure.exit_code}"
-        if (log := directory / f"rank-{failure.rank}.log").exists():
-            yield f"  log: {shown_path(log)}"
-        others = [rank for rank in outcome.ranks if rank.rank != failure.rank]
-        for status, group in groupby(sorted(others, key=lambda r: r.status), key=lambda r: r.status):
-            numbers = [rank.rank for rank in group]
-            yield f"  {_counted(len(numbers), 'other rank')}: {status}"
-    elif outcome.kind == INTERRUPTED:
-        yield f"interrupted after {outcome.seconds:.1f} s"
-    elif outcome.kind != OK:
-        yield f"the job ended with exit code {outcome.exit_code}"
 
 
 def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, verbose: bool) -> str:
@@ -65,7 +31,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, verbose
 
     ``drawn`` is the picture of the first host.
     """
-    ranks, hosts = _counted(plan.world_size, "rank"), _counted(len(plan.hosts), "host")
+    ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
     lines = [f"{ranks} on {hosts}, started by {plan.starter}"]
     lines += ["", "Who sits where"]
     for like, group in groupby(plan.hosts, key=_layout):
@@ -114,7 +80,7 @@ def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
-        count = _counted(threads, "thread")
+        count = counted(threads, "thread")
         yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
 
 
@@ -150,5 +116,5 @@ def shown_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

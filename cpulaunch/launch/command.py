@@ -15,17 +15,22 @@ PORT_UNWATCHED = 29500
 class Command:
     """One process to start.
 
-    ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment.
-    ``files`` (name → text) are written into the job's directory, which is where the command is run.
+    ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment, and
+    ``watched_env`` where a launcher reads along.  ``files`` (name → text) are written into the job's
+    directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
+    launcher dies, 0 for none.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
     host: str | None = None
+    watched_env: Mapping[str, str] = field(default_factory=dict)
+    when_orphaned: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "argv": list(self.argv), "env": dict(self.env), "files": dict(self.files)}
+        env = {**self.env, **self.watched_env}
+        return {"host": self.host, "argv": list(self.argv), "env": env, "files": dict(self.files)}
 
 
 def shell(commands: Sequence[Command], master_port: int | None) -> str:
@@ -39,7 +44,7 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
     for name, text in files.items():
         lines += [f"cat > {shlex.quote(name)} <<'END OF FILE'", text.rstrip("\n"), "END OF FILE"]
     lines += [f"export {name}={shlex.quote(shared[name])}" for name in sorted(shared)]
-    background = " &" if len(commands) > 1 else ""
+    background = ' & jobs="$jobs $!"' if len(commands) > 1 else ""
     for command in commands:
         own = [f"{k}={shlex.quote(v)}" for k, v in sorted(command.env.items()) if shared.get(k) != v]
         lines.append(
@@ -48,6 +53,6 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
         )
     if background:
         # The exit code of a rank that failed, if one did.
-        lines.append("code=0; for job in $(jobs -p); do wait $job || code=$?; done; exit $code")
+        lines.append("code=0; for job in $jobs; do wait $job || code=$?; done; exit $code")
     lines.append(")")
     return "\n".join(lines) + "\n"

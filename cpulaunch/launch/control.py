@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cpulaunch.channel import MAX_LINE, Message, decode, encode, proof, same
@@ -24,13 +24,19 @@ class Control:
     """Listens for the keepers of one job.
 
     ``heard(rank, message)`` is called for every message of a rank, ``lost(rank)`` when its
-    connection has ended.  Whoever can't prove to know ``token`` is disconnected, and that is all.
+    connection has ended; before the next message is read, ``room()`` is awaited.
+    Whoever can't prove to know ``token`` is disconnected, and that is all.
     """
 
     def __init__(
-        self, token: str, size: int, heard: Callable[[int, Message], None], lost: Callable[[int], None]
+        self,
+        token: str,
+        size: int,
+        heard: Callable[[int, Message], None],
+        lost: Callable[[int], None],
+        room: Callable[[], Awaitable[None]],
     ) -> None:
-        self._token, self._size, self._heard, self._lost = token, size, heard, lost
+        self._token, self._size, self._heard, self._lost, self._room = token, size, heard, lost, room
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._strangers = 0
         self._server: asyncio.Server | None = None
@@ -100,3 +106,4 @@ class Control:
     async def _listen_to(self, rank: int, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             self._heard(rank, decode(line))
+            await self._room()

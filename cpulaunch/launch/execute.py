@@ -26,11 +26,14 @@ def execute(
     output: Output,
     tell: Callable[[str], None],
     meanwhile: Callable[[], None],
+    *,
+    verbose: bool = False,
 ) -> Outcome:
     """Run ``commands`` in ``directory`` and watch the ranks of ``plan`` until all have ended.
 
-    ``tell`` gets lines for the user.  ``meanwhile`` is called once the commands have been started, while
-    mpiexec is still busy for 50 ms.  Returns when no process of the job is left on this host.
+    ``tell`` gets lines for the user; ``verbose``: one for each event.
+    ``meanwhile`` is called once the commands have been started, while
+    mpiexec is still busy for 50 ms.  Returns when no process of the job is left on any host.
     """
     listener, address = listen(plan)
     try:
@@ -41,7 +44,7 @@ def execute(
 
         from cpulaunch.launch.watch import Watch
 
-        return asyncio.run(Watch(plan, job, starters, output, tell).run(listener))
+        return asyncio.run(Watch(plan, job, starters, output, tell, verbose=verbose).run(listener))
     except BaseException:
         sweep(job.id)
         raise

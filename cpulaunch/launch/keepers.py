@@ -15,8 +15,6 @@ KEEPER = str(Path(cpulaunch.__file__).parent / "rank" / "run_keeper.py")
 SSH = str(Path(cpulaunch.__file__).parent / "launch" / "ssh.sh")
 """The ssh for mpiexec; it is also what preflight uses, so what works there works here."""
 
-BEATS_PER_TIMEOUT = 3
-
 _MAX_VARIABLE = 128 * 1024
 """Bytes that Linux lets one variable have (MAX_ARG_STRLEN of execve(2))."""
 
@@ -49,7 +47,7 @@ def seating_variable(plan: Plan) -> dict[str, str]:
         binding=plan.binding,
         libraries=plan.libraries,
         env={name: plan.env[name] for name in plan.private},
-        heartbeat_period=plan.setting("watch.heartbeat_timeout") / BEATS_PER_TIMEOUT,
+        heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
         grace_period=plan.setting("watch.grace_period"),
         lenient=plan.setting("cpu.lenient"),
     ).to_text()

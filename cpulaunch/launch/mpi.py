@@ -6,6 +6,7 @@ travels by environment only, as argument lists show in every ``ps``.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from cpulaunch.errors import PlanError
@@ -32,8 +33,10 @@ class Flavour:
     ``equal`` says ranks per host where all hosts have as many; else the hostfile's counts do.
     ``forward`` hands on a variable by name, for an MPI that hands on nothing by itself.
     ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
-    not those of a Slurm allocation around us.  ``ssh`` is the variable for the program to reach hosts
-    with, ``interface`` the one for its own network, with its value.
+    not those of a Slurm allocation around us.  ``watched_env`` is, too, where we read what it says, and
+    the user has said nothing else.  ``when_orphaned`` is the signal on which it ends all that it started.
+    ``ssh`` is the variable for the program to reach hosts with, ``interface`` the one for its own
+    network, with its value.
     """
 
     fixed: tuple[str, ...]
@@ -46,6 +49,8 @@ class Flavour:
     interface: tuple[str, str]
     forward: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    watched_env: dict[str, str] = field(default_factory=dict)
+    when_orphaned: int = 0
     always_hostfile: bool = False
 
 
@@ -60,6 +65,10 @@ FLAVOURS = {
         ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
         interface=("I_MPI_HYDRA_IFACE", "{name}"),
         env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
+        # As we bind, it needn't study the machine, with which it starts in 40 ms (hwloc: 30) instead of 8.
+        # Where there are no NUMA nodes, it says so on stdout, which the launcher keeps to itself.
+        watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
+        when_orphaned=signal.SIGTERM,
     ),
     "mpich": Flavour(
         fixed=(),
@@ -71,6 +80,7 @@ FLAVOURS = {
         ssh="HYDRA_LAUNCHER_EXEC",
         interface=("HYDRA_IFACE", "{name}"),
         env={"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"},
+        when_orphaned=signal.SIGTERM,
     ),
     "openmpi": Flavour(
         fixed=("--allow-run-as-root", "--bind-to", "none"),
@@ -115,7 +125,14 @@ def commands(plan: Plan) -> tuple[Command, ...]:
         for name in (*JOB_VARIABLES, *seating_variable(plan), *words.env, *plan.forward):
             argv += [word.format(name=name) for word in words.forward]
     argv += [*plan.mpi_args, *keeper_argv(plan)]
-    return (Command(tuple(argv), {**words.env, **_reaching(plan, words), **seating_variable(plan)}, files),)
+    command = Command(
+        tuple(argv),
+        {**words.env, **_reaching(plan, words), **seating_variable(plan)},
+        files,
+        watched_env=_unless_said(plan, words.watched_env),
+        when_orphaned=words.when_orphaned,
+    )
+    return (command,)
 
 
 def _reaching(plan: Plan, words: Flavour) -> dict[str, str]:
@@ -127,4 +144,8 @@ def _reaching(plan: Plan, words: Flavour) -> dict[str, str]:
     if plan.way_out and not ("network" in words.interface[1] and ":" in plan.way_out.address):
         name, value = words.interface
         env[name] = value.format(name=plan.way_out.name, network=plan.way_out.network)
+    return _unless_said(plan, env)
+
+
+def _unless_said(plan: Plan, env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in plan.said_to_mpi}

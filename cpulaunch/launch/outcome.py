@@ -17,7 +17,8 @@ class Failure:
     """What went wrong first.
 
     ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
-    was), or why a rank couldn't be started.  ``rank`` and ``host`` are None where none is to blame.
+    was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
+    the cause.  ``rank`` and ``host`` are None where none is to blame.
     """
 
     rank: int | None = None
@@ -27,6 +28,8 @@ class Failure:
     error: str | None = None
     file: str | None = None
     line: int | None = None
+    traceback: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import socket
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from cpulaunch.errors import HostError
@@ -45,12 +47,13 @@ def start(
         try:
             starter = subprocess.Popen(
                 command.argv,
-                env={**os.environ, **variables, **command.env},
+                env={**os.environ, **variables, **command.env, **command.watched_env},
                 cwd=directory,
                 stdin=None if number == 0 and _stdin_can_be_shared() else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                preexec_fn=partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None,
             )
         except OSError as e:
             for other in starters:
@@ -59,6 +62,15 @@ def start(
             raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
         starters.append(starter)
     return starters
+
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _when_orphaned(number: int) -> None:
+    """Get a signal when our parent dies: a launcher that is killed can end nobody any more."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _own_address(plan: Plan) -> str:

@@ -8,17 +8,20 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
-from cpulaunch.channel import UNREACHED, Message, encode, unpack
+from cpulaunch.channel import BEATS_PER_TIMEOUT, UNREACHED, Message, encode, unpack
 from cpulaunch.errors import HostError
 from cpulaunch.launch import outcome as kinds
 from cpulaunch.launch.control import Control
+from cpulaunch.launch.ending import end_starters, running, sweep_hosts
+from cpulaunch.launch.failures import Candidate, root_cause
 from cpulaunch.launch.job import Job
 from cpulaunch.launch.outcome import Failure, Outcome, RankOutcome
-from cpulaunch.launch.output import Output, write_all
+from cpulaunch.launch.output import Output
 from cpulaunch.launch.sweep import sweep
 from cpulaunch.plan.plan import Plan
 
@@ -26,29 +29,61 @@ SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose starter has ended."""
 
 STARTER_EXIT = 5.0
-"""Seconds that a starter has to end by itself after its last rank did."""
+"""Seconds that a starter has to end by itself after its last rank did; much less where a host is lost."""
 
 HELLO_TIMEOUT = 60.0
 """Seconds after the first rank's hello in which all others must have said theirs."""
 
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
-"""What a starter is sent, a second apart: Intel's and Open MPI's want SIGINT twice after a lost link."""
+NOISE = b"IPL WARN> "
+"""How Intel MPI's lines on a topology that it doesn't need begin; the starter's log keeps them."""
+
+ENDED = "ended by launcher"
 
 
 @dataclass
 class _Rank:
-    """What is known of one rank."""
+    """What is known of one rank.  ``clock`` is what to add to its host's time to get ours."""
 
     rank: int
     host: str
     heard_at: float | None = None
+    clock: float = 0.0
     pid: int | None = None
     cores: str | None = None
     status: str = "not started"
     failure: Message | None = None
+    end: Message | None = None
+    verdict: Candidate | None = None
     over: bool = False
     goodbye: bool = False
     missed_at: float | None = None
+
+    def candidate(self) -> Candidate | None:
+        """How it failed by itself, if it did."""
+        if self.verdict:
+            return self.verdict
+        said, end = self.failure or {}, self.end or {}
+        code, number = end.get("code"), end.get("signal")
+        of_itself = end and not end["told"]
+        if said and not said["told"]:
+            code = (128 + number if number else code or 1) if of_itself else 1
+            failure = Failure(
+                self.rank,
+                self.host,
+                exit_code=code,
+                error=said.get("error"),
+                file=said.get("file"),
+                line=said.get("line"),
+                traceback=said.get("traceback"),
+            )
+            return Candidate(said["at"] + self.clock, kinds.ERROR, code, failure)
+        if of_itself and number is not None:
+            failure = Failure(self.rank, self.host, signal=number, note=end["note"])
+            return Candidate(end["at"] + self.clock, kinds.SIGNAL, 128 + number, failure)
+        if of_itself and code:
+            failure = Failure(self.rank, self.host, exit_code=code)
+            return Candidate(end["at"] + self.clock, kinds.EXIT, code, failure)
+        return None
 
 
 class Watch:
@@ -61,50 +96,46 @@ class Watch:
         starters: Sequence[subprocess.Popen[bytes]],
         output: Output,
         tell: Callable[[str], None],
+        *,
+        verbose: bool = False,
     ) -> None:
         self.plan, self.job, self.starters = plan, job, starters
-        self.output, self.tell = output, tell
+        self.output, self.tell, self.verbose = output, tell, verbose
         self.ranks = [_Rank(rank.rank, host.host) for host in plan.hosts for rank in host.ranks]
-        self.control = Control(job.token, plan.world_size, self._heard, self._lost)
-        self.relays: list[asyncio.Task[None]] = []
+        self.control = Control(job.token, plan.world_size, self._heard, self._lost, output.screen.room)
         self.changed = asyncio.Event()
         self.started = self.looked_at = time.monotonic()
-        self.kind = kinds.OK
-        self.exit_code = 0
-        self.first: Failure | None = None
+        self.timeout: float = plan.setting("watch.heartbeat_timeout")
+        self.grace: float = plan.setting("watch.grace_period")
         self.ending = False
+        self.interrupted: int | None = None
         self.end_message: Message | None = None
         self.first_hello: float | None = None
-        self.spared_ended = False
         self.signals = 0
         self.unreached = False
 
     async def run(self, listener: socket.socket) -> Outcome:
-        """Watch until all ranks have ended.  Returns when no process of the job is left on this host."""
+        """Watch until all ranks have ended.  Returns when no process of the job is left on any host."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
                 loop.add_signal_handler(number, self._interrupted, number)
         loop.add_signal_handler(signal.SIGCHLD, self.changed.set)
+        relays: list[asyncio.Task[None]] = []
         try:
             await self.control.listen(listener)
             for starter in self.starters:
                 for pipe, stream in ((starter.stdout, 1), (starter.stderr, 2)):
-                    self.relays.append(asyncio.create_task(self._relay(pipe, stream)))
+                    relays.append(asyncio.create_task(self._relay(pipe, stream)))
             await self._watch()
         finally:
-            await self._end_starters()
-            if not all(rank.goodbye for rank in self.ranks):
-                sweep(self.job.id)  # a keeper that could say goodbye has left nothing
-            await asyncio.wait(self.relays, timeout=SETTLE)
+            await self._clean_up()
+            await asyncio.wait(relays, timeout=SETTLE)
             await self.control.close()
         for rank in self.ranks:
             self.output.finish(rank.rank)
-            if not rank.over:
-                rank.status = "ended by launcher"
-        seconds = time.monotonic() - self.started
-        ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
-        return Outcome(self.exit_code, self.kind, seconds, self.first, ranks, self.job.restart_count)
+        self.output.flush()
+        return self._outcome()
 
     async def _relay(self, source: IO[bytes] | None, stream: int) -> None:
         """Show what mpiexec, ssh and unwatched keepers say; once we end them, only keep it."""
@@ -114,7 +145,9 @@ class Watch:
             self.unreached = self.unreached or UNREACHED.encode() in data
             self.output.keep("starter.log", data)
             if not self.ending:
-                write_all(stream, data)
+                shown = (line for line in data.splitlines(True) if not line.startswith(NOISE))
+                self.output.screen.put(stream, b"".join(shown))
+            await self.output.screen.room()
 
     # ---- watching
 
@@ -126,7 +159,8 @@ class Watch:
             self.changed.clear()
             self._look_for_silence()
             self._look_for_the_missing()
-            if not self._running():
+            self.output.screen.status(self._how_it_goes())
+            if not running(self.starters):
                 quiet_since = quiet_since or time.monotonic()
                 if time.monotonic() > quiet_since + SETTLE:
                     break
@@ -134,42 +168,57 @@ class Watch:
         if missing and not self.ending:
             self._starter_ended_early(missing)
 
+    def _how_it_goes(self) -> str:
+        """One line: who is up, for how long, and when anything was last said."""
+        up = Counter(rank.host for rank in self.ranks if rank.status == "running")
+        sizes = Counter(rank.host for rank in self.ranks)
+        parts = [f"{sum(up.values())} of {len(self.ranks)} ranks up"]
+        if len(sizes) > 1:
+            fewer = [f"{host} {up[host]}/{size}" for host, size in sizes.items() if up[host] < size]
+            parts += [", ".join(fewer[:3]) + (" …" if len(fewer) > 3 else "")] if fewer else []
+        parts.append(_duration(time.monotonic() - self.started))
+        if self.output.last_at:
+            parts.append(f"last output {_duration(time.monotonic() - self.output.last_at)} ago")
+        return "cpulaunch: " + " · ".join(parts)
+
     def _starter_ended_early(self, missing: list[_Rank]) -> None:
-        code = next((s.returncode for s in self.starters if s.returncode), 0)
-        code = 128 - code if code < 0 else code
         if self.unreached:
-            self.kind, self.exit_code = (kinds.EXIT, code) if code else (kinds.OK, 0)
             for rank in missing:
                 rank.status = "not watched"
             return
         rank = missing[0]
-        self._failed(
-            kinds.START_FAILED,
-            HostError.exit_code,
-            Failure(
-                rank.rank,
-                rank.host,
-                exit_code=code,
-                error=f"{self.plan.mpiexec or 'the keeper'} ended with code {code} "
-                f"before {len(missing)} of {len(self.ranks)} ranks had reported",
-            ),
+        error = (
+            f"{self.plan.mpiexec or 'the keeper'} ended with code {self._starters_code()} "
+            f"before {len(missing)} of {len(self.ranks)} ranks had reported"
         )
+        self._condemn(rank, kinds.START_FAILED, HostError.exit_code, error)
+
+    def _starters_code(self) -> int:
+        code = next((s.returncode for s in self.starters if s.returncode), 0)
+        return 128 - code if code < 0 else code
 
     def _look_for_silence(self) -> None:
         """A rank that says nothing for too long is lost; but not if it was us who couldn't listen."""
-        timeout = self.plan.setting("watch.heartbeat_timeout")
-        asleep, self.looked_at = time.monotonic() - self.looked_at, time.monotonic()
-        if asleep > timeout / 2:  # stopped by Ctrl-Z, or by a terminal that took nothing
+        now = time.monotonic()
+        asleep, self.looked_at = now - self.looked_at, now
+        if asleep > self.timeout / 2 or self.output.screen.full:  # stopped by Ctrl-Z, or by our terminal
             for rank in self.ranks:
                 rank.heard_at = rank.heard_at and rank.heard_at + asleep
+        lost = {rank.host for rank in self.ranks if self._silent(rank, self.timeout)}
         for rank in self.ranks:
-            if not rank.over and rank.heard_at is not None and time.monotonic() > rank.heard_at + timeout:
-                rank.over, rank.status = True, "lost"
-                self._failed(
-                    kinds.NODE_LOST,
-                    4,
-                    Failure(rank.rank, rank.host, error=f"no sign of life for {timeout} s"),
-                )
+            # Those beside it may be due a moment later.
+            if rank.host in lost and self._silent(rank, 1.5 * self.timeout / BEATS_PER_TIMEOUT):
+                self._lose(rank)
+
+    def _silent(self, rank: _Rank, seconds: float) -> bool:
+        return not rank.over and rank.heard_at is not None and time.monotonic() > rank.heard_at + seconds
+
+    def _lose(self, rank: _Rank) -> None:
+        assert rank.heard_at is not None
+        silence = time.monotonic() - rank.heard_at
+        rank.over, rank.status = True, "lost"
+        error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
+        self._condemn(rank, kinds.NODE_LOST, 4, error, time.time() - silence)
 
     def _look_for_the_missing(self) -> None:
         """Ranks that have never said hello, though their keeper has ended, or others did long ago."""
@@ -189,25 +238,25 @@ class Watch:
                     if gone
                     else f"no hello within {HELLO_TIMEOUT:.0f} s"
                 )
-                self._failed(
-                    kinds.START_FAILED, HostError.exit_code, Failure(rank.rank, rank.host, error=why)
-                )
                 rank.over = gone
+                self._condemn(rank, kinds.START_FAILED, HostError.exit_code, why)
                 return
 
     def _heard(self, number: int, message: Message) -> None:
         rank = self.ranks[number]
         rank.heard_at = time.monotonic()
-        self.changed.set()
         kind = message["type"]
-        if kind not in ("output", "beat"):
-            self._note_event(number, message)
+        if kind == "output":
+            self.output.feed(number, message["stream"], unpack(message["data"]))
+            return
+        self.changed.set()
+        if kind != "beat":
+            self._note_event(rank, message)
         if kind == "hello":
             self.first_hello = self.first_hello or time.monotonic()
-        if kind == "hello" and self.end_message:
-            self.control.send(number, self.end_message)  # a late one: it has missed it
-        elif kind == "output":
-            self.output.feed(number, message["stream"], unpack(message["data"]))
+            rank.clock = time.time() - message["at"]
+            if self.end_message:
+                self.control.send(number, self.end_message)  # it has missed it
         elif kind == "started":
             rank.pid, rank.cores, rank.status = message["pid"], message["cores"], "running"
             for note in message["notes"]:
@@ -215,39 +264,36 @@ class Watch:
         elif kind == "note":
             self.tell(f"{rank.host}: {message['note']}")
         elif kind == "failure":
-            rank.failure = message
+            rank.failure = rank.failure or message
+            self.output.hide(number, 2)  # the traceback, which is shown at the end if it is the cause
             # The others needn't wait until it has printed its traceback and exited.
-            self._failed(kinds.ERROR, 1, self._failure(rank, 1, None), spare=number)
+            self._end_ranks(signal.SIGTERM, spare=number)
         elif kind == "refused":
-            rank.over, rank.goodbye, rank.status = True, True, "not started"
-            self._failed(
-                kinds.START_FAILED, HostError.exit_code, Failure(number, rank.host, error=message["error"])
-            )
+            rank.over = rank.goodbye = True
+            self._condemn(rank, kinds.START_FAILED, HostError.exit_code, message["error"])
             self.control.send(number, {"type": "done"})
         elif kind == "exit":
-            self._exited(rank, message["code"], message["signal"])
+            self._exited(rank, message)
             self.control.send(number, {"type": "done"})
 
-    def _note_event(self, number: int, message: Message) -> None:
-        event = {"seconds": round(time.monotonic() - self.started, 3), "rank": number}
+    def _note_event(self, rank: _Rank, message: Message) -> None:
+        event = {"seconds": round(time.monotonic() - self.started, 3), "rank": rank.rank}
         event.update((k, v) for k, v in message.items() if k not in ("rank", "salt", "proof"))
         self.output.keep("events.jsonl", encode(event))
+        if self.verbose:
+            values = (f"{k}={v}" for k, v in event.items() if k in _SHOWN_OF_EVENTS and v is not None)
+            self.tell(f"{event['seconds']:.3f} s: rank {rank.rank} on {rank.host}: {' '.join(values)}")
 
-    def _exited(self, rank: _Rank, code: int | None, number: int | None) -> None:
+    def _exited(self, rank: _Rank, message: Message) -> None:
         rank.over = rank.goodbye = True
-        rank.status = f"exit {code}" if number is None else f"signal {number}"
-        if self.ending:
-            if self.first and self.first.rank == rank.rank and rank.failure:
-                if number is not None and not self.spared_ended:
-                    self.exit_code = 128 + number
-                self.exit_code = code or self.exit_code
-                self.first = self._failure(rank, self.exit_code, None)
-            elif number is not None or code:
-                rank.status = "ended by launcher"
-        elif number is not None:
-            self._failed(kinds.SIGNAL, 128 + number, self._failure(rank, None, number))
-        elif code:
-            self._failed(kinds.EXIT, code, self._failure(rank, code, None))
+        rank.end = message
+        code, number = message["code"], message["signal"]
+        if code == 0 or not message["told"]:
+            rank.status = f"exit {code}" if number is None else f"signal {number}"
+        else:
+            rank.status = ENDED
+        if rank.candidate():
+            self._end_ranks(signal.SIGTERM)
 
     def _lost(self, number: int) -> None:
         """The connection of a rank has ended."""
@@ -255,80 +301,112 @@ class Watch:
         self.changed.set()
         if rank.over:
             return
-        rank.over, rank.status = True, "ended by launcher" if self.ending else "lost"
+        rank.over = True
+        if self.ending:
+            rank.status = ENDED
+            return
         # The kernel closed the connection, so the host is alive and its keeper is not.
-        self._failed(
+        rank.status = "lost"
+        rank.verdict = Candidate(
+            time.time(),
             kinds.SIGNAL,
             128 + signal.SIGKILL,
-            Failure(
-                rank.rank, rank.host, signal=int(signal.SIGKILL), error="its keeper ended without a word"
-            ),
+            Failure(number, rank.host, signal=int(signal.SIGKILL), error="its keeper ended without a word"),
         )
-
-    @staticmethod
-    def _failure(rank: _Rank, code: int | None, number: int | None) -> Failure:
-        said: dict[str, Any] = rank.failure or {}
-        return Failure(
-            rank.rank, rank.host, number, code, said.get("error"), said.get("file"), said.get("line")
-        )
+        self._end_ranks(signal.SIGTERM)
 
     # ---- ending
 
-    def _failed(self, kind: str, exit_code: int, failure: Failure, spare: int | None = None) -> None:
-        """The first failure is the job's; all ranks but ``spare``, which ends by itself, are ended now."""
-        if self.ending:
-            return
-        self.kind, self.exit_code, self.first = kind, exit_code, failure
-        self._end_ranks(signal.SIGTERM, spare)
+    def _condemn(self, rank: _Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
+        """The rank has failed, though it doesn't say so itself."""
+        failure = Failure(rank.rank, rank.host, error=error)
+        rank.verdict = Candidate(time.time() if at is None else at, kind, code, failure)
+        self._end_ranks(signal.SIGTERM)
 
     def _interrupted(self, number: signal.Signals) -> None:
         self.signals += 1
+        self.output.screen.hurry()
         if self.signals == 1 and not self.ending:
-            self.kind, self.exit_code = kinds.INTERRUPTED, 128 + number
-            grace = self.plan.setting("watch.grace_period")
+            self.interrupted = number
+            self.tell(
+                f"{number.name}: ending all ranks, {self.grace} s at most; once more to end them at once"
+            )
             self._end_ranks(number)
-            self.tell(f"{number.name}: ending all ranks, {grace} s at most; once more to end them at once")
         elif self.signals > 1 or number != signal.SIGINT:
             self._end_ranks(signal.SIGKILL)
 
     def _end_ranks(self, number: signal.Signals, spare: int | None = None) -> None:
+        """End all ranks but ``spare``, which ends by itself.  Once is enough, but for SIGKILL."""
+        if self.ending and number != signal.SIGKILL:
+            return
         self.ending = True
+        self.changed.set()
         loop = asyncio.get_running_loop()
-        grace = self.plan.setting("watch.grace_period")
-        self.end_message = {"type": "end", "signal": int(number), "grace": grace}
+        self.end_message = {"type": "end", "signal": int(number), "grace": self.grace}
         for rank in self.ranks:
             if rank.rank != spare:
                 self.control.send(rank.rank, self.end_message)
         if spare is not None:
-            loop.call_later(SETTLE, self._end_spared, spare, self.end_message)
-        loop.call_later((0 if number == signal.SIGKILL else grace) + 2 * SETTLE, self._give_up)
+            loop.call_later(SETTLE, self.control.send, spare, self.end_message)
+        loop.call_later((0 if number == signal.SIGKILL else self.grace) + 2 * SETTLE, self._give_up)
         if not any(rank.heard_at for rank in self.ranks):
-            asyncio.create_task(self._end_starters(0))  # noqa: RUF006
-
-    def _end_spared(self, spare: int, message: Message) -> None:
-        self.spared_ended = True
-        self.control.send(spare, message)
+            asyncio.create_task(end_starters(self.starters, 0, self.changed))  # noqa: RUF006
 
     def _give_up(self) -> None:
         """Ranks that are still there don't hear us."""
         for rank in self.ranks:
-            if not rank.over:
+            if self._silent(rank, 1.5 * self.timeout / BEATS_PER_TIMEOUT):
+                self._lose(rank)
+            elif not rank.over:
                 rank.over, rank.status = True, "killed by launcher"
         self.changed.set()
 
-    async def _end_starters(self, patience: float = STARTER_EXIT) -> None:
-        """Wait until the starters have ended; those that don't within ``patience`` are made to."""
-        self.ending = self.ending or not all(rank.over for rank in self.ranks)
-        for number in (None, *_ENDING_SIGNALS):
-            for starter in self._running():
-                if number is not None:
-                    starter.send_signal(number)
-            deadline = time.monotonic() + (patience if number is None else 1.0)
-            while self._running() and (left := deadline - time.monotonic()) > 0:
-                self.changed.clear()
-                if self._running():  # none has ended since the question was asked
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self.changed.wait(), left)
+    async def _clean_up(self) -> None:
+        """Nothing of the job stays, neither a starter nor what it should have ended."""
+        here = self.plan.starter == "local" or self.plan.here_alone
+        dirty = [rank for rank in self.ranks if not rank.goodbye]  # a keeper that says so has left nothing
+        well = not any(rank.status == "lost" for rank in dirty)
+        ending = end_starters(self.starters, STARTER_EXIT if well else 0.5, self.changed)
+        await asyncio.gather(ending, sweep_hosts(() if here else {rank.host for rank in dirty}, self.job.id))
+        if dirty:
+            sweep(self.job.id)
 
-    def _running(self) -> list[subprocess.Popen[bytes]]:
-        return [starter for starter in self.starters if starter.poll() is None]
+    def _outcome(self) -> Outcome:
+        candidates = [found for rank in self.ranks if (found := rank.candidate())]
+        left = [(r.end["at"] + r.clock, r.rank) for r in self.ranks if r.end and r.end["code"] == 0]
+        cause = root_cause(candidates, left)
+        kind, code, first = kinds.OK, 0, None
+        if self.interrupted is not None:
+            kind, code = kinds.INTERRUPTED, 128 + self.interrupted
+        elif cause:
+            kind, code, first = cause.kind, cause.exit_code, cause.failure
+        elif self.unreached and (code := self._starters_code()):
+            kind = kinds.EXIT
+        for rank in self.ranks:
+            if not rank.over and rank.status != "not watched":
+                rank.status = ENDED
+        ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
+        return Outcome(code, kind, time.monotonic() - self.started, first, ranks, self.job.restart_count)
+
+
+_SHOWN_OF_EVENTS = (
+    "type",
+    "pid",
+    "cores",
+    "comm_cores",
+    "threads",
+    "code",
+    "signal",
+    "told",
+    "error",
+    "note",
+)
+
+
+def _duration(seconds: float) -> str:
+    """``"1:02:03"``, ``"4:05"``, ``"6 s"``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"

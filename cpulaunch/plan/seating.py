@@ -48,7 +48,7 @@ class Seating(NamedTuple):
     binding: Mapping[str, Any]
     libraries: Mapping[str, str]
     env: Mapping[str, str]
-    heartbeat_period: float
+    heartbeat_timeout: float
     grace_period: float
     lenient: bool
 

@@ -13,10 +13,21 @@ import signal
 import sys
 import time
 
-from cpulaunch.channel import MAX_OUTPUT, REPORT_FD, UNREACHED, Lines, Message, decode, pack, unpack
+from cpulaunch.channel import (
+    BEATS_PER_TIMEOUT,
+    MAX_OUTPUT,
+    REPORT_FD,
+    UNREACHED,
+    Lines,
+    Message,
+    decode,
+    pack,
+    unpack,
+)
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, unguard
 from cpulaunch.rank.identity import Identity, identify
+from cpulaunch.rank.killed import oom_kills, why_killed
 from cpulaunch.rank.link import Link
 from cpulaunch.rank.program import Ended, Program, adopt_orphans_and_die_with
 
@@ -58,6 +69,8 @@ class Keeper:
         self.selector = selectors.DefaultSelector()
         self.program: Program | None = None
         self.ended: Ended | None = None
+        self.ended_at = time.time()
+        self.oom_kills = oom_kills()
         self.refused = False
         self.done = False
         self.pipes: dict[int, int] = {}  # our end → stream (1, 2; 0: reports of the bootstrap)
@@ -66,6 +79,7 @@ class Keeper:
         self.rest = {1: b"", 2: b""}  # lines that have no end yet
         self.kill_at: float | None = None
         self.planned: tuple[str, str, str, str, str] | None = None
+        self.told = False  # the program has been asked to end
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
@@ -74,7 +88,10 @@ class Keeper:
         for number in (*_FORWARDED, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)  # the number arrives through the pipe
         control, token = os.environ.get("CPULAUNCH_CONTROL"), os.environ.get("CPULAUNCH_TOKEN", "")
-        self.link = Link(control, token, identity.rank, self.selector) if control else None
+        self.period = seating.heartbeat_timeout / BEATS_PER_TIMEOUT
+        self.link = (
+            Link(control, token, identity.rank, self.selector, seating.heartbeat_timeout) if control else None
+        )
         self.link_state = "connecting" if control else "absent"
 
     def run(self, program: list[str]) -> int:
@@ -263,14 +280,15 @@ class Keeper:
             self.link.check_time()
             if self.link_state != self.link.state:
                 self._link_changed()
-            if now >= self.link.last_sent + self.seating.heartbeat_period:
+            if now >= self.link.last_sent + self.period:
                 self.link.send({"type": "beat"})
             self._pause(self.link.pending > MAX_PENDING)
         if self.program and not self.ended and (ended := self.program.poll()):
-            self.ended = ended
+            self.ended, self.ended_at = ended, time.time()
             # What it started may tidy up after a success, but not outlive a failure.
             self.kill_at = now + (self.seating.grace_period if ended.code == 0 else 0)
         if self.kill_at is not None and now >= self.kill_at and self.program:
+            self.told = self.told or not self.ended
             self.program.kill()
             self.ended = self.ended or self.program.poll()
             self.kill_at = None
@@ -279,7 +297,7 @@ class Keeper:
         now = time.monotonic()
         moments = [now + 60]
         if self.link and self.link.state in ("connecting", "up"):
-            moments.append(self.link.last_sent + self.seating.heartbeat_period)
+            moments.append(self.link.last_sent + self.period)
         if self.kill_at is not None:
             # Orphans that end give no sign to poll for: look ten times a second.
             moments.append(min(self.kill_at, now + 0.1) if self.ended else self.kill_at)
@@ -301,8 +319,18 @@ class Keeper:
         for fd in self.pipes:  # somebody who is no child of ours holds the other end
             self.selector.unregister(fd)
         self.pipes.clear()
-        if not self.refused:
-            self._tell({"type": "exit", "code": self.ended.code, "signal": self.ended.signal})
+        if self.program and not self.refused:
+            killed = self.ended.signal == signal.SIGKILL and not self.told
+            self._tell(
+                {
+                    "type": "exit",
+                    "code": self.ended.code,
+                    "signal": self.ended.signal,
+                    "at": self.ended_at,
+                    "told": self.told,
+                    "note": why_killed(self.program.pid, self.oom_kills) if killed else None,
+                }
+            )
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
         while self.link and self.link.state in ("connecting", "up") and not self.done:
             self._turn()
@@ -332,6 +360,7 @@ class Keeper:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             self.program.signal_group(number)
             return
+        self.told = True
         deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.program.signal_group(number)
@@ -371,7 +400,7 @@ class Keeper:
         try:
             for line in self.reports.feed(data):
                 if (message := decode(line))["type"] == "failure":
-                    self._tell(message)
+                    self._tell({**message, "at": time.time(), "told": self.told})
                 elif message["type"] in ("ready", "torch"):
                     self._check(message)
         except (ValueError, KeyError, TypeError):

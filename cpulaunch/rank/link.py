@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import sys
 import time
 
 from cpulaunch.channel import Lines, Message, decode, encode, proof, same
@@ -20,7 +21,10 @@ class Link:
     ``"absent"`` (never came about; ``why`` says it).  Until the state is known, messages wait.
     """
 
-    def __init__(self, address: str, token: str, rank: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, address: str, token: str, rank: int, selector: selectors.BaseSelector, patience: float
+    ) -> None:
+        """``patience``: seconds after which a launcher whose host doesn't answer counts as gone."""
         self.state = "connecting"
         self.why = ""
         self.waiting: list[Message] = []
@@ -29,13 +33,15 @@ class Link:
         self._salt = os.urandom(16).hex()
         self._lines, self._outgoing = Lines(), bytearray()
         self._deadline = time.monotonic() + CONNECT_TIMEOUT
+        self._patience = patience
         host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
         try:
-            self._socket.connect((host.strip("[]"), int(port)))
+            self._socket.connect(self._address)
         except BlockingIOError:
             pass
         except OSError as e:
@@ -81,9 +87,11 @@ class Link:
         return received
 
     def check_time(self) -> None:
-        """Give up on a launcher that doesn't answer."""
+        """Give up on a launcher that doesn't answer, or whose host doesn't any more."""
         if self.state == "connecting" and time.monotonic() > self._deadline:
             self._close("absent", f"no answer within {CONNECT_TIMEOUT:.0f} s")
+        elif self.state == "up" and self._silence() > 2 / 3 * self._patience and not self._host_answers():
+            self._close("lost", "its host doesn't answer")
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -98,6 +106,7 @@ class Link:
                 {
                     "type": "hello",
                     "rank": self._rank,
+                    "at": time.time(),
                     "pid": os.getpid(),
                     "host": socket.gethostname(),
                     "salt": self._salt,
@@ -113,6 +122,19 @@ class Link:
             for each in waiting:
                 self.send(each)
         return []
+
+    def _silence(self) -> float:
+        """Seconds since the launcher's host acknowledged anything, be it a beat (``tcp_info``, tcp(7))."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        return int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
+
+    def _host_answers(self) -> bool:
+        """Whether the launcher's host still takes connections, as it does for one that was stopped."""
+        try:
+            socket.create_connection(self._address, timeout=min(5.0, self._patience / 3)).close()
+            return True
+        except OSError:
+            return False
 
     def _flush(self) -> None:
         if self._outgoing:

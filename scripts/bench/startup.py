@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-CPULAUNCH = [str(BIN / "cpulaunch"), "run", "-n", "2"]
+CPULAUNCH = [str(BIN / "cpulaunch"), "run", "-n", "2", "--tee", "all"]
 
 
 def main() -> int:

@@ -107,6 +107,11 @@ def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface
     assert not {ssh, name} & set(users)
 
 
+def test_hydra_does_not_study_the_machine_unless_the_user_says_so() -> None:
+    assert render(make())[0].watched_env == {"I_MPI_HYDRA_TOPOLIB": "ipl"}
+    assert render(make(I_MPI_HYDRA_TOPOLIB="hwloc"))[0].watched_env == {}
+
+
 def test_a_plan_survives_json() -> None:
     made = make(I_MPI_HYDRA_IFACE="x")
     assert Plan.from_json(made.to_json()) == made

@@ -59,6 +59,14 @@ def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
+def box(text: str) -> tuple[str, list[str]]:
+    """Title and lines of the one box in ``text``."""
+    (first,) = [number for number, line in enumerate(text.splitlines()) if line.startswith("╭")]
+    lines = text.splitlines()[first:]
+    last = next(number for number, line in enumerate(lines) if line.startswith("╰"))
+    return lines[0].strip("╭╮─ "), [line[2:-2].rstrip() for line in lines[1:last]]
+
+
 def outcome(directory: Path) -> dict:
     """The outcome.json of the one job that was run in ``directory``."""
     (path,) = directory.glob("runs/*/outcome.json")
@@ -138,15 +146,22 @@ class TestEveryStarter:
     ) -> None:
         done = cpulaunch("run", "-n", "2", *starter, "fail.py", how, env=marked)
         assert done.returncode == code, done.stderr
-        assert f"rank 1 on localhost failed first: {said}" in done.stderr
+        title, lines = box(done.stderr)
+        assert title == "rank 1 on localhost failed first"
+        assert lines[0].startswith(said)
+        assert done.stderr.splitlines()[-1] == "cpulaunch: 1 other rank (0): ended by launcher"
         result = outcome(fail.parent)
         assert (result["exit_code"], result["kind"]) == (code, kind)
         first = result["first_failure"]
         assert (first["rank"], first["host"]) == (1, "localhost")
         if kind == "error":
             assert (first["error"], first["file"], first["line"]) == (said, "fail.py", 7)
-            assert "[1] ValueError: no such luck" in done.stderr
-            assert "bootstrap" not in done.stderr
+            assert [line for line in lines if line.startswith("  File")] == [
+                f'  File "{fail}", line 7, in <module>'
+            ]
+            assert done.stderr.count("Traceback") == 1
+            (log,) = fail.parent.glob("runs/*/rank-1.log")
+            assert log.read_text().count("Traceback") == 1
         elif kind == "signal":
             assert (first["signal"], first["exit_code"]) == (code - 128, None)
         else:
@@ -236,6 +251,8 @@ class job:
             "run",
             "-n",
             "2",
+            "--tee",
+            "all",
             *options,
             *further,
             "program.py",
@@ -290,7 +307,7 @@ class TestOutput:
 
     def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
-        done = cpulaunch("run", "-n", "2", "long.py")
+        done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
         assert done.returncode == 0
         assert done.stdout.count("x") == 20_000_000
         assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
@@ -367,7 +384,7 @@ class TestPlainPython:
         done = subprocess.run(
             command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT
         )
-        assert done.stdout.count("ran") == 2, done.stderr
+        assert done.stdout == "[0-1] ran\n", done.stderr
 
     def test_file_is_absolute_and_main_outlives_the_last_line(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "late.py").write_text(
@@ -413,8 +430,7 @@ class TestLauncherInOddPlaces:
             env=clean_environment(**marked),
             timeout=TIMEOUT,
         )
-        launcher.expect("ready")
-        launcher.expect("ready")
+        launcher.expect(r"\[0-1\] ready")
         launcher.close(force=False)  # hangs up, and waits a moment
         subprocess.run(
             [sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
@@ -556,16 +572,32 @@ class TestBadInput:
         assert len(outputs(done)) == ranks
 
 
+def hydra_after(directory: Path, command: str) -> list[str]:
+    """Options for an Intel mpiexec that is run by, or after, a shell ``command``."""
+    path = directory / "mpiexec"
+    hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
+    path.write_text(
+        f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\n{command} {hydra} "$@"\n'
+    )
+    path.chmod(0o755)
+    return ["--mpi", "intel", "--mpi-path", str(path)]
+
+
+def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:
+    said = "IPL WARN> no such node\nall else\nIPL WARN> again"
+    options = hydra_after(show.parent, f"echo '{said}' >&2; exec")
+    done = cpulaunch("run", "-n", "2", *options, "show.py")
+    assert "all else" in done.stderr.splitlines()
+    assert "IPL WARN" not in done.stderr
+    (log,) = show.parent.glob("runs/*/starter.log")
+    assert said in log.read_text()
+
+
 class TestPlacement:
     def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
         """The plan is made with all CPUs, but the ranks are started with fewer."""
-        taskset = show.with_name("mpiexec")
-        hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
-        taskset.write_text(
-            f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\nexec taskset -c 0 {hydra} "$@"\n'
-        )
-        taskset.chmod(0o755)
-        done = cpulaunch("run", "-n", "2", "--mpi", "intel", "--mpi-path", taskset, "show.py")
+        options = hydra_after(show.parent, "exec taskset -c 0")
+        done = cpulaunch("run", "-n", "2", *options, "show.py")
         assert done.returncode == 3
         assert "is planned on CPUs" in done.stderr
         assert "may use only 0" in done.stderr

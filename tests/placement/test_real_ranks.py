@@ -237,7 +237,7 @@ def kept(
         binding=different.pop("binding", {}),
         libraries=different.pop("libraries", {"allocator": "default", "openmp": "default"}),
         env={},
-        heartbeat_period=10,
+        heartbeat_timeout=30,
         grace_period=1,
         lenient=different.pop("lenient", False),
     )

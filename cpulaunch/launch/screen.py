@@ -1,0 +1,126 @@
+"""Our own stdout and stderr, written by a thread of its own: a terminal that takes nothing stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+import threading
+from collections import deque
+
+MAX_WAITING = 4 << 20
+"""Bytes that may wait for the terminal; ranks with more to say have to wait then."""
+
+_CLEAR = b"\r\x1b[K"
+
+
+class Screen:
+    """What is shown, in order.  With ``status``, stderr is a terminal, and its last line says how it goes."""
+
+    def __init__(self, status: bool = False) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._bytes = 0
+        self._writing = self._closed = self._dropping = False
+        self._deaf: set[int] = set()
+        self._status: bytes | None = b"" if status else None
+        self._shown = self._status
+        self._drawn = False
+        self._at_line_start = True
+        self._thread: threading.Thread | None = None
+        self._room: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def put(self, stream: int, data: bytes) -> None:
+        """Show ``data`` on stdout (1) or stderr (2), soon.  Never blocks."""
+        with self._changed:
+            if not data or stream in self._deaf or (self._dropping and self._bytes > MAX_WAITING):
+                return
+            self._waiting.append((stream, data))
+            self._bytes += len(data)
+            if self._room and self._bytes > MAX_WAITING:
+                self._room.clear()
+            self._start()
+
+    def status(self, text: str) -> None:
+        """Let the last line be ``text``; nothing where there is none."""
+        if self._status is None:
+            return
+        with self._changed:
+            self._status = text.encode(sys.stderr.encoding, "replace")
+            self._start()
+
+    @property
+    def full(self) -> bool:
+        """Whether somebody has to wait."""
+        return self._room is not None and not self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until little enough waits to be shown."""
+        if self._room is None:
+            self._room, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            self._room.set()
+        await self._room.wait()
+
+    def hurry(self) -> None:
+        """From now on, drop what the terminal doesn't take, rather than letting anybody wait."""
+        with self._changed:
+            self._dropping = True
+            if self._room:
+                self._room.set()
+
+    def close(self, timeout: float | None) -> bool:
+        """Wait until all is shown, ``timeout`` seconds at most; False where something is left."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._busy(), timeout)
+
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._writing or self._drawn)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._closed or self._shown != self._status)
+                if self._closed and not self._busy():
+                    return
+                self._writing = True
+                batch, self._waiting = list(self._waiting), deque()
+                self._bytes = 0
+                status = b"" if self._closed else self._status
+            if self._drawn:
+                write_all(2, _CLEAR)
+                self._drawn = False
+            for stream, data in batch:
+                if stream not in self._deaf and not write_all(stream, data):
+                    self._deaf.add(stream)  # `| head` has seen enough
+                self._at_line_start = data.endswith(b"\n")
+            if status and self._at_line_start:  # else a rank's own bar is on this line
+                write_all(2, status)
+                self._drawn = True
+            self._shown = status
+            if self._room and self._loop and not self._room.is_set():
+                self._loop.call_soon_threadsafe(self._room.set)
+
+
+def write_all(stream: int, data: bytes) -> bool:
+    """Write to our own stdout (1) or stderr (2), however slow it is.  False: nobody reads it any more."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(stream, view) :]
+        except BlockingIOError:  # a terminal that somebody made non-blocking
+            select.select([], [stream], [])
+        except OSError:
+            return False
+    return True

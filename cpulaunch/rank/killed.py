@@ -1,0 +1,58 @@
+"""Why a program got SIGKILL: what the kernel says of its memory."""
+
+from __future__ import annotations
+
+import os
+
+
+def oom_kills() -> int | None:
+    """How many processes this host's kernel has killed for want of memory, a cgroup's limit included.
+
+    Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.  None where the kernel doesn't say.
+    """
+    try:
+        with open("/proc/vmstat") as f:
+            for line in f:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def why_killed(pid: int, kills_before: int | None) -> str:
+    """What is known of the SIGKILL that ended the child ``pid``, in words."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)  # in KiB, says getrusage(2)
+    had = f"it had had up to {peak:.2f} GiB"
+    if record := _kernels_record(pid):
+        return f"the kernel ran out of memory and says: {record}"
+    kills = oom_kills()
+    if kills is None or kills_before is None:
+        return f"perhaps for want of memory ({had})"
+    if kills > kills_before:
+        return f"the kernel has just killed for want of memory, so probably this ({had})"
+    return f"not for want of memory ({had}): somebody, or a batch system, has sent it"
+
+
+def _kernels_record(pid: int) -> str | None:
+    """The newest line of the kernel's log on the killing of ``pid``; mostly only root may read it."""
+    mark = f"Killed process {pid} (".encode()
+    found = None
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        while True:
+            try:
+                record = os.read(log, 8192)
+            except BrokenPipeError:
+                continue  # overwritten while we read: the next one is there
+            if mark in record:
+                found = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
+    except OSError:
+        return found  # BlockingIOError: that was all
+    finally:
+        os.close(log)
