@@ -12,7 +12,8 @@ and then, at any time:
 ====================  =====================================================================
 keeper → launcher     ``started`` pid, cores, notes · ``output`` stream (1, 2), data ·
                       ``beat`` · ``failure`` error, file, line, traceback, at, told ·
-                      ``refused`` error: the program was not started ·
+                      ``found`` what the program really has · ``note`` a warning for the user ·
+                      ``refused`` error: the program was not started, or is not where it should be ·
                       ``exit`` code or signal, at, told, asked, note: the program has ended
                       (the keeper waits for ``done``)
 launcher → keeper     ``end`` signal, grace (seconds): end the program · ``done``: you may go

@@ -3,8 +3,8 @@
 #   scripts/test.sh                  everything: real MPIs, a cluster of four hosts
 #   scripts/test.sh --fast           what takes under a minute
 #   scripts/test.sh [--fast] ARGS    … with further arguments for pytest
-# The cluster's hosts are network namespaces: they need root, and sshd and ip (else those tests are
-# skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
+# The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
+# tcmalloc and jemalloc (else those tests are skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -16,16 +16,19 @@ missing=
 for program in sshd ip tc nsenter g++ tmux ps; do
   PATH=$PATH:/usr/sbin:/sbin command -v $program >/dev/null || missing="$missing $program"
 done
+for library in libtcmalloc_minimal.so.4 libjemalloc.so.2; do
+  PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || missing="$missing $library"
+done
 if [ "$missing" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
   echo "installing what has$missing"
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-    openssh-server openssh-client iproute2 util-linux g++ tmux procps >/dev/null
+    openssh-server openssh-client iproute2 util-linux g++ tmux procps libtcmalloc-minimal4 libjemalloc2 >/dev/null
 fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
-  accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
+  intel-openmp accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e .
 export PATH=$venv/bin:$PATH
 

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cluster.cores",
         "cluster.topology",
         "cluster.here",
+        "cluster.libraries",
         "plan.binding",
         "plan.seating",
         "plan.environment",

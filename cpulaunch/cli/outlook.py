@@ -42,8 +42,10 @@ def in_short(plan: Plan) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def seats_of_first_host(plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool) -> str:
-    """The picture of who would sit where on the first host."""
+def seats_of_first_host(
+    plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool, table: bool = True
+) -> str:
+    """The picture of who would sit where on the first host, with a table of the ranks or without."""
     host = plan.hosts[0]
     seats = tuple(
         Seat(rank.local_rank, CoreSet.parse(rank.cores), CoreSet.parse(rank.comm_cores),
@@ -51,7 +53,8 @@ def seats_of_first_host(plan: Plan, facts: Facts, *, width: int, colour: bool, u
         for rank in host.ranks
     )  # fmt: skip
     topology = facts.of(host.host)[0].topology
-    return picture(topology, Binding(seats, CoreSet(), 0), width=width, colour=colour, unicode=unicode)
+    binding = Binding(seats, CoreSet(), 0)
+    return picture(topology, binding, width=width, colour=colour, unicode=unicode, table=table)
 
 
 def unwise(config: Config) -> Iterator[str]:

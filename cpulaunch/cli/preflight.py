@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from cpulaunch.cli.main import say
 from cpulaunch.cluster.hosts import Host
 from cpulaunch.cluster.interfaces import interfaces_here
+from cpulaunch.cluster.libraries import import_directories, library_directories
 from cpulaunch.cluster.network import Interface
 from cpulaunch.cluster.preflight import Report, judge, way_out
-from cpulaunch.cluster.probe_hosts import ask_hosts, import_directories
+from cpulaunch.cluster.probe_hosts import ask_hosts
 from cpulaunch.cluster.question import Question
 from cpulaunch.config.load import Config
 from cpulaunch.errors import HostError
@@ -49,6 +50,7 @@ def ask(
         files=tuple(dict.fromkeys(files)),
         alike=_ccl_files(config),
         packages=import_directories(),
+        libraries=library_directories(),
         master=said["hosts.master_addr"] or hosts[0].name,
         port=said["hosts.master_port"] or 0,
         interface=said["ccl.interface"],

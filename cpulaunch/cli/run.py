@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cluster.facts import Facts
 from cpulaunch.errors import UsageError
 from cpulaunch.launch.command import Command, shell
 from cpulaunch.plan.plan import Plan, Program
@@ -63,9 +64,25 @@ def main(arguments: list[str]) -> int:
             port = plan.setting("hosts.master_port")
             print(shell(commands, None if port == "auto" else port), end="")
         else:
-            print(plan_as_text(plan, commands, verbose=options.verbose), end="")
+            drawn = _drawn(plan, facts)
+            print(plan_as_text(plan, commands, drawn, verbose=options.verbose), end="")
         return 0
     return _run(plan, commands, options.verbose, facts.free_port)
+
+
+def _drawn(plan: Plan, facts: Facts) -> str:
+    from cpulaunch.cli import terminal
+    from cpulaunch.cli.outlook import seats_of_first_host
+
+    shown = sys.stdout.isatty()
+    return seats_of_first_host(
+        plan,
+        facts,
+        width=terminal.width() if shown else terminal.WIDEST,
+        colour=shown and terminal.has_colour(),
+        unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
+        table=False,
+    )
 
 
 def _parser() -> Parser:

@@ -8,6 +8,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.config.write import scalar
 from cpulaunch.launch.command import Command
 from cpulaunch.plan.plan import HostPlan, Plan
@@ -25,20 +26,28 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     yield from plan.notes if verbose else ()
 
 
-def plan_as_text(plan: Plan, commands: Sequence[Command], *, verbose: bool) -> str:
-    """Who sits where, in which environment, started by which command, and where each setting is from."""
+def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, verbose: bool) -> str:
+    """Who sits where, in which environment, started by which command, and where each setting is from.
+
+    ``drawn`` is the picture of the first host.
+    """
     ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
     lines = [f"{ranks} on {hosts}, started by {plan.starter}"]
     lines += ["", "Who sits where"]
     for like, group in groupby(plan.hosts, key=_layout):
         lines += _hosts_as_text([host.host for host in group], like)
     lines += [f"  note: {note}" for note in plan.notes]
+    lines += ["", drawn]
     lines += ["", "Environment of every rank"]
     lines += [f"  {name}={value}" for name, value in plan.env.items()]
     for env, group in groupby(plan.hosts, key=lambda host: host.env):
         if env:
             lines.append(f"  on {_names([host.host for host in group])}: {_pairs(env)}")
-    lines += [f"  rank {r.rank}: {_pairs(r.env)}" for host in plan.hosts for r in host.ranks if r.env]
+    for envs, group in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
+        names = _names([host.host for host in group])
+        lines += [f"  local rank {i} on {names}: {_pairs(env)}" for i, env in enumerate(envs) if env]
+    if verbose:
+        lines += ["", "Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)", *_domains(plan)]
     lines += ["", "Command" if len(commands) == 1 else f"Command of rank 0, one of {len(commands)} alike"]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
@@ -58,17 +67,27 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
     """What must be alike for hosts to be shown together."""
     return (
         host.assumed,
-        *((r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads) for r in host.ranks),
+        *(
+            (r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy)
+            for r in host.ranks
+        ),
     )
 
 
 def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
     assumed, *ranks = layout
     yield f"  {_names(names)}{', assumed to be like the machine looked at' if assumed else ''}"
-    for local_rank, cores, comm_cores, nodes, threads in ranks:
+    for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
+        memory = f", memory {policy}" if policy else ""
         count = counted(threads, "thread")
-        yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}, {count}"
+        yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
+
+
+def _domains(plan: Plan) -> Iterator[str]:
+    for cores, group in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
+        masks = ",".join((CoreSet.parse(a) | CoreSet.parse(b)).mask() for a, b in cores)
+        yield f"  {_names([host.host for host in group])}: [{masks}]"
 
 
 def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:

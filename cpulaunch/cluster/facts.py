@@ -20,7 +20,8 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 class HostFacts:
     """One host.  ``names`` are all by which it is known, addresses too; ``cpu_flags`` are those of
     BF16_FLAGS that it has, None where nobody looked; ``memory`` is in bytes.  ``interface`` is the one that
-    leads to the other hosts, ``address`` its address."""
+    leads to the other hosts, ``address`` its address.  ``libraries`` are those that ranks can be started with
+    (`find_libraries`), None where nobody looked."""
 
     topology: Topology
     names: frozenset[str] = frozenset()
@@ -28,6 +29,7 @@ class HostFacts:
     memory: int | None = None
     interface: str | None = None
     address: str | None = None
+    libraries: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -37,6 +39,7 @@ class HostFacts:
             "memory": self.memory,
             "interface": self.interface,
             "address": self.address,
+            "libraries": None if self.libraries is None else dict(self.libraries),
         }
 
     @classmethod
@@ -49,7 +52,16 @@ class HostFacts:
             memory=raw.get("memory"),
             interface=raw.get("interface"),
             address=raw.get("address"),
+            libraries=_libraries(raw.get("libraries")),
         )
+
+
+def _libraries(raw: Any) -> dict[str, str] | None:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or not all(isinstance(path, str) for path in raw.values()):
+        raise TypeError(f"libraries are names with their paths, not {raw!r}")
+    return raw
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,28 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.cluster.facts import BF16_FLAGS, HostFacts, Mpi
 from cpulaunch.cluster.here import read_file, topology_here
+from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
 
 _NAMES = ("mpiexec.hydra", "mpiexec", "mpirun")
 _VERSION_TIMEOUT = 10.0  # seconds
 
 
-def facts_here() -> HostFacts:
-    """The facts of this host."""
+def facts_here(libraries: Sequence[str] | None = None, packages: Sequence[str] | None = None) -> HostFacts:
+    """The facts of this host; libraries are looked for in these directories, else in our environment's."""
     return HostFacts(
         topology=topology_here(),
         names=frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()}),
         cpu_flags=_cpu_flags(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        libraries=find_libraries(
+            library_directories() if libraries is None else libraries,
+            import_directories() if packages is None else packages,
+        ),
     )
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +68,7 @@ class _Asked:
             "files": question.files,
             "alike": question.alike,
             "packages": question.packages,
+            "libraries": question.libraries,
             "listen": question.port if is_master else None,
         }
         program = [question.python, "-I", "-S", str(_PACKAGE / "cluster" / "probe_there.py")]
@@ -144,8 +144,3 @@ def _for_any_shell(program: Sequence[str]) -> str:
     python, script = shlex.quote(program[0]), shlex.quote(program[-1])
     checks = f"test -x {python} || exit {NO_PYTHON}; test -r {script} || exit {NO_CPULAUNCH}"
     return f"exec /bin/sh -c {shlex.quote(f'{checks}; exec {shlex.join(program)}')}"
-
-
-def import_directories() -> tuple[str, ...]:
-    """Where this Python imports packages from, for a look at the same places elsewhere."""
-    return tuple(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))

@@ -61,7 +61,8 @@ def look(question: Mapping[str, Any]) -> dict[str, Any]:
     """What is so on this host.
 
     ``question``: ``master`` (a name or address, or None), ``directory`` and ``files`` (which should be
-    there), ``alike`` (files of which the digest is wanted), ``packages`` (where Python imports from).
+    there), ``alike`` (files of which the digest is wanted), ``packages`` (where Python imports from),
+    ``libraries`` (directories to look for libraries in).
     """
     connection = os.environ.get("SSH_CONNECTION", "").split()  # theirs, their port, ours, our port
     answer: dict[str, Any] = {
@@ -84,7 +85,7 @@ def look(question: Mapping[str, Any]) -> dict[str, Any]:
     if question["master"]:
         answer["master"], answer["source"] = _route(question["master"])
     try:
-        answer["facts"] = facts_here().to_json()
+        answer["facts"] = facts_here(question["libraries"], question["packages"]).to_json()
     except CpulaunchError as e:
         answer["facts_error"] = str(e)
     return answer

@@ -19,7 +19,8 @@ class Question:
 
     ``master``: a name or address of the first host, which opens ``port`` (0: a free one) for the others to
     try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be there, ``alike``
-    be the same files everywhere.  ``packages`` are the directories that ``python`` imports from.
+    be the same files everywhere.  ``packages`` are the directories that ``python`` imports from,
+    ``libraries`` those in which to look for shared libraries before the system's.
     """
 
     python: str
@@ -27,6 +28,7 @@ class Question:
     files: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     master: str | None = None
     port: int = 0
     interface: str | None = None

@@ -162,9 +162,9 @@ _TABLE = (
     ),
     Setting(
         "ccl.worker_count",
-        Number(1, "auto"),
+        Number(0, "auto"),
         "auto",
-        "oneCCL worker threads per rank",
+        "oneCCL worker threads per rank, each with a core of its own; 0: none",
         ("--ccl-worker-count",),
         "CCL_WORKER_COUNT",
         ask=Ask(
@@ -244,17 +244,15 @@ _TABLE = (
         "cpu.allocator",
         Choice("auto", "tcmalloc", "jemalloc", "default"),
         "auto",
-        "memory allocator to preload",
+        "memory allocator to preload; auto: tcmalloc where it is installed; default: none, libc's",
         ("--allocator",),
-        built=("auto", "default"),
     ),
     Setting(
         "cpu.openmp",
         Choice("auto", "intel", "default"),
         "auto",
-        "OpenMP runtime to preload",
+        "OpenMP runtime: Intel's (intel-openmp) to preload, or the one that torch brings (default); auto: that",
         ("--openmp",),
-        built=("auto", "default"),
     ),
     Setting(
         "training.backend",

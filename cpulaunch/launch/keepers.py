@@ -32,7 +32,10 @@ def seating_variable(plan: Plan) -> dict[str, str]:
     for host in plan.hosts:
         number = numbers.setdefault(_alike(host), len(layouts))
         if number == len(layouts):
-            places = [Place(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.env) for r in host.ranks]
+            places = [
+                Place(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, r.env)
+                for r in host.ranks
+            ]
             layouts.append(Layout(host.assumed, host.env, places))
         hosts.append((host.host, number))
     text = Seating(
@@ -42,6 +45,7 @@ def seating_variable(plan: Plan) -> dict[str, str]:
         hosts=hosts,
         layouts=layouts,
         binding=plan.binding,
+        libraries=plan.libraries,
         env={name: plan.env[name] for name in plan.private},
         heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
         grace_period=plan.setting("watch.grace_period"),
@@ -56,5 +60,8 @@ def seating_variable(plan: Plan) -> dict[str, str]:
 
 
 def _alike(host: HostPlan) -> object:
-    ranks = tuple((r.cores, r.comm_cores, r.numa_nodes, r.threads, tuple(r.env.items())) for r in host.ranks)
+    ranks = tuple(
+        (r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, tuple(r.env.items()))
+        for r in host.ranks
+    )
     return host.assumed, tuple(host.env.items()), ranks

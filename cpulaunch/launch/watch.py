@@ -280,6 +280,8 @@ class Watch:
             rank.pid, rank.cores, rank.status = message["pid"], message["cores"], "running"
             for note in message["notes"]:
                 self.tell(f"{rank.host}: {note}")
+        elif kind == "note":
+            self.tell(f"{rank.host}: {message['note']}")
         elif kind == "failure":
             rank.failure = rank.failure or message
             self.output.hide(number, 2)  # the traceback, which is shown at the end if it is the cause

@@ -66,6 +66,7 @@ class Seat:
     """Where a local rank sits: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
 
     ``threads`` is the number of physical compute cores, unless a CPU quota or the user says otherwise.
+    ``places`` are the CPUs of each of these cores, empty where others may sit on them, too.
     """
 
     local_rank: int
@@ -73,6 +74,7 @@ class Seat:
     comm_cores: CoreSet
     numa_nodes: CoreSet
     threads: int
+    places: tuple[CoreSet, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -335,8 +337,12 @@ def _seats(
             compute = share[workers:] or share
         threads = len(compute)
         nodes = CoreSet(core.node for core in share)
-        cpus = CoreSet(cpu for core in compute for cpu in _brought(core, request))
-        seats.append(Seat(local_rank, cpus - comm if on_siblings else cpus, comm, nodes, threads))
+        places = tuple(CoreSet(_brought(core, request)) for core in compute)
+        if on_siblings:
+            places = tuple(place - comm for place in places)
+        cpus = CoreSet(cpu for place in places for cpu in place)
+        own = () if request.oversubscribe else places
+        seats.append(Seat(local_rank, cpus, comm, nodes, threads, own))
     return _with_threads(seats, workers, _quota_each(quota, shares), request, notes)
 
 

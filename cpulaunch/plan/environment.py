@@ -2,20 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.cluster.libraries import FILES, TORCHS_OWN
+from cpulaunch.cluster.topology import Topology
+from cpulaunch.errors import PlanError
 from cpulaunch.plan.binding import Binding, Seat
 
 AFFINITY = "CCL_WORKER_AFFINITY"
+PRELOAD = "LD_PRELOAD"
+
+BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+"""Variables by which users bind OpenMP's threads themselves."""
+
+LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME")
+"""What `choose_libraries` may set."""
+
+HOW_TO_GET = {
+    "tcmalloc": "apt install libtcmalloc-minimal4, dnf install gperftools-libs, or conda install gperftools",
+    "jemalloc": "apt install libjemalloc2, dnf install jemalloc, or conda install jemalloc",
+    "intel": "pip install intel-openmp, or conda install intel-openmp",
+}
+
+# What `auto` takes where it is there: what scripts/bench/placement.py found to help (docs/placement.md).
+_AUTO = {"allocator": "tcmalloc", "openmp": None}
+
+_GOES_WITH = {
+    # As Intel's launchers tuned it for training: freed memory is kept for the next step.
+    "jemalloc": {
+        "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
+        "dirty_decay_ms:9000000000,muzzy_decay_ms:9000000000"
+    },
+}
+
+# How the names of files begin that users preload, and what these are.
+_BRINGS = {
+    "allocator": {
+        "libtcmalloc": "tcmalloc",
+        "libjemalloc": "jemalloc",
+        "libmimalloc": "mimalloc",
+        "libtbbmalloc": "tbbmalloc",
+    },
+    "openmp": {"libiomp": "intel", "libomp": "intel", "libgomp": "gomp"},  # libomp is LLVM's, Intel's twin
+}
 
 # What belongs to a host, a login or a job step, and would only mislead on another host.
 _STAYS_HERE = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PBS_", "PMI", "PALS_", "PRTE_", "OMPI_COMM_")
 _STAYS_HERE_EXACTLY = {"_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "DISPLAY", "TERM_SESSION_ID", "TMUX", "STY"}
 
 
+class Libraries(NamedTuple):
+    """The allocator and the OpenMP runtime of a host's ranks.
+
+    Both are named as in the settings, ``default`` being libc's and torch's own; or as in _BRINGS, where the
+    user preloads them.  ``env`` is to be set on that host.  ``intel_openmp``: the runtime knows ``KMP_*``.
+    """
+
+    allocator: str
+    openmp: str
+    intel_openmp: bool
+    env: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def choose_libraries(
+    found: Mapping[str, str] | None, allocator: str, openmp: str, users: Mapping[str, str]
+) -> Libraries:
+    """What a host's ranks are started with, of the libraries ``found`` there.
+
+    ``allocator`` and ``openmp`` are values of the settings.  ``found`` is of `find_libraries`, None where
+    nobody looked.  ``users`` are the variables that the user has set: what he preloads stays, and comes
+    first.  PlanError for what is asked for and isn't there, or contradicts his ``LD_PRELOAD``.
+    """
+    preloaded = users.get(PRELOAD, "").replace(":", " ").split()
+    chosen, paths, env, notes = {}, [], {}, []
+    for what, asked in (("allocator", allocator), ("openmp", openmp)):
+        if brought := brings(what, preloaded):
+            if asked not in ("auto", "default", brought):
+                raise PlanError(
+                    f"{what} {asked} is asked for, but LD_PRELOAD has {brought} ({users[PRELOAD]})",
+                    hint="leave out one of the two",
+                )
+            chosen[what] = brought
+            notes.append(f"{what}: {brought}, of your LD_PRELOAD")
+        elif library := _library(found, what, asked):
+            chosen[what] = library
+            paths.append(found[library] if found is not None else FILES[library][0])
+            env.update(_GOES_WITH.get(library, {}))
+    own_runtime = (found or {}).get(TORCHS_OWN, "")
+    runtime = chosen.get("openmp") or brings("openmp", [own_runtime])
+    if runtime == "intel":
+        env["KMP_BLOCKTIME"] = "1"
+    env = {name: value for name, value in env.items() if name not in users}
+    if paths:
+        env[PRELOAD] = ":".join([*preloaded, *paths])
+        if preloaded:
+            notes.append(f"LD_PRELOAD: your {users[PRELOAD]} comes first")
+    if found is None and paths:
+        notes.append(f"nobody has looked whether {', '.join(paths)} is there")
+    return Libraries(
+        chosen.get("allocator", "default"), chosen.get("openmp", "default"), runtime == "intel", env, notes
+    )
+
+
+def brings(what: str, paths: Iterable[str]) -> str | None:
+    """Which allocator, or OpenMP runtime, is among the libraries ``paths``."""
+    names = [path.rpartition("/")[2] for path in paths]
+    kinds = (kind for name in names for begin, kind in _BRINGS[what].items() if name.startswith(begin))
+    return next(kinds, None)
+
+
+def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | None:
+    """The one to preload, by its name in FILES; None where there is nothing to do."""
+    if asked == "default" or (
+        what == "openmp" and brings(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
+    ):
+        return None
+    if asked == "auto":
+        best = _AUTO[what]
+        return best if best in (found or {}) else None
+    if found is not None and asked not in found:
+        name = "Intel's OpenMP runtime" if asked == "intel" else asked
+        raise PlanError(f"{what} {asked}: {name} was not found", hint=HOW_TO_GET[asked])
+    return asked
+
+
 def threads_environment(seat: Seat) -> dict[str, str]:
-    """The variables that follow from a rank's own seat."""
+    """How many OpenMP threads a rank has."""
     return {"OMP_NUM_THREADS": str(seat.threads)}
+
+
+def places_environment(seat: Seat, intel_openmp: bool) -> dict[str, str]:
+    """Each OpenMP thread on a core of its own, but for the first: that is the program's main thread.
+
+    It gets all the cores of the rank.  What it starts (DataLoader workers, threads of Python, gloo or
+    OpenBLAS) inherits its mask, and with ``OMP_PLACES=cores`` would share one core with it.  It stays on
+    the core that the others leave free, all the same.
+    """
+    if len(seat.places) != seat.threads or seat.threads == 1:
+        return {}
+    rest = seat.places[1:]
+    if intel_openmp:
+        everything = "{" + ",".join(map(str, seat.cores)) + "}"
+        others = ",".join("{" + ",".join(map(str, place)) + "}" for place in rest)
+        return {"KMP_AFFINITY": f"granularity=fine,proclist=[{everything},{others}],explicit"}
+    return {"OMP_PLACES": ",".join([_place(seat.cores), *_series(rest)])}
+
+
+def memory_policy(seat: Seat, topology: Topology, strict: bool) -> str:
+    """A rank's memory policy as the kernel writes it (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
+
+    None on a host with one NUMA node, and for a rank that spans several: each of its threads then gets
+    memory of the node that it runs on, which is the kernel's own way.
+    """
+    if len(topology.nodes | topology.memory_only_nodes) < 2:
+        return ""
+    if strict:
+        return f"bind:{seat.numa_nodes}"
+    return f"prefer:{seat.numa_nodes}" if len(seat.numa_nodes) == 1 else ""
 
 
 def workers_environment(binding: Binding) -> dict[str, str]:
@@ -41,3 +187,25 @@ def to_forward(environ: Mapping[str, str]) -> list[str]:
         for name in environ
         if name not in _STAYS_HERE_EXACTLY and not name.startswith(_STAYS_HERE) and name.isidentifier()
     )
+
+
+def _place(cpus: CoreSet) -> str:
+    """``{1:13,57:13}`` for CPUs 1-13 and 57-69."""
+    parts = []
+    for part in str(cpus).split(","):
+        first, _, last = part.partition("-")
+        parts.append(f"{first}:{int(last) - int(first) + 1}" if last else first)
+    return "{" + ",".join(parts) + "}"
+
+
+def _series(places: Sequence[CoreSet]) -> Iterator[str]:
+    """``{2,58}:12`` for twelve places of which each is one CPU number further on, as OMP_PLACES has it."""
+    numbers = [tuple(place) for place in places]
+    while numbers:
+        first, length = numbers[0], 1
+        step = numbers[1][0] - first[0] if len(numbers) > 1 else 0
+        while step > 0 and numbers[length : length + 1] == [tuple(cpu + step * length for cpu in first)]:
+            length += 1
+        text = "{" + ",".join(map(str, first)) + "}"
+        yield text if length == 1 else f"{text}:{length}" if step == 1 else f"{text}:{length}:{step}"
+        numbers = numbers[length:]

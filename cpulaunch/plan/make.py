@@ -12,13 +12,26 @@ from typing import Any
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.cluster.facts import Facts, HostFacts
 from cpulaunch.cluster.hosts import Host
+from cpulaunch.cluster.libraries import FILES
 from cpulaunch.cluster.topology import Topology
 from cpulaunch.config.load import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.plan.binding import Binding, BindingRequest, bind
 from cpulaunch.plan.communication import Situation, communication_defaults
-from cpulaunch.plan.environment import common, threads_environment, to_forward, workers_environment
+from cpulaunch.plan.environment import (
+    BINDS_THREADS,
+    PRELOAD,
+    Libraries,
+    brings,
+    choose_libraries,
+    common,
+    memory_policy,
+    places_environment,
+    threads_environment,
+    to_forward,
+    workers_environment,
+)
 from cpulaunch.plan.plan import LOCALHOST, HostPlan, Plan, Program, RankPlan
 
 MPI_INSTALL_HINTS = {
@@ -44,7 +57,10 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
 
     private = tuple(sorted(config["env"]))
     interfaces = _interfaces(config, facts, hosts)
-    shared, host_plans = _seat_all(config, bound, starter, backend, interfaces)
+    asked = _asked_libraries(config)
+    looked = [_looked_at(facts, host) for host in hosts]
+    libraries = _libraries(config, looked, [host.name for host in hosts], asked, notes)
+    shared, host_plans = _seat_all(config, bound, looked, libraries, starter, backend, interfaces, notes)
     env = {
         **shared,
         "CPULAUNCH_BACKEND": backend,
@@ -59,22 +75,28 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     ]
     world_size = sum(len(host.ranks) for host in host_plans)
     if config["hosts.nproc"] not in ("auto", world_size):
-        asked = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
+        said = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
         raise PlanError(
-            f"{asked}, but slots and topologies make {world_size}",
+            f"{said}, but slots and topologies make {world_size}",
             hint="give every host its slots, or say -ppn N",
         )
-    found = {
+    found: dict[str, Any] = {
         "launcher": launcher,
         "hosts.nnodes": len(hosts),
         "hosts.nproc": world_size,
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in host_plans]),
         "hosts.master_addr": master_addr,
-        "ccl.worker_count": max(1, max(binding.worker_count for _, binding, _ in bound)),
+        "ccl.worker_count": config["ccl.worker_count"]
+        and max(1, max(binding.worker_count for _, binding, _ in bound)),
         "cpu.threads": _one_or_list([rank.threads for host in host_plans for rank in host.ranks]),
         "training.backend": backend,
         "training.precision": precision,
     }
+    for what in asked:
+        names = {getattr(each, what) for each in libraries}
+        known = all(host_facts.libraries is not None for host_facts, _ in looked)
+        if known and len(names) == 1 and names <= {"default", *FILES}:
+            found[f"cpu.{what}"] = names.pop()
     if launcher == "mpirun":
         found.update({"mpi.flavour": starter, "mpi.path": mpiexec})
     return Plan(
@@ -90,6 +112,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         mpiexec=mpiexec,
         mpi_args=config["mpi.args"],
         binding=request.to_json(),
+        libraries=asked,
         settings=_settings(config, found),
         notes=tuple(dict.fromkeys(notes)),
         way_out=facts.way_out,
@@ -194,7 +217,7 @@ def _bindings(
 ) -> tuple[list[tuple[str, Binding, bool]], BindingRequest]:
     """Each host's name, binding, and whether it is assumed; and the request that all were bound by."""
     counts = ranks_per_host(config, hosts)
-    looked = [facts.of(host.name) if facts.listed else (facts.like, False) for host in hosts]
+    looked = [_looked_at(facts, host) for host in hosts]
     request = _request(config, backend)
 
     def bind_all(request: BindingRequest) -> list[Binding]:
@@ -222,6 +245,11 @@ def _bindings(
     )
     names = [host.name for host in hosts]
     return list(zip(names, bindings, [assumed for _, assumed in looked], strict=True)), request
+
+
+def _looked_at(facts: Facts, host: Host) -> tuple[HostFacts, bool]:
+    """The facts of ``host``, and whether they are only assumed."""
+    return facts.of(host.name) if facts.listed else (facts.like, False)
 
 
 def _request(config: Config, backend: str) -> BindingRequest:
@@ -265,9 +293,12 @@ def _bind(config: Config, name: str, facts: HostFacts, assumed: bool, request: B
 def _seat_all(
     config: Config,
     bound: list[tuple[str, Binding, bool]],
+    looked: list[tuple[HostFacts, bool]],
+    libraries: list[Libraries],
     starter: str,
     backend: str,
     interfaces: list[str | None],
+    notes: list[str],
 ) -> tuple[dict[str, str], tuple[HostPlan, ...]]:
     """The variables that all ranks share, and the hosts with those that they don't."""
     bindings = [binding for _, binding, _ in bound]
@@ -280,9 +311,14 @@ def _seat_all(
     # What the user set for one of ours is in the plan, too: with the user's value.
     shared = {name: users.get(name, value) for name, value in {**ours, **threads}.items()}
     theirs = {*users, *config["env"]}
+    binders = [name for name in BINDS_THREADS if name in theirs]
+    if binders:
+        notes.append(f"OpenMP's threads are bound by your {', '.join(binders)}, not by us")
 
     hosts, first = [], 0
-    for (name, binding, assumed), interface in zip(bound, interfaces, strict=True):
+    for (name, binding, assumed), (host_facts, _), chosen, interface in zip(
+        bound, looked, libraries, interfaces, strict=True
+    ):
         ranks = tuple(
             RankPlan(
                 first + seat.local_rank,
@@ -291,15 +327,60 @@ def _seat_all(
                 str(seat.comm_cores),
                 str(seat.numa_nodes),
                 seat.threads,
-                threads_environment(seat) if own_threads else {},
+                memory_policy(seat, host_facts.topology, config["cpu.bind_numa"]),
+                {
+                    **(threads_environment(seat) if own_threads else {}),
+                    **({} if binders else places_environment(seat, chosen.intel_openmp)),
+                },
             )
             for seat in binding.seats
         )
         own = {**wired[interface], **workers_environment(binding)}
         own = {k: v for k, v in own.items() if k not in ours and k not in theirs}
+        own.update(chosen.env)
         hosts.append(HostPlan(name, assumed, own, ranks))
         first += len(ranks)
     return shared, tuple(hosts)
+
+
+def _asked_libraries(config: Config) -> dict[str, str]:
+    """The allocator and the OpenMP runtime asked for.
+
+    The environment is stronger than a file: an allocator in LD_PRELOAD stands in for the file's.
+    """
+    preloaded = _users_variables(config).get(PRELOAD, "").replace(":", " ").split()
+    asked = {}
+    for what in ("allocator", "openmp"):
+        weak = not config.origins[f"cpu.{what}"].startswith(("-", "$"))
+        asked[what] = "auto" if weak and brings(what, preloaded) else config[f"cpu.{what}"]
+    return asked
+
+
+def _libraries(
+    config: Config,
+    looked: list[tuple[HostFacts, bool]],
+    names: list[str],
+    asked: Mapping[str, str],
+    notes: list[str],
+) -> list[Libraries]:
+    """What each host's ranks are started with."""
+    users = _users_variables(config)
+    libraries = []
+    for name, (facts, assumed) in zip(names, looked, strict=True):
+        found = facts.libraries
+        if assumed and found is not None and not {"auto", "default", *found}.issuperset(asked.values()):
+            found = None  # it may be there all the same: its keepers will see
+        try:
+            chosen = choose_libraries(found, **asked, users=users)
+        except PlanError as e:
+            raise PlanError(str(e) if name == LOCALHOST else f"{name}: {e}", hint=e.hint) from None
+        notes += chosen.notes
+        libraries.append(chosen)
+    return libraries
+
+
+def _users_variables(config: Config) -> dict[str, str]:
+    return {**config.environ, **config["env"]}
 
 
 # The settings whose variable of the field a stronger source may overrule.

@@ -17,7 +17,13 @@ IDLE_COLOUR = 90
 
 
 def picture(
-    topology: Topology, binding: Binding, *, width: int = 80, colour: bool = False, unicode: bool = True
+    topology: Topology,
+    binding: Binding,
+    *,
+    width: int = 80,
+    colour: bool = False,
+    unicode: bool = True,
+    table: bool = True,
 ) -> str:
     """Sockets and NUMA nodes as boxes with a cell for each physical core, a legend, and a table of the ranks.
 
@@ -26,7 +32,8 @@ def picture(
     end with no newline at the last.  ``colour`` adds ANSI escapes, of which no meaning depends.
     """
     drawing = _Drawing(topology, binding, max(width, 40), colour, BOXES[unicode])
-    return "\n".join([*drawing.heading(), *drawing.boxes(), *drawing.legend(), "", *drawing.table()])
+    ranks = ["", *drawing.table()] if table else []
+    return "\n".join([*drawing.heading(), *drawing.boxes(), *drawing.legend(), *ranks])
 
 
 class _Drawing:

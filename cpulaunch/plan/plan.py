@@ -30,7 +30,10 @@ class Program:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank.  Core lists are folded, such as ``0-13,28``; ``threads`` are OpenMP's."""
+    """One rank.  Core lists are folded, such as ``0-13,28``; ``threads`` are OpenMP's.
+
+    ``memory_policy`` is in the kernel's words, such as ``prefer:1``; empty where the kernel's default stays.
+    """
 
     rank: int
     local_rank: int
@@ -38,6 +41,7 @@ class RankPlan:
     comm_cores: str
     numa_nodes: str
     threads: int
+    memory_policy: str
     env: Mapping[str, str]
 
 
@@ -57,7 +61,8 @@ class Plan:
 
     ``env`` reaches every rank; ``private`` are those of its names that must not show in argument
     lists; ``forward`` are names of the launcher's own variables that the starter has to be told of.
-    ``binding`` is the request that was bound by.  ``settings`` are rows of key, value and origin.
+    ``binding`` is the request that was bound by, ``libraries`` the ``allocator`` and the ``openmp`` runtime
+    that were asked for.  ``settings`` are rows of key, value and origin.
     ``way_out`` is the launching host's interface to the others, where it is known.  ``said_to_mpi`` are
     names of variables by which the user has told mpiexec how to reach hosts.
     """
@@ -74,6 +79,7 @@ class Plan:
     mpiexec: str
     mpi_args: tuple[str, ...]
     binding: Mapping[str, Any]
+    libraries: Mapping[str, str]
     settings: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
     way_out: Interface | None = None

@@ -14,12 +14,13 @@ VARIABLE = "CPULAUNCH_SEATING"
 
 
 class Place(NamedTuple):
-    """One local rank's cores (folded lists), threads, and variables of its own."""
+    """One local rank's cores (folded lists), threads, memory policy, and variables of its own."""
 
     cores: str
     comm_cores: str
     numa_nodes: str
     threads: int
+    memory_policy: str
     env: Mapping[str, str]
 
 
@@ -35,8 +36,8 @@ class Seating(NamedTuple):
     """All that a keeper must know of the plan.
 
     ``hosts`` are (name, index into layouts) in the order of ranks.  ``binding`` is the request to
-    bind by on assumed hosts.  ``env`` are variables that should not show in argument lists.
-    Periods are in seconds.
+    bind by on assumed hosts, ``libraries`` the allocator and OpenMP runtime asked for there.
+    ``env`` are variables that should not show in argument lists.  Periods are in seconds.
     """
 
     starter: str
@@ -45,6 +46,7 @@ class Seating(NamedTuple):
     hosts: Sequence[tuple[str, int]]
     layouts: Sequence[Layout]
     binding: Mapping[str, Any]
+    libraries: Mapping[str, str]
     env: Mapping[str, str]
     heartbeat_timeout: float
     grace_period: float

@@ -33,25 +33,23 @@ def main() -> None:
     sys.excepthook = _hide_our_frames
     own_process = os.getpid()
 
-    def report(message: dict[str, Any]) -> None:
+    def report(line: str) -> None:
         if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
-            import json
+            _write(report_fd, line + "\n")
 
-            try:
-                os.write(report_fd, json.dumps(message).encode() + b"\n")
-            except OSError:
-                pass  # the keeper is gone
-
+    if report_fd >= 0:
+        _write(report_fd, f'{{"type":"ready","cpus":{sorted(os.sched_getaffinity(0))}}}\n')
+        sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
     try:
         _run(sys.argv[1:])
     except SystemExit as error:
         # Its connections may end long before it does, and the others then fail first.
-        report({"type": "leaving", "code": _exit_code(error.code)})
+        report(f'{{"type":"leaving","code":{_exit_code(error.code)}}}')
         raise
     except BaseException as error:
         report(_failure(error))
         raise
-    report({"type": "leaving", "code": 0})
+    report('{"type":"leaving","code":0}')
 
 
 def _exit_code(said: object) -> int:
@@ -100,7 +98,8 @@ def _run_file(path: str) -> None:
     exec(code, module.__dict__)
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
+def _failure(error: BaseException) -> str:
+    import json
     import traceback
 
     shown = _without_our_frames(error.__traceback__)
@@ -116,13 +115,51 @@ def _failure(error: BaseException) -> dict[str, Any]:
     if (module := type(error).__module__) not in ("builtins", "__main__"):
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
-    return {
+    failure = {
         "type": "failure",
         "error": f"{name}: {first_line}"[:2000] if first_line else name,
         "file": file,
         "line": line,
         "traceback": text[-30000:],
     }
+    return json.dumps(failure)
+
+
+def _write(fd: int, line: str) -> None:
+    try:
+        os.write(fd, line.encode())
+    except OSError:
+        pass  # the keeper is gone, and nobody else needs it
+
+
+class _TorchFinder:
+    """Finds torch as the other finders do, and tells the keeper how many threads it has once it is loaded."""
+
+    def __init__(self, fd: int, process: int) -> None:
+        self.fd, self.process = fd, process
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or os.getpid() != self.process:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self.loaded(module, load(module))  # type: ignore[method-assign]
+        return spec
+
+    def loaded(self, torch: Any, _: None) -> None:
+        if self in sys.meta_path:  # not for a reload
+            sys.meta_path.remove(self)
+        try:
+            threads = torch.get_num_threads()
+        except Exception:
+            return  # another module by this name
+        import json
+
+        asked = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+        said = {"type": "torch", "threads": threads, "asked": asked}
+        _write(self.fd, json.dumps(said) + "\n")
 
 
 def _is_users(file: str) -> bool:

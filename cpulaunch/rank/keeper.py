@@ -78,6 +78,7 @@ class Keeper:
         self.reports = Lines()
         self.rest = {1: b"", 2: b""}  # lines that have no end yet
         self.kill_at: float | None = None
+        self.planned: tuple[str, str, str, str, str] | None = None
         self.told = False  # the launcher wants the program to end
         self.asked = 0  # the signal by which somebody else wants it
         self.left: tuple[int, float] | None = None  # code, time: it was about to end before that
@@ -117,6 +118,10 @@ class Keeper:
             raise HostError(f"working directory {seating.directory} on {name}: {e.strerror}") from None
         cores = _numbers(place.cores)
         notes = self._check_cores(cores, name)
+        policy = place.memory_policy
+        if policy and (why := self._set_memory_policy(policy)):
+            notes.append(why)
+            policy = ""
         env = {k: v for k, v in os.environ.items() if k not in _OURS_ALONE}
         env.update(seating.env)
         env.update(layout.env)
@@ -138,6 +143,10 @@ class Keeper:
             self.selector.register(ours, selectors.EVENT_READ)
         if seating.python:
             env[REPORT_FD] = str(streams[2])
+        users = seating.env.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD", "")
+        added = set(layout.env.get("LD_PRELOAD", "").split(":")) - set(users.replace(":", " ").split())
+        threads = env.get("OMP_NUM_THREADS", "")
+        self.planned = (place.cores, place.comm_cores, policy, threads, ":".join(sorted(added)))
         try:
             # Rank 0 alone has a stdin; under hydra, that of the others never ends.
             self.program = Program(
@@ -183,25 +192,36 @@ class Keeper:
                 f"on {name}, but {seating.starter} made it local rank {me.local_rank} of {me.local_size}",
                 hint="are two names in the hostfile the same host?",
             )
-        place = layout.places[me.local_rank]
-        return group_rank, layout, self._bound_here(layout, place) if layout.assumed else place
+        if layout.assumed:
+            layout, place = self._bound_here(layout)
+        else:
+            place = layout.places[me.local_rank]
+        return group_rank, layout, place
 
     def _size_of(self, group_rank: int) -> int:
         return len(self.seating.layouts[self.seating.hosts[group_rank][1]].places)
 
-    def _bound_here(self, layout: Layout, place: Place) -> Place:
-        """The place that this host's own topology gives, as the plan could only guess at it."""
-        from cpulaunch.cluster.here import topology_here
-        from cpulaunch.plan.binding import BindingRequest, bind
-        from cpulaunch.plan.environment import AFFINITY, threads_environment, workers_environment
+    def _bound_here(self, layout: Layout) -> tuple[Layout, Place]:
+        """What this host's own topology and libraries give, as the plan could only guess at them."""
+        from cpulaunch.rank.bind_here import bind_here
 
-        request = BindingRequest.from_json({**self.seating.binding, "ranks": len(layout.places)})
-        binding = bind(topology_here(), request)
-        seat = binding.seats[self.identity.local_rank]
-        env = {**place.env, **threads_environment(seat)}
-        if AFFINITY in layout.env:  # else there are no workers, or the user has placed them
-            env.update(workers_environment(binding))
-        return Place(str(seat.cores), str(seat.comm_cores), str(seat.numa_nodes), seat.threads, env)
+        users = {**os.environ, **self.seating.env}
+        return bind_here(self.seating, layout, self.identity.local_rank, users)
+
+    def _set_memory_policy(self, policy: str) -> str:
+        """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
+        from cpulaunch.rank.memory import set_memory_policy
+
+        try:
+            set_memory_policy(policy)
+        except OSError as e:
+            why = f"the memory policy {policy} can't be set: {e.strerror or e}"
+            if not self.seating.lenient and policy.startswith("bind"):
+                raise HostError(
+                    why, hint="--lenient makes this a warning; in a container it may be forbidden"
+                ) from None
+            return f"rank {self.identity.rank}: {why}"
+        return ""
 
     def _check_cores(self, cores: list[int], name: str) -> list[str]:
         allowed = os.sched_getaffinity(0)
@@ -221,6 +241,23 @@ class Keeper:
             return os.sched_getaffinity(pid)
         except OSError:
             return None  # it has ended already
+
+    def _check(self, message: Message) -> None:
+        """Compare what the program says of itself, and what it has by now, with the plan."""
+        from cpulaunch.rank.check import Planned, at_start, with_torch
+
+        if not self.program or not self.planned or self.ended:
+            return
+        look = at_start if message["type"] == "ready" else with_torch
+        found, complaints = look(self.program.pid, message, Planned(*self.planned))
+        self._tell({"type": "found", **found})
+        for complaint in complaints:
+            note = f"rank {self.identity.rank} {complaint}"
+            if not self.seating.lenient:
+                self.program.kill()
+                self._refuse(f"{note}; --lenient makes this a warning")
+                return
+            self._tell({"type": "note", "note": note})
 
     def _refuse(self, error: str) -> None:
         self.refused = True
@@ -255,7 +292,7 @@ class Keeper:
         self._look_at_program()
         if self.kill_at is not None and now >= self.kill_at and self.program:
             self.program.kill()
-            self.ended = self.ended or self.program.poll()
+            self._look_at_program()
             self.kill_at = None
 
     def _look_at_program(self) -> None:
@@ -386,7 +423,9 @@ class Keeper:
                     self._tell({**message, "at": time.time(), "told": self.told})
                 elif message["type"] == "leaving" and not self.told:
                     self.left = int(message["code"]), time.time()
-        except ValueError:
+                elif message["type"] in ("ready", "torch"):
+                    self._check(message)
+        except (ValueError, KeyError, TypeError):
             self.reports = Lines()
 
     def _tell(self, message: Message) -> None:
@@ -395,8 +434,8 @@ class Keeper:
             self.link.send(message)
         elif message["type"] == "output":
             self._print(message["stream"], unpack(message["data"]))
-        elif message["type"] == "refused":
-            self._print(2, f"cpulaunch: {message['error']}\n".encode())
+        elif message["type"] in ("refused", "note"):
+            self._print(2, f"cpulaunch: {message.get('error') or message['note']}\n".encode())
 
     def _print(self, stream: int, data: bytes) -> None:
         *lines, rest = (self.rest[stream] + data).split(b"\n")

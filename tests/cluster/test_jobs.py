@@ -14,13 +14,14 @@ from conftest import REPOSITORY, mpi_options
 from cluster.conftest import HOSTS, Run
 from cluster.namespaces import Cluster
 from cpulaunch.ccl.installed import state
+from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
 
 pytestmark = pytest.mark.slow
 
 SHOW = """\
 import json, os, socket, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-         "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "FORWARDED", "GIVEN", "SECRET")
+         "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "FORWARDED", "GIVEN", "SECRET", "LD_PRELOAD")
 seen = {name: os.environ.get(name) for name in names}
 seen.update(host=socket.gethostname(), cores=sorted(os.sched_getaffinity(0)), directory=os.getcwd(), python=sys.executable)
 print(json.dumps(seen))
@@ -61,6 +62,8 @@ def test_ranks_are_where_the_plan_says(
     assert not any(host["assumed"] for host in plan["hosts"])
     planned = [rank["cores"] for host in plan["hosts"] for rank in host["ranks"]]
     assert [",".join(map(str, r["cores"])) for r in ranks] == planned
+    preloads = [host["env"].get("LD_PRELOAD") for host in plan["hosts"] for _ in range(2)]
+    assert [r["LD_PRELOAD"] for r in ranks] == preloads
 
 
 def test_uneven_slots_names_and_addresses(
@@ -150,7 +153,10 @@ def test_without_preflight_hosts_are_assumed(
 ) -> None:
     done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login")
     assert done.returncode == 0, done.stderr
-    assert [r["host"] for r in seen_by_ranks(done.stdout)] == list(HOSTS)
+    ranks = seen_by_ranks(done.stdout)
+    assert [r["host"] for r in ranks] == list(HOSTS)
+    here = find_libraries(library_directories(), import_directories())
+    assert {r["LD_PRELOAD"] for r in ranks} == {here.get("tcmalloc")}  # which their keepers have found
 
 
 @pytest.mark.parametrize("fault", ["unknown_key", "without_sshd", "dropping"])

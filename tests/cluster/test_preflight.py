@@ -15,6 +15,7 @@ import pytest
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run, need_cluster
 from cluster.namespaces import Cluster
+from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
 PROBE = PACKAGE / "cluster" / "probe_there.py"
@@ -248,6 +249,10 @@ def test_recorded_facts_plan_from_elsewhere(
     assert [host["host"] for host in plan["hosts"]] == list(HOSTS)
     assert not any(host["assumed"] for host in plan["hosts"])
     assert [host["env"]["GLOO_SOCKET_IFNAME"] for host in plan["hosts"]] == ["eth0", "eth0", "eth0", "ens5"]
+    # All of them share this machine's file system, and so its libraries.
+    libraries = [host["libraries"] for host in json.loads(facts.read_text())["hosts"].values()]
+    assert libraries == [find_libraries(library_directories(), import_directories())] * 4
+    assert "torch" in libraries[0]
 
 
 def test_run_does_not_start_where_a_host_is_not_ready(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 
 from cpulaunch.plan.binding import BindingRequest, bind
 from cpulaunch.plan.picture import picture
@@ -43,6 +44,11 @@ def test_a_picture_is_as_it_was(
     file: str, name: str, request_: BindingRequest, options: dict[str, Any]
 ) -> None:
     assert drawn(name, request_, **options) + "\n" == (HERE / "pictures" / f"{file}.txt").read_text("utf-8")
+
+
+def test_the_documentation_shows_this_picture() -> None:
+    drawn_there = (HERE / "pictures" / "2x28-four-ranks.txt").read_text("utf-8")
+    assert drawn_there in (REPOSITORY / "docs" / "placement.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("width", [50, 80, 132])

@@ -61,7 +61,9 @@ def groups() -> Iterator[Any]:
 
 
 def seen_in(*groups: str) -> dict[str, Any]:
-    child = subprocess.run([sys.executable, __file__, *groups], capture_output=True, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, __file__, *groups], capture_output=True, text=True, check=True, timeout=60
+    )
     seen: dict[str, Any] = json.loads(child.stdout)
     return seen
 
@@ -81,5 +83,31 @@ def test_a_process_with_a_quota_sees_its_cpu_time(groups: Any) -> None:
     assert seen["topology"]["quota"] == 1.5
 
 
+def test_a_plan_there_has_as_many_threads_as_the_quota(groups: Any, tmp_path: Path) -> None:
+    """On a bigger machine than the quota; what isn't cut down isn't noted."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has only one core")
+    v1 = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}
+    group = groups("cpu", {"cpu.max": "150000 100000"} if UNIFIED else v1)
+    (tmp_path / "train.py").write_text("")
+    command = ["run", "-n", "1", "--backend", "gloo", "--dry-run", "--format", "json", "train.py"]
+    child = subprocess.run(
+        [sys.executable, __file__, group, "--", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    plan = json.loads(child.stdout)
+    assert plan["hosts"][0]["ranks"][0]["threads"] == 1
+    assert "localhost: a CPU quota of 1.5 CPUs for 1 rank: 1 thread each" in plan["notes"]
+
+
 if __name__ == "__main__":
+    groups_to_enter, _, command_there = " ".join(sys.argv[1:]).partition(" -- ")
+    if command_there:
+        for each in groups_to_enter.split():
+            Path(each, "cgroup.procs").write_text(str(os.getpid()))
+        os.execv(sys.executable, [sys.executable, "-m", "cpulaunch", *command_there.split()])
     report(sys.argv[1:])

@@ -83,6 +83,12 @@ def test_the_readme_shows_what_is_really_planned() -> None:
     assert golden.partition("\nSettings that")[0].rstrip() in (REPOSITORY / "README.md").read_text()
 
 
+def test_masks_are_shown_to_those_who_think_in_them(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, "-f", "four-nodes", "-v", format="text")
+    masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
+    assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
+
+
 def test_secrets_are_not_in_argument_lists(capsys: pytest.CaptureFixture[str]) -> None:
     for case in ("uneven.intel", "uneven.openmpi"):
         document = json.loads(dry_run(capsys, *CASES[case], format="json"))
@@ -107,7 +113,8 @@ def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> No
         "comm_cores": "14",
         "numa_nodes": "0",
         "threads": 13,
-        "env": {},
+        "memory_policy": "prefer:0",
+        "env": {"OMP_PLACES": "{15:13},{16}:12"},
     }
     assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
     assert set(document["commands"][0]) == {"host", "argv", "env", "files"}

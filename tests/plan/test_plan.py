@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,10 +187,84 @@ class TestEnvironment:
         threads = [rank.threads for rank in made.hosts[0].ranks]
         assert threads == [21, 20]
         assert [rank.env for rank in made.hosts[0].ranks] == [
-            {"OMP_NUM_THREADS": "21"},
-            {"OMP_NUM_THREADS": "20"},
+            {"OMP_NUM_THREADS": "21", "OMP_PLACES": "{0:21},{1}:20"},
+            {"OMP_NUM_THREADS": "20", "OMP_PLACES": "{21:20},{22}:19"},
         ]
         assert "OMP_NUM_THREADS" not in made.env
+
+
+class TestLibrariesAndMemory:
+    DEBIAN = replace(BIG, libraries={"tcmalloc": "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"})
+    FEDORA = replace(BIG, libraries={"tcmalloc": "/usr/lib64/libtcmalloc_minimal.so.4"})
+    BARE = replace(BIG, libraries={})
+
+    def test_each_host_has_its_own(self) -> None:
+        known = {"a": self.DEBIAN, "b": self.FEDORA}
+        made = make(hosts="a,b", hosts_known=known)
+        preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
+        assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
+        assert made.setting("cpu.allocator") == "tcmalloc"
+        assert "LD_PRELOAD" not in made.env  # mpiexec and the keepers do without
+
+    def test_a_host_that_lacks_one_does_without_or_is_an_error_that_names_it(self) -> None:
+        known = {"a": self.DEBIAN, "b": self.BARE}
+        made = make(hosts="a,b", hosts_known=known)
+        assert ["LD_PRELOAD" in host.env for host in made.hosts] == [True, False]
+        assert made.setting("cpu.allocator") == "auto"
+        with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
+            make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
+
+    def test_on_a_host_that_nobody_looked_at_it_may_be(self) -> None:
+        made = make("cpu.openmp=intel", hosts="a", facts=self.BARE)
+        assert made.hosts[0].env["LD_PRELOAD"] == "libiomp5.so"
+        assert "nobody has looked whether libiomp5.so is there" in made.notes
+        assert made.libraries == {"allocator": "auto", "openmp": "intel"}
+
+    def test_the_environment_is_stronger_than_a_file(self, tmp_path: Path) -> None:
+        (file := tmp_path / "c.yaml").write_text("cpulaunch: 1\ncpu: {allocator: tcmalloc}\n")
+        environ = {"HOME": "/nowhere", "LD_PRELOAD": "/my/libjemalloc.so.2"}
+        facts = Facts(like=self.DEBIAN, here=frozenset({"localhost"}), mpis=())
+        made = make_plan(load((), environ=environ, file=file), facts, PROGRAM)
+        assert "LD_PRELOAD" not in made.hosts[0].env
+        assert made.setting("cpu.allocator") == "jemalloc"
+        assert "allocator: jemalloc, of your LD_PRELOAD" in made.notes
+        asked = load([("cpu.allocator", "tcmalloc", "--allocator")], environ=environ)
+        with pytest.raises(PlanError, match="allocator tcmalloc is asked for, but LD_PRELOAD has jemalloc"):
+            make_plan(asked, facts, PROGRAM)
+
+    def test_an_env_of_the_settings_is_kept_too(self) -> None:
+        made = make("env=LD_PRELOAD=/my/libfoo.so", facts=self.DEBIAN)
+        assert made.hosts[0].env["LD_PRELOAD"] == (
+            "/my/libfoo.so:/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
+        )
+
+    @pytest.mark.parametrize("name", ["OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY"])
+    def test_threads_that_the_user_binds_are_let_be(self, name: str) -> None:
+        assert all("OMP_PLACES" in rank.env for rank in make().hosts[0].ranks)
+        for made in (make(environ={name: "x"}), make(f"env={name}=x")):
+            assert not any(rank.env for rank in made.hosts[0].ranks)
+            assert f"OpenMP's threads are bound by your {name}, not by us" in made.notes
+
+    def test_intels_runtime_has_its_own_variables(self) -> None:
+        facts = replace(BIG, libraries={"intel": "/v/lib/libiomp5.so", "torch": "/t/libgomp.so.1"})
+        made = make("cpu.openmp=intel", facts=facts)
+        assert made.hosts[0].env == {
+            "CCL_WORKER_AFFINITY": "0,28",
+            "KMP_BLOCKTIME": "1",
+            "LD_PRELOAD": "/v/lib/libiomp5.so",
+        }
+        assert all(list(rank.env) == ["KMP_AFFINITY"] for rank in made.hosts[0].ranks)
+
+    def test_memory_is_near_or_strictly_there(self) -> None:
+        assert [rank.memory_policy for rank in make().hosts[0].ranks] == ["prefer:0", "prefer:1"]
+        strict = make("cpu.bind_numa=true").hosts[0].ranks
+        assert [rank.memory_policy for rank in strict] == ["bind:0", "bind:1"]
+
+    def test_no_workers_at_all(self) -> None:
+        made = make("ccl.worker_count=0")
+        assert [rank.comm_cores for rank in made.hosts[0].ranks] == ["", ""]
+        assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_WORKER_OFFLOAD"]) == ("1", "0")
+        assert made.setting("ccl.worker_count") == 0
 
 
 class TestHosts:

@@ -10,7 +10,7 @@ node2:4
 node3:4
 node4:4
 END OF FILE
-export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"places":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"env":{}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"env":{}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"env":{}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"env":{}}]}],"binding":{"worker_count":1},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
+export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"layouts":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"places":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{1:13},{2}:12"}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{15:13},{16}:12"}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{29:13},{30}:12"}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{43:13},{44}:12"}}]}],"binding":{"worker_count":1},"libraries":{"allocator":"auto","openmp":"auto"},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
 export I_MPI_HYDRA_BOOTSTRAP=ssh
 export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launch/ssh.sh
 export I_MPI_HYDRA_RMK=user
