@@ -73,6 +73,20 @@ def test_the_binding_used_is_named_and_why(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("binding", "instead"), [("auto", "ours is used instead"), ("oneccl_bind_pt", "the ranks will fail")]
+)
+def test_bindings_that_do_not_load_are_found_out(
+    cpulaunch: Run, tmp_path: Path, built: Built, binding: str, instead: str
+) -> None:
+    stand_in(tmp_path, "raise ImportError('undefined symbol: _ZN5torch')", built.torch)
+    lines = report(cpulaunch("env", "--ccl-binding", binding, env={"PYTHONPATH": str(tmp_path)}))
+    assert lines["but"] == [
+        f"oneccl_bind_pt does not load, {instead}: ImportError: undefined symbol: _ZN5torch"
+    ]
+
+
+@pytest.mark.slow
 def test_hosts_are_asked_too(cpulaunch: Run) -> None:
     done = cpulaunch("env", "--hosts", "localhost")
     assert done.returncode == 0, done.stderr
