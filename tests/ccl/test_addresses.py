@@ -28,18 +28,17 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
                    check=True, timeout=600, capture_output=True)  # fmt: skip
     (module,) = directory.glob(f"cpulaunch/ccl/*{python_tag()}*/_group.so")
     assert b"__asan_report_load8" in module.read_bytes()
-    library = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60
-    )
+    # With the C++ runtime, or the sanitizer does not find what it replaces when an exception is thrown.
+    preloaded = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, timeout=60).stdout
+        for name in ("libasan.so", "libstdc++.so")
+    ]
     log = directory / "log"
-    ranks = Ranks(3, **there, LD_PRELOAD=library.stdout.strip(), PYTHONMALLOC="malloc",
+    ranks = Ranks(3, **there, LD_PRELOAD=" ".join(preloaded).replace("\n", ""), PYTHONMALLOC="malloc",
                   ASAN_OPTIONS=f"detect_leaks=0:exitcode=99:log_path={log}")  # fmt: skip
-    codes = []
-    try:
-        yield ranks
-    finally:
-        codes = ranks.close()
-        reports = "\n".join(path.read_text() for path in directory.glob("log.*"))
+    yield ranks
+    codes = ranks.close()
+    reports = "\n".join(path.read_text() for path in directory.glob("log.*"))
     assert (codes, reports) == ([0, 0, 0], "")
 
 
