@@ -217,7 +217,8 @@ def test_registration_takes_less_than_five_milliseconds_and_loads_nothing() -> N
     assert float(done.stdout) < 5
 
 
-@pytest.mark.parametrize("backend", ["ccl", pytest.param("cpu:ccl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ccl", "cpu:ccl"])
 def test_scripts_need_no_import(built: Built, backend: str) -> None:
     for result in run_script(2, HELLO % backend):
         assert result.returncode == 0, result.stderr

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
     for ours, gloos in ranks.call("train_ddp"):
@@ -14,7 +16,6 @@ def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
         assert ours == (gloos if ranks.size == 2 else pytest.approx(gloos, rel=1e-5))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "hook", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook"]
 )
@@ -44,12 +45,10 @@ def test_object_collectives(ranks: Ranks) -> None:
         assert scattered == [rank * 10]
 
 
-@pytest.mark.slow
 def test_subgroups_live_side_by_side_and_end_in_any_order(three: Ranks) -> None:
     assert three.call("subgroups") == [[3, 4, None], [3, None, 5], [None, 4, 5]]
 
 
-@pytest.mark.slow
 def test_a_subgroup_made_and_used_by_some_ranks_only(three: Ranks) -> None:
     assert three.call("pairs") == ["ok"] * 3
 
@@ -84,20 +83,17 @@ def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> No
         assert "complex" in messages[3]
 
 
-@pytest.mark.slow
 def test_waiting_releases_the_interpreter(two: Ranks) -> None:
     # Rank 1 comes a second late; a thread of rank 0 counts meanwhile.
     (counted, _) = two.call("count_while_waiting")
     assert counted > 50
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow(two: Ranks) -> None:
     for growth in two.call("repeat", 10_000, 200, limit=240):
         assert growth["allreduce"] < 0.1  # MB
         assert growth["groups"] < 2.0
 
 
-@pytest.mark.slow
 def test_more_elements_than_an_int_can_count(two: Ranks) -> None:
     assert two.call("large", 2**31 + 24, limit=300) == ["ok", "ok"]
