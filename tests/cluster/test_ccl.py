@@ -113,7 +113,8 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert time.monotonic() - killed < 60  # and not after the group's timeout, 120 s
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        assert all(re.search(noticed, text) for text in said), said
+        # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
+        assert re.search(noticed, said[-1]), said
 
 
 def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cluster) -> None:
