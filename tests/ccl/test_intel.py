@@ -51,7 +51,7 @@ dist.destroy_process_group()
 TRAIN = """
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 model, optimizer = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
 model = torch.nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(rank)
