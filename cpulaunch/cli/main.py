@@ -19,6 +19,7 @@ COMMANDS = {
     "config": "ask, and write the settings; show, check, import them",
     "topology": "this machine's cores, and who would sit where",
     "hosts": "are the hosts ready, and what are they like",
+    "env": "a report to paste into an issue",
     "ccl": "build the oneCCL process group, or say what is built",
 }
 

@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     words, rest = parser.split(arguments, ends=("-m", "--module"))
     options = parser.parse_args(words)
+    if options.verbose:
+        os.environ.setdefault("CCL_LOG_LEVEL", "warn")  # as if the user had set it: ours is "error"
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
@@ -99,7 +101,7 @@ def _parser() -> Parser:
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more, oneCCL's warnings too")
     add_settings(parser)
     return parser
 

@@ -71,9 +71,8 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         "CCL_LOG_LEVEL": "error",
     }
     if situation.transport == "ofi":
-        # Shared memory triples the speed within a host.  Over several hosts with several ranks each, oneCCL
-        # 2022.2 hangs with it when it starts, or says "failed to initialize ATL".
-        variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 and situation.hosts == 1 else "0"
+        # Shared memory triples the speed within a host, and needs somebody to share it with.
+        variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"
     return variables

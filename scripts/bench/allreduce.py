@@ -1,9 +1,11 @@
 """Allreduce and a DDP step: ccl, gloo (pinned and not), Intel's MPI benchmark, oneccl_bind_pt where it is.
 
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
+    python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
 
-The contenders take turns, so that a busy machine hurts them alike.  Each rank is pinned to one core (but
-"gloo, free").  Prints microseconds and ratios, writes OUT.json, and OUT.png where matplotlib is installed.
+The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
+Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
+rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
 RUN_LIMIT = 300.0  # seconds
+
+
+Samples = dict[str, dict[str, dict[str, list[float]]]]
 
 
 @dataclass(frozen=True)
@@ -55,57 +60,59 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     parser.add_argument("--only", choices=("allreduce", "ddp"))
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--more", action="store_true", help="add to the rounds that OUT.json holds")
     parser.add_argument("--out", type=Path, default=Path("allreduce"))
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         return run_rank(options.rank_of, options.sizes)
-    document: dict[str, Any] = {"ranks": options.ranks, "rounds": options.rounds}
-    if options.only != "ddp":
-        document["allreduce_us"] = bench_allreduce(options)
+    document: Samples = {"allreduce_us": {}, "ddp_ms": {}}
+    if options.more:
+        document |= json.loads(options.out.with_suffix(".json").read_text())
+    for number in range(options.rounds):
+        if options.only != "ddp":
+            bench_allreduce(options, document["allreduce_us"])
+        if options.only != "allreduce":
+            bench_ddp(options, document["ddp_ms"])
+        options.out.with_suffix(".json").write_text(json.dumps(document, indent=1))
+        print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
+    if document["allreduce_us"]:
         print(allreduce_table(document["allreduce_us"]))
-    if options.only != "allreduce":
-        document["ddp_ms"] = bench_ddp(options)
-        print(ddp_table(document["ddp_ms"]))
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1))
-    if "allreduce_us" in document:
         draw(document["allreduce_us"], options.out.with_suffix(".png"))
+    if document["ddp_ms"]:
+        print(ddp_table(document["ddp_ms"]))
     return 0
 
 
 # --- the rounds
 
 
-def bench_allreduce(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Contender and type → size → median over rounds of a round's median, in microseconds."""
-    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number in range(options.rounds):
+def bench_allreduce(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
+    """Add one round: contender and type → size → microseconds, the median of the round's repetitions."""
+    for dtype in options.dtypes:
         for contender in contenders():
-            for dtype in ("float32", "bfloat16"):
-                task = f"allreduce:{dtype}"
-                for size, us in start(contender, task, options).items():
-                    samples[f"{contender.name} {dtype}"][size].append(us)
-        for size, us in imb(options).items():
-            samples["IMB-MPI1 float32"][size].append(us)
-        print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
-    return {
-        name: {size: statistics.median(all_) for size, all_ in by.items()} for name, by in samples.items()
-    }
+            us = start(contender, f"allreduce:{dtype}", options)
+            add(samples, f"{contender.name} {dtype}", us)
+        if dtype == "float32":  # IMB has no other type
+            add(samples, "IMB-MPI1 float32", imb(options))
 
 
-def bench_ddp(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """A DDP step of 8 M parameters, in milliseconds; its least of all rounds, which a busy machine spares."""
-    cases = []
+def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
+    """Add one round of a DDP step of 8 M parameters, in milliseconds.
+
+    ``ccl-in-turn`` is without overlap, ``none`` without communication.
+    """
     for threads in (1, 2):
-        for backend in ("ccl", "gloo", "none"):
+        for backend in ("ccl", "ccl-in-turn", "gloo", "none"):
             name = f"{backend}, {threads} thread{'s' * (threads > 1)}"
-            cases.append(Contender(name, backend, threads == 1, threads=threads))
-    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _ in range(options.rounds):
-        for case in cases:
-            for key, ms in start(case, "ddp", options).items():
-                samples[case.name][key].append(ms)
-    return {name: {key: min(all_) for key, all_ in by.items()} for name, by in samples.items()}
+            case = Contender(name, backend, threads == 1, threads=threads)
+            add(samples, name, start(case, "ddp", options))
+
+
+def add(samples: dict[str, dict[str, list[float]]], name: str, round_: dict[str, float]) -> None:
+    for key, value in round_.items():
+        samples.setdefault(name, {}).setdefault(key, []).append(value)
 
 
 def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[str, float]:
@@ -138,6 +145,8 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
         for process in processes:
             process.kill()
             process.wait()
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"{contender.name}, {task}: a rank failed")
     return dict(json.loads(texts[0].splitlines()[-1]))
 
 
@@ -174,10 +183,7 @@ def run_rank(what: str, sizes: list[int]) -> int:
     backend, task, *rest = what.split(":")
     import torch.distributed as dist
 
-    if backend == "none":
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group(backend)
+    dist.init_process_group("gloo" if backend == "none" else backend.removesuffix("-in-turn"))
     result = measure_allreduce(rest[0], sizes) if task == "allreduce" else measure_ddp(backend)
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
@@ -213,6 +219,8 @@ def measure_ddp(backend: str) -> dict[str, float]:
     )
     if backend != "none":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    if backend.endswith("-in-turn"):
+        model.register_comm_hook(None, lambda state, bucket: reduce_in_turn(bucket))  # DDP reads annotations
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(64, 1000)
     times = []
@@ -226,37 +234,57 @@ def measure_ddp(backend: str) -> dict[str, float]:
     return {"median": statistics.median(times) * 1e3, "least": min(times) * 1e3}
 
 
+def reduce_in_turn(bucket: Any) -> Any:
+    """A DDP hook without overlap: each bucket is reduced before the computation goes on."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 # --- what came out
 
 
-def allreduce_table(us: dict[str, dict[str, float]]) -> str:
+def spread(values: list[float]) -> str:
+    """``"2.6/2.9/3.4"``: min, median, max."""
+    return f"{min(values):.2f}/{statistics.median(values):.2f}/{max(values):.2f}"
+
+
+def allreduce_table(us: dict[str, dict[str, list[float]]]) -> str:
     lines = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in DTYPES:
         names = [name for name in us if name.endswith(dtype)]
+        if not names:
+            continue
         heads = " | ".join(name.rsplit(" ", 1)[0] for name in names)
-        lines += ["", f"allreduce, {dtype}, us; medians", ""]
+        lines += ["", f"allreduce, {dtype}, us, medians; ratios min/median/max of the rounds", ""]
         lines += [f"| bytes | {heads} | better gloo ÷ ccl | IMB ÷ ccl |", "|---" * (len(names) + 3) + "|"]
-        for size in us[f"ccl {dtype}"]:
-            ours = us[f"ccl {dtype}"][size]
-            gloo = min(us[f"gloo {dtype}"][size], us[f"gloo, free {dtype}"][size])
-            imb_us = us.get(f"IMB-MPI1 {dtype}", {}).get(size)
-            cells = [f"{us[name][size]:.0f}" if size in us[name] else "–" for name in names]
-            ratio = f"{imb_us / ours:.2f}" if imb_us else "–"
-            lines.append(f"| {int(size):,} | {' | '.join(cells)} | {gloo / ours:.1f} | {ratio} |")
+        for size, ours in us[f"ccl {dtype}"].items():
+            gloos = zip(us[f"gloo {dtype}"][size], us[f"gloo, free {dtype}"][size], strict=True)
+            better = spread([min(pair) / mine for pair, mine in zip(gloos, ours, strict=True)])
+            imbs = us.get(f"IMB-MPI1 {dtype}", {}).get(size, [])
+            of_imb = spread([one / mine for one, mine in zip(imbs, ours, strict=True)]) if imbs else "–"
+            cells = [
+                f"{statistics.median(us[name][size]):.0f}" if size in us[name] else "–" for name in names
+            ]
+            lines.append(f"| {int(size):,} | {' | '.join(cells)} | {better} | {of_imb} |")
     return "\n".join(lines)
 
 
-def ddp_table(ms: dict[str, dict[str, float]]) -> str:
-    lines = ["", "DDP step, 8 M parameters, ms; least median, and least, of all rounds", ""]
-    lines += ["| | median | least |", "|---|---|---|"]
-    lines += [f"| {name} | {values['median']:.1f} | {values['least']:.1f} |" for name, values in ms.items()]
-    for threads in ("1 thread", "2 threads"):
-        ratio = ms[f"gloo, {threads}"]["median"] / ms[f"ccl, {threads}"]["median"]
-        lines.append(f"\n{threads} a rank: gloo ÷ ccl = {ratio:.2f}")
+def ddp_table(ms: dict[str, dict[str, list[float]]]) -> str:
+    lines = ["", "DDP step, 8 M parameters, ms: a round's median step, min/median/max of the rounds", ""]
+    lines += ["| | ms | gloo ÷ this |", "|---|---|---|"]
+    for name, values in ms.items():
+        gloo = ms["gloo," + name.partition(",")[2]]["median"]
+        ratios = [theirs / mine for theirs, mine in zip(gloo, values["median"], strict=True)]
+        lines.append(f"| {name} | {spread(values['median'])} | {spread(ratios)} |")
     return "\n".join(lines)
 
 
-def draw(us: dict[str, dict[str, float]], path: Path) -> None:
+def draw(us: dict[str, dict[str, list[float]]], path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print(f"no {path.name}: matplotlib is not installed", file=sys.stderr)
         return
@@ -269,7 +297,10 @@ def draw(us: dict[str, dict[str, float]], path: Path) -> None:
     for name, by_size in us.items():
         if name.endswith("float32"):
             axes.loglog(
-                [int(size) for size in by_size], list(by_size.values()), "o-", label=name.rsplit(" ", 1)[0]
+                [int(size) for size in by_size],
+                [statistics.median(values) for values in by_size.values()],
+                "o-",
+                label=name.rsplit(" ", 1)[0],
             )
     axes.set_xlabel("bytes, float32")
     axes.set_ylabel("µs")

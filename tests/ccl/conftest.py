@@ -42,7 +42,18 @@ def three(built: installed.Built) -> Iterator[Ranks]:
     assert ranks.close() == [0, 0, 0]
 
 
-@pytest.fixture(params=[2, 3], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="session")
+def four(built: installed.Built) -> Iterator[Ranks]:
+    """Four ranks."""
+    ranks = Ranks(4)
+    yield ranks
+    assert ranks.close() == [0, 0, 0, 0]
+
+
+@pytest.fixture(
+    params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))],
+    ids=lambda size: f"{size} ranks",
+)
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test that asks for it runs with two and with three ranks."""
-    return request.getfixturevalue("two" if request.param == 2 else "three")
+    """Each test that asks for it runs with two, three and four ranks."""
+    return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

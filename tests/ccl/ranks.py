@@ -103,12 +103,12 @@ class Ranks:
 
 
 def run_script(
-    size: int, source: str, *, limit: float = 90.0, **variables: str
+    size: int, source: str, *, limit: float = 90.0, python: str = sys.executable, **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `source` as `size` ranks to their ends; a rank that outlives `limit` is killed (its code: -9)."""
     port = free_port()
     processes = [
-        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        subprocess.Popen([python, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                          env=environment(rank, size, port, **variables), start_new_session=True)
         for rank in range(size)
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ranks import environment, free_port, run_script
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, State
 from cpulaunch.ccl.wheel import write_wheel
-from cpulaunch.errors import HostError
+from cpulaunch.errors import HostError, UsageError
 
 HELLO = """
 import os, torch, torch.distributed as dist
@@ -118,6 +119,7 @@ def test_building_without_a_compiler_says_the_way_out(
     assert "gloo" in str(caught.value.hint)
 
 
+@pytest.mark.slow
 def test_building_without_the_network_says_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,8 +161,13 @@ def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
     assert any("waiting for another build" in text for text in texts)
 
 
-def test_a_wheel_of_the_group_installs_and_is_preferred(tmp_path: Path, built: Built) -> None:
-    wheel = write_wheel(built, tmp_path)
+@pytest.mark.slow
+def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "ccl", "build", "--wheel", str(tmp_path)],
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    wheel = Path(done.stdout.strip())
     with zipfile.ZipFile(wheel) as archive:
         assert archive.testzip() is None
         assert {Path(name).name for name in archive.namelist()} >= {
@@ -168,30 +175,36 @@ def test_a_wheel_of_the_group_installs_and_is_preferred(tmp_path: Path, built: B
             "LICENSE-oneCCL.txt",
             "RECORD",
         }
-    target = tmp_path / "site"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(target),
-    ]
+    # A fresh environment, which borrows torch and cpulaunch from this one.
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=60)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path)
+                                       + f"{Path(installed.__file__).parents[2]}\n")  # fmt: skip
+    pip = [sys.executable, "-m", "pip", "--python", str(venv), "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True, timeout=120, capture_output=True)
-    # As on a node without anything built.
-    done = python(
-        "from cpulaunch.ccl.installed import state; b = state().built; print(b.origin, b.module)",
-        PYTHONPATH=str(target), XDG_CACHE_HOME=str(tmp_path),
-    )  # fmt: skip
-    assert done.stdout.split() == ["wheel", str(target / "cpulaunch_ccl" / "_group.so")], done.stderr
+    alone = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
+    source = (
+        "import shutil; assert not shutil.which('g++')\n"
+        "from cpulaunch.ccl.installed import state; print(state().built.origin)\n" + HELLO % "ccl"
+    )
+    for result in run_script(2, source, python=str(venv / "bin" / "python"), **alone):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split()[:3] == ["wheel", "sum", "2.0"]
+
+
+@pytest.mark.parametrize("directory", ["missing", "a file"])
+def test_a_wheel_wants_a_directory(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "a file").write_text("")
+    found = make(tmp_path)
+    with pytest.raises(UsageError, match="is not a directory"):
+        write_wheel(found, tmp_path / directory)
 
 
 # --- registration
 
 
+@pytest.mark.slow
 def test_registration_takes_less_than_five_milliseconds_and_loads_nothing() -> None:
     done = python(
         "import sys, time, torch\n"
@@ -204,6 +217,7 @@ def test_registration_takes_less_than_five_milliseconds_and_loads_nothing() -> N
     assert float(done.stdout) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ccl", "cpu:ccl"])
 def test_scripts_need_no_import(built: Built, backend: str) -> None:
     for result in run_script(2, HELLO % backend):
@@ -212,6 +226,7 @@ def test_scripts_need_no_import(built: Built, backend: str) -> None:
         assert "CCL_" not in result.stderr
 
 
+@pytest.mark.slow
 def test_torchrun(built: Built, tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO % "ccl")
     done = subprocess.run(
@@ -222,6 +237,7 @@ def test_torchrun(built: Built, tmp_path: Path) -> None:
     assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
 
 
+@pytest.mark.slow
 def test_plain_mpiexec(built: Built, tmp_path: Path) -> None:
     mpiexec = Path(sys.prefix) / "bin" / "mpiexec.hydra"
     if not mpiexec.exists():
@@ -240,6 +256,7 @@ def without_rank() -> dict[str, str]:
     return {k: v for k, v in environment(0, 1, 0).items() if k not in names}
 
 
+@pytest.mark.slow
 def test_where_nothing_is_built_init_says_what_to_do(tmp_path: Path) -> None:
     (result,) = run_script(1, HELLO % "ccl", XDG_CACHE_HOME=str(tmp_path))
     assert result.returncode == 1
@@ -256,6 +273,15 @@ print("stand-in imported")
 """
 
 
+def stand_in(directory: Path, body: str, version: str) -> None:
+    """A package with the names of Intel's bindings."""
+    (package := directory / installed.BINDINGS).mkdir()
+    (package / "__init__.py").write_text(body)
+    (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {version}\n")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "version", "binding", "status", "said"),
     [
@@ -280,13 +306,7 @@ print("stand-in imported")
 def test_oneccl_bind_pt(
     tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, said: str
 ) -> None:
-    package = tmp_path / installed.BINDINGS
-    package.mkdir()
-    (package / "__init__.py").write_text(body)
-    info = tmp_path / "oneccl_bind_pt-0.dist-info"
-    info.mkdir()
-    number = built.torch if version == "same" else version
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {number}\n")
+    stand_in(tmp_path, body, built.torch if version == "same" else version)
     for result in run_script(2, HELLO % "ccl", PYTHONPATH=str(tmp_path), CPULAUNCH_CCL_BINDING=binding):
         assert result.returncode == status, result.stderr
         assert said in result.stdout + result.stderr
@@ -313,6 +333,35 @@ def test_the_group_sets_what_nobody_has_set(environ: dict[str, str], expected: d
     neighbours = Neighbours(hosts=1, local_rank=1, local_ranks=2, cores=1, oversubscribed=False)
     wanted = settings(neighbours, environ)
     assert {name: wanted.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "warned"),
+    [([], {}, False), (["-v"], {}, True), (["-v"], {"CCL_LOG_LEVEL": "error"}, False),
+     ([], {"CCL_LOG_LEVEL": "warn"}, True)],
+    ids=["quiet", "-v", "-v, but the variable is set", "the variable is set"],
+)  # fmt: skip
+@pytest.mark.slow
+def test_warnings_of_oneccl_are_for_those_who_ask(
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, built: Built,
+    options: list[str], environ: dict[str, str], warned: bool,
+) -> None:  # fmt: skip
+    (tmp_path / "hello.py").write_text(HELLO % "ccl")
+    done = cpulaunch("run", "-n", "2", *options, "--backend", "ccl", "hello.py", env=environ, timeout=120)
+    assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
+    assert ("CCL_WARN" in done.stdout + done.stderr) is warned
+
+
+@pytest.mark.slow
+def test_variables_that_are_set_reach_oneccl(built: Built) -> None:
+    source = HELLO % "ccl" + "print(os.environ['CCL_ATL_SHM'], os.environ['CCL_WORKER_OFFLOAD'])"
+    given = {"CCL_ATL_SHM": "0", "CCL_WORKER_OFFLOAD": "1", "CCL_YIELD": "sleep", "CCL_LOG_LEVEL": "info"}
+    first, second = run_script(2, source, **given)
+    for result in (first, second):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == "0 1"
+    assert "CCL_YIELD: sleep" in first.stdout + first.stderr
+    assert "CCL_WORKER_OFFLOAD changed" not in first.stdout + first.stderr  # 1 is oneCCL's default, 0 ours
 
 
 def test_info_says_what_would_be_loaded(built: Built) -> None:

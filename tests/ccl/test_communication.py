@@ -20,7 +20,8 @@ CCL = Situation(backend="ccl", starter="local", hosts=1, local_ranks=2, cores=4)
         ({"comm_cores": 1}, {"CCL_WORKER_OFFLOAD": "1", "CCL_WORKER_COUNT": "1"}),
         ({"comm_cores": 2, "worker_count": 2}, {"CCL_WORKER_COUNT": "2"}),
         ({"local_ranks": 1}, {"CCL_ATL_SHM": "0"}),
-        ({"hosts": 2}, {"CCL_ATL_SHM": "0"}),  # it hangs there
+        ({"hosts": 2}, {"CCL_ATL_SHM": "1"}),
+        ({"hosts": 2, "local_ranks": 1}, {"CCL_ATL_SHM": "0"}),
         ({"hosts": 2}, {"FI_TCP_IFACE": None, "GLOO_SOCKET_IFNAME": None}),
         ({"hosts": 2, "interface": "eth1"}, {"FI_TCP_IFACE": "eth1", "GLOO_SOCKET_IFNAME": "eth1"}),
         ({"hosts": 2, "interface": "ib0", "provider": "verbs"}, {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"}),

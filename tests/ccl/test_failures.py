@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import run_script
 
-pytestmark = pytest.mark.usefixtures("built")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
     for ours, gloos in ranks.call("train_ddp"):
@@ -93,6 +95,5 @@ def test_memory_does_not_grow(two: Ranks) -> None:
         assert growth["groups"] < 2.0
 
 
-@pytest.mark.slow
 def test_more_elements_than_an_int_can_count(two: Ranks) -> None:
     assert two.call("large", 2**31 + 24, limit=300) == ["ok", "ok"]

@@ -17,6 +17,8 @@ constexpr auto kProgress = std::chrono::microseconds(3);
 constexpr auto kShortNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned kShortNaps = 50;
+// How long a process that ends lets its collectives be completed.
+constexpr auto kFarewell = std::chrono::seconds(5);
 constexpr unsigned kRoundsPerCheck = 64;
 // A driving caller spins; after this many polls it lets others have the core in between, whoever they are ...
 constexpr unsigned kPolitely = 1000;
@@ -129,6 +131,13 @@ void Engine::lead() {
 }
 
 bool Engine::shutdown() {
+  // A peer may be waiting for what this rank has started, and will not be if it is gone.
+  for (const auto until = Clock::now() + kFarewell; Clock::now() < until;) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (pending_.empty()) break;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   stopping_.store(true, std::memory_order_release);
   std::unique_lock<std::mutex> lock(mutex_);
   wake_.notify_all();

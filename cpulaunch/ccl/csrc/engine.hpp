@@ -36,7 +36,8 @@ class Engine {
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<Operation>& operation, bool asynchronous);
 
-  // Ends the background threads and lets nobody into oneCCL any more; for interpreter exit.
+  // Waits some seconds for what is in flight, then ends the background threads and lets nobody into oneCCL
+  // any more; for interpreter exit.
   // True when nothing was in flight.
   bool shutdown();
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }

@@ -31,13 +31,13 @@ void greet(const ccl::communicator& communicator) {
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers,
-                                 c10::intrusive_ptr<c10d::Backend> companion)
+                                 Heartbeat heartbeat, c10::intrusive_ptr<c10d::Backend> companion)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       companion_(std::move(companion)),
       timeout_(timeout) {
-  Sentinel::instance().add(state_, store->clone(), local_peers);
+  Sentinel::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
   try {
     connect(store);
   } catch (...) {

@@ -15,7 +15,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   // rank that takes no part in a send would never come to help make it later.
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
-                  std::string name, std::vector<Peer> local_peers, c10::intrusive_ptr<c10d::Backend> companion);
+                  std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
+                  c10::intrusive_ptr<c10d::Backend> companion);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }

@@ -19,17 +19,23 @@ PYBIND11_MODULE(_group, module) {
 
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
-                       const std::vector<std::pair<int, int>>& local_peers, Holder<c10d::Backend> companion) {
+                       const std::vector<std::pair<int, int>>& local_peers,
+                       std::tuple<std::string, std::string, std::string> heartbeat,
+                       Holder<c10d::Backend> companion) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
+             auto [own, next, next_host] = std::move(heartbeat);
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(std::move(store), rank, size,
                                                          Milliseconds(static_cast<int64_t>(timeout * 1e3)),
-                                                         std::move(name), std::move(peers), std::move(companion));
+                                                         std::move(name), std::move(peers),
+                                                         Heartbeat{std::move(own), std::move(next), std::move(next_host)},
+                                                         std::move(companion));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("companion"),
-           "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds.");
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("companion"),
+           "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
+           "`heartbeat` is (key to write, key to listen to, name of the host that writes it), empty for none.");
 
   module.def(
       "configure",

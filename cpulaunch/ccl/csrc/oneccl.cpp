@@ -1,11 +1,41 @@
 #include "oneccl.hpp"
 
+#include <algorithm>
+#include <thread>
+
 namespace cpulaunch {
 
+namespace {
+
+constexpr auto kShortestNap = std::chrono::microseconds(50);
+constexpr auto kLongestNap = std::chrono::microseconds(2000);
+
+}  // namespace
+
 ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
-  if (!store_->check({key})) return {};
-  const auto value = store_->get(key);
+  std::string value;
+  // What was there once stays: oneCCL removes a value by writing an empty one.
+  if (const auto known = seen_.find(key); (known != seen_.end() && !known->second.empty()) || store_->check({key})) {
+    const auto bytes = store_->get(key);
+    value.assign(bytes.begin(), bytes.end());
+  }
+  nap_if_in_vain(key, value);
   return {value.begin(), value.end()};
+}
+
+// Once in a round over all ranks' keys, longer each time.
+void StoreKvs::nap_if_in_vain(const std::string& key, const std::string& value) {
+  const auto [entry, first] = seen_.try_emplace(key, value);
+  if ((first && !value.empty()) || entry->second != value) {
+    entry->second = value;
+    round_.clear();
+    nap_ = std::chrono::microseconds(0);
+    return;
+  }
+  if (round_.empty()) round_ = key;
+  if (round_ != key) return;
+  nap_ = std::clamp(2 * nap_, std::chrono::microseconds(kShortestNap), std::chrono::microseconds(kLongestNap));
+  std::this_thread::sleep_for(nap_);
 }
 
 void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& data) {

@@ -2,6 +2,10 @@
 
 #pragma once
 
+#include <chrono>
+#include <string>
+#include <unordered_map>
+
 #include <oneapi/ccl.hpp>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,18 +13,27 @@
 namespace cpulaunch {
 
 // oneCCL meets its peers through torch's store, so that a group needs no address of its own.
+//
+// Its barriers ask for the same keys again and again, without a pause.  Where ranks share cores, all of them
+// asking at once keep the store's one thread, in rank 0, from answering those who still have to arrive: eight
+// ranks on two cores took minutes, or did not meet within oneCCL's limit.  So who asks in vain sleeps a little.
 class StoreKvs final : public ccl::kvs_interface {
  public:
   StoreKvs(c10::intrusive_ptr<c10d::Store> store, int id) : store_(std::move(store)), id_(id) {}
 
-  // Empty while the key is missing: oneCCL asks again.
+  // Empty while the key is missing: oneCCL asks again.  Called by one thread.
   ccl::vector_class<char> get(const ccl::string_class& key) override;
   void set(const ccl::string_class& key, const ccl::vector_class<char>& data) override;
   int get_id() override { return id_; }
 
  private:
+  void nap_if_in_vain(const std::string& key, const std::string& value);
+
   c10::intrusive_ptr<c10d::Store> store_;
   int id_;
+  std::unordered_map<std::string, std::string> seen_;  // key → the last answer
+  std::string round_;  // the key at which a round of questions in vain begins
+  std::chrono::microseconds nap_{0};
 };
 
 // The elements of a tensor as oneCCL counts them.

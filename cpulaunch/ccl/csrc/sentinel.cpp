@@ -1,9 +1,11 @@
 #include "sentinel.hpp"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 namespace cpulaunch {
@@ -13,6 +15,9 @@ namespace {
 constexpr auto kRound = std::chrono::milliseconds(200);
 // A peer that ended after its last collective may have left behind all that the others still need.
 constexpr auto kGrace = std::chrono::seconds(2);
+// How often a heartbeat is written and listened to, and after how long a host counts as gone.
+constexpr auto kBeat = std::chrono::seconds(1);
+constexpr auto kSilence = std::chrono::seconds(15);
 constexpr char kFailureKey[] = "failure";
 
 }  // namespace
@@ -30,6 +35,13 @@ struct Sentinel::Watched {
   std::weak_ptr<GroupState> group;
   c10::intrusive_ptr<c10d::Store> store;
   std::vector<Process> processes;
+  Heartbeat heartbeat;
+  uint64_t beats = 0;
+  Clock::time_point beaten{};
+  Clock::time_point listened{};
+  std::string heard;
+  Clock::time_point changed = Clock::now();
+  std::atomic<Clock::time_point> asking{Clock::time_point::max()};  // since when the store owes an answer
   Clock::time_point alerted{};
   std::string suspicion;
   Clock::time_point suspected{};
@@ -50,11 +62,42 @@ struct Sentinel::Watched {
     return "";
   }
 
+  void beat() {
+    if (heartbeat.own.empty() || Clock::now() - beaten < kBeat) return;
+    beaten = Clock::now();
+    try {
+      const auto text = std::to_string(++beats);
+      store->set(heartbeat.own, std::vector<uint8_t>(text.begin(), text.end()));
+    } catch (const std::exception&) {
+      heartbeat.own.clear();  // the store is gone
+    }
+  }
+
+  // Throws when the store is gone.
+  void listen() {
+    const auto now = Clock::now();
+    if (heartbeat.next.empty() || now - listened < kBeat) return;
+    listened = now;
+    std::string text;
+    if (store->check({heartbeat.next})) {
+      const auto value = store->get(heartbeat.next);
+      text.assign(value.begin(), value.end());
+    }
+    if (text != heard) {
+      heard = std::move(text);
+      changed = now;
+    } else if (now - changed > kSilence) {
+      suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", kSilence.count(), " s"));
+    }
+  }
+
   void look(GroupState& state) {
     suspect(ended());
     // Not with a suspicion: the store may be gone too, which torch reports at length.
     if (suspicion.empty()) {
+      asking = Clock::now();
       try {
+        listen();
         if (store->check({kFailureKey})) {
           const auto text = store->get(kFailureKey);
           state.fail(std::string(text.begin(), text.end()));
@@ -63,6 +106,7 @@ struct Sentinel::Watched {
         told = true;  // as far as possible
         suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
       }
+      asking = Clock::time_point::max();
     }
     if (!suspicion.empty() && Clock::now() - suspected > kGrace) state.fail(suspicion);
   }
@@ -85,7 +129,7 @@ Sentinel& Sentinel::instance() {
 }
 
 void Sentinel::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
-                   const std::vector<Peer>& local_peers) {
+                   const std::vector<Peer>& local_peers, Heartbeat heartbeat) {
   auto watched = std::make_shared<Watched>();
   watched->group = group;
   watched->store = std::move(store);
@@ -93,8 +137,11 @@ void Sentinel::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<
     const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
     if (descriptor >= 0) watched->processes.push_back({peer.rank, descriptor});
   }
+  watched->heartbeat = std::move(heartbeat);
   std::lock_guard<std::mutex> lock(mutex_);
+  const bool beats = !watched->heartbeat.own.empty();
   groups_[group.get()] = std::move(watched);
+  if (beats) wake();
 }
 
 void Sentinel::remove(const GroupState* group) {
@@ -106,7 +153,18 @@ void Sentinel::alert(const std::shared_ptr<GroupState>& group) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
   if (found == groups_.end()) return;
-  found->second->alerted = Clock::now();
+  const auto now = Clock::now();
+  found->second->alerted = now;
+  const auto asking = found->second->asking.load();
+  if (asking < now && now - asking > kSilence) {
+    group->fail(c10::str("the group's store has not answered for ", kSilence.count(),
+                         " s: the host that holds it, mostly rank 0's, cannot be reached"));
+  }
+  wake();
+}
+
+// With the lock held.
+void Sentinel::wake() {
   if (!running_) {
     running_ = true;
     std::thread([this] { run(); }).detach();
@@ -121,19 +179,22 @@ std::string Sentinel::ended_peer(const GroupState* group) {
 }
 
 void Sentinel::run() {
+  pthread_setname_np(pthread_self(), "cpulaunch-watch");
   for (;;) {
-    std::vector<std::shared_ptr<Watched>> alerted;
+    std::vector<std::shared_ptr<Watched>> alerted, beating;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       for (const auto& entry : groups_) {
         if (Clock::now() - entry.second->alerted < std::chrono::seconds(1)) alerted.push_back(entry.second);
+        if (!entry.second->heartbeat.own.empty()) beating.push_back(entry.second);
       }
-      if (alerted.empty()) {
+      if (alerted.empty() && beating.empty()) {
         wake_.wait(lock);
         continue;
       }
     }
     // Without the lock: a store whose host is gone may block for long.
+    for (const auto& watched : beating) watched->beat();
     for (const auto& watched : alerted) {
       const auto state = watched->group.lock();
       if (!state) continue;

@@ -1,0 +1,119 @@
+"""``cpulaunch env``: a report to paste into an issue."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from cpulaunch import __version__
+from cpulaunch.ccl.installed import BINDINGS, describe, state
+from cpulaunch.cli.machine import FLAVOUR_NAMES
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.config.load import DEFAULT, Config
+
+EPILOG = """\
+Versions, the machine, the MPIs, which process group `ccl` would be and why, the variables of the field that
+are set, and the settings that are not the defaults.  With a hostfile, each host of it too, asked over ssh.
+The values of `env:` and of variables that may hold a secret are left out.
+
+examples:
+  cpulaunch env
+  cpulaunch env -f hostfiles/four-nodes
+
+exit code: 0; 2 usage or settings; 3 a host is not ready
+"""
+
+_PACKAGES = (
+    "numpy",
+    "impi-rt",
+    "oneccl_bind_pt",
+    "intel_extension_for_pytorch",
+    "accelerate",
+    "transformers",
+)
+_FIELD = ("CPULAUNCH_", "CCL_", "FI_", "I_MPI_", "OMPI_MCA_", "OMP_", "KMP_", "MKL_", "GLOO_", "TORCH_",
+          "MASTER_", "LD_PRELOAD", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "PBS_JOBID")  # fmt: skip
+_SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``cpulaunch env ARGUMENTS``; returns the exit code."""
+    parser = Parser("cpulaunch env", "A report to paste into an issue.", EPILOG)
+    add_settings(parser, ("hosts", "mpi", "ccl", "training"))
+    config = load_config(parser.parse(arguments))
+    for label, text in (*_software(), *_machine(config), *_ccl(config["ccl.binding"]),
+                        *_variables(), *_settings(config)):  # fmt: skip
+        print(f"{label:16} {text}")
+    return _hosts(config)
+
+
+def _software() -> Iterator[tuple[str, str]]:
+    yield "cpulaunch", f"{__version__}, {os.path.dirname(os.path.dirname(__file__))}"
+    yield "python", f"{platform.python_version()}, {sys.executable}"
+    yield "system", f"{platform.platform()}, {platform.machine()}"
+    for package in _PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _machine(config: Config) -> Iterator[tuple[str, str]]:
+    from cpulaunch.cluster.interfaces import interfaces_here
+    from cpulaunch.cluster.probe import facts_here, find_mpis
+
+    facts = facts_here()
+    topology = facts.topology
+    yield "CPU", (f"{len(topology.sockets)} sockets, {len(topology.nodes)} NUMA nodes, "
+                  f"{len(topology.cores)} cores that this process may use")  # fmt: skip
+    yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
+    yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
+    yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
+    found = find_mpis("any", config["mpi.path"])  # no MPI is of that flavour: all of them
+    for mpi in found:
+        yield "MPI", f"{FLAVOUR_NAMES[mpi.flavour]} {mpi.version}, {mpi.path}"
+    if not found:
+        yield "MPI", "none found"
+
+
+def _ccl(binding: str) -> Iterator[tuple[str, str]]:
+    there = state()
+    yield from describe(there, binding)
+    if there.bindings_fit and binding != "cpulaunch":
+        # Whether they load is known only when they have been: in a process of its own, as they may crash.
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import {BINDINGS}"], capture_output=True, text=True, timeout=120
+        )
+        if tried.returncode != 0:
+            reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+            instead = "the ranks will fail" if binding == "oneccl_bind_pt" else "ours is used instead"
+            yield "but", f"oneccl_bind_pt does not load, {instead}: {reason}"
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_FIELD):
+            yield "variable", f"{name}={'…' if any(word in name for word in _SECRET) else value}"
+
+
+def _settings(config: Config) -> Iterator[tuple[str, str]]:
+    for key, origin in config.origins.items():
+        if origin != DEFAULT:
+            yield "setting", f"{key}: {'…' if key == 'env' else config[key]} ({origin})"
+
+
+def _hosts(config: Config) -> int:
+    from cpulaunch.cli.gather import listed_hosts
+    from cpulaunch.cli.preflight import ask, complaints, table
+    from cpulaunch.cluster.probe import names_here
+
+    hosts = listed_hosts(config)
+    if not hosts:
+        return 0
+    found = ask(config, hosts, names_here(), sys.executable, os.getcwd(), [])
+    print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
+    return 3 if any(report.problems for report in found.reports) else 0

@@ -1,0 +1,100 @@
+"""`cpulaunch env`: a report that says what is installed, what would be used, and why."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_build import stand_in
+
+from cpulaunch import __version__
+from cpulaunch.ccl.installed import Built, state
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
+    """Label → texts."""
+    assert done.returncode == 0, done.stderr
+    lines: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        lines.setdefault(line[:16].strip(), []).append(line[17:])
+    return lines
+
+
+def test_versions_machine_and_mpi_are_named(cpulaunch: Run) -> None:
+    lines = report(cpulaunch("env"))
+    assert lines["cpulaunch"][0].startswith(f"{__version__}, ")
+    assert lines["python"][0].endswith(sys.executable)
+    assert lines["torch"] == [str(state().torch)]
+    assert "cores that this process may use" in lines["CPU"][0]
+    assert any(text.startswith("lo 127.0.0.1") for text in lines["interfaces"])
+    assert "MPI" in lines
+    assert "setting" not in lines
+
+
+def test_variables_and_settings_are_named_and_secrets_are_not(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text(
+        "cpulaunch: 1\nccl: {worker_count: 2}\nenv: {PASSWORD: hunter2}\n"
+    )
+    set_here = {"CCL_ALLREDUCE": "ring", "FI_TOKEN": "hunter3", "UNRELATED": "hunter4"}
+    done = cpulaunch("env", env=set_here)
+    lines = report(done)
+    assert lines["variable"] == ["CCL_ALLREDUCE=ring", "FI_TOKEN=…"]
+    assert "ccl.worker_count: 2 (cpulaunch.yaml:2)" in lines["setting"]
+    assert "hunter" not in done.stdout
+
+
+def test_our_group_is_used_where_nothing_else_is(cpulaunch: Run, built: Built) -> None:
+    assert report(cpulaunch("env"))["used for ccl"] == [f"{built.module} ({built.origin})"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "binding", "used"),
+    [
+        ("same", "auto", "oneccl_bind_pt .*, which is of this torch's series"),
+        ("same", "cpulaunch", "_group.so"),
+        ("2.1.0", "auto", "_group.so"),
+        ("2.1.0", "oneccl_bind_pt", "nothing: oneccl_bind_pt 2.1.0 is not for torch"),
+    ],
+)
+def test_the_binding_used_is_named_and_why(
+    cpulaunch: Run, tmp_path: Path, built: Built, version: str, binding: str, used: str
+) -> None:
+    stand_in(tmp_path, "", built.torch if version == "same" else version)
+    options = ["--ccl-binding", binding]
+    (text,) = report(cpulaunch("env", *options, env={"PYTHONPATH": str(tmp_path)}))["used for ccl"]
+    assert re.search(used, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("binding", "instead"), [("auto", "ours is used instead"), ("oneccl_bind_pt", "the ranks will fail")]
+)
+def test_bindings_that_do_not_load_are_found_out(
+    cpulaunch: Run, tmp_path: Path, built: Built, binding: str, instead: str
+) -> None:
+    stand_in(tmp_path, "raise ImportError('undefined symbol: _ZN5torch')", built.torch)
+    lines = report(cpulaunch("env", "--ccl-binding", binding, env={"PYTHONPATH": str(tmp_path)}))
+    assert lines["but"] == [
+        f"oneccl_bind_pt does not load, {instead}: ImportError: undefined symbol: _ZN5torch"
+    ]
+
+
+@pytest.mark.slow
+def test_hosts_are_asked_too(cpulaunch: Run) -> None:
+    done = cpulaunch("env", "--hosts", "localhost")
+    assert done.returncode == 0, done.stderr
+    assert "✓  localhost" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--no-such"], ["word"], ["-f", "no-such-file"]])
+def test_misuse(cpulaunch: Run, words: list[str]) -> None:
+    done = cpulaunch("env", *words)
+    assert done.returncode == 2
+    assert "cpulaunch: error: " in done.stderr
