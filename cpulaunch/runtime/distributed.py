@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket, HashStore
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from cpulaunch.ccl import installed
 from cpulaunch.errors import UsageError
+from cpulaunch.runtime import hooks
 from cpulaunch.runtime.planned import planned
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -104,38 +105,11 @@ def data_parallel(
         static_graph=static_graph,
     )
     if compress:
-        wrapped.register_comm_hook(None, average_in_bf16)
+        wrapped.register_comm_hook(None, hooks.average_in_bf16)
     elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
         # Two addends are rounded once whatever they are summed in, more are not.
-        wrapped.register_comm_hook(None, average_in_fp32)
+        wrapped.register_comm_hook(None, hooks.average_in_fp32)
     return wrapped
-
-
-def average_in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook: gradients travel, and are summed, in bf16.
-
-    As torch's ``bf16_compress_hook``, which DDP refuses on CPUs by its name.
-    """
-    return _average(bucket, torch.bfloat16)
-
-
-def average_in_fp32(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook: gradients are summed in fp32, also those of bf16 parameters."""
-    return _average(bucket, torch.float32)
-
-
-def _average(bucket: GradBucket, dtype: torch.dtype) -> torch.futures.Future[torch.Tensor]:
-    own = bucket.buffer()
-    sent = own.to(dtype).div_(dist.get_world_size())
-    work = dist.all_reduce(sent, async_op=True)
-    assert work is not None
-
-    def received(future: Any) -> torch.Tensor:
-        own.copy_(future.value()[0])
-        return own
-
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(received)
-    return averaged
 
 
 def broadcast(model: nn.Module) -> None:

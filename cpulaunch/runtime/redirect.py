@@ -140,6 +140,25 @@ def _change_accelerate(module: ModuleType, plan: Planned) -> None:
             self.backend = distributed.get_backend()
 
     module.PartialState.__init__ = __init__
+    _let_fsdp_run_on_cpus(module)
+
+
+def _let_fsdp_run_on_cpus(module: ModuleType) -> None:
+    """accelerate 1.15 takes FSDP for granted on GPUs, and on CPUs trains with DDP in its place, silently."""
+    original = module.AcceleratorState.__init__
+    kinds = module.DistributedType
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is None or self.distributed_type != kinds.MULTI_CPU:
+            return
+        if self._mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self._mixed_precision)
+        self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = module.PartialState._shared_state["distributed_type"] = kinds.FSDP
+
+    module.AcceleratorState.__init__ = __init__
 
 
 def _change_transformers(module: ModuleType) -> None:
