@@ -34,7 +34,7 @@ class Classifier(torch.nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.body = AutoModel.from_pretrained(path)
+        self.body = AutoModel.from_pretrained(path, add_pooling_layer=False)
         self.head = torch.nn.Linear(self.body.config.hidden_size, len(MODULES))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ def _tell(said: str | None, plan: Planned) -> None:
     changes = []
     if said != plan.backend:
         changes.append(f"backend {said or '(none named)'} -> {plan.backend}")
-    if "accelerate.state" in sys.modules:
+    if _accelerate_starts:
         precision = _mixed_precision(plan)
         changes.append(f"accelerate on the CPU, in {_WORDS[precision]} where the script names no precision")
     if changes:
@@ -82,6 +82,7 @@ def _tell(said: str | None, plan: Planned) -> None:
 
 
 _told: list[str] = []
+_accelerate_starts: list[bool] = []  # not empty while accelerate makes its group
 _WORDS = {"bf16": "bf16", "no": "fp32"}
 
 
@@ -135,7 +136,11 @@ def _change_accelerate(module: ModuleType, plan: Planned) -> None:
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
         if kwargs.get("backend") in REPLACED:
             kwargs.pop("backend", None)
-        original(self, True, **kwargs)
+        _accelerate_starts.append(True)
+        try:
+            original(self, True, **kwargs)
+        finally:
+            _accelerate_starts.pop()
         if self.backend is not None and distributed.is_initialized():
             self.backend = distributed.get_backend()
 

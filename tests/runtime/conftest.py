@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,8 +28,9 @@ class Job:
 
     def ours(self) -> list[str]:
         """Our lines, without the launcher's."""
-        lines = [line.partition("] cpulaunch: ") for line in self.said.splitlines()]
-        return [text for _, found, text in lines if found]
+        ranks = len(self.results)
+        mark = "] cpulaunch: " if ranks > 1 else "cpulaunch: "
+        return [line.partition(mark)[2] for line in self.said.splitlines() if mark in line]
 
 
 Start = Callable[..., Job]
@@ -44,10 +46,9 @@ def _start(python: Path, directory: Path) -> Start:
         assert done.returncode == 0, done.stderr
         found = {}
         for line in done.stdout.splitlines():
-            prefix, _, rest = line.partition("] ")
-            if rest.startswith("{"):
-                found[int(prefix[1:])] = json.loads(rest)
-        assert sorted(found) == list(range(ranks)) or rest.startswith("{'"), done.stdout
+            if returned := re.fullmatch(r"(?:\[(\d+)\] )?(\{.*\})", line):  # one rank alone has no prefix
+                found[int(returned[1] or 0)] = json.loads(returned[2])
+        assert sorted(found) == list(range(ranks)), done.stdout
         return Job([found[rank] for rank in sorted(found)], done.stderr)
 
     return start

@@ -19,7 +19,7 @@ def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, model: 
     for ranks in (2, 3):
         for result in job(ranks, "train", model, "50", "24", options=options).results:
             assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-    assert alone["losses"][0] - alone["losses"][-1] > 0.001 or model == "bert"  # it does move
+    assert alone["losses"][-1] < alone["losses"][0]
 
 
 def test_accumulated_batches_are_one_batch(job: Start) -> None:
