@@ -25,8 +25,12 @@ def optimize(model: nn.Module, optimizer: Optimizer) -> nn.Module:
     A model that is a single layer comes back as another object.
     """
     import intel_extension_for_pytorch as ipex
+    from intel_extension_for_pytorch.nn.utils._parameter_wrapper import ParameterWrapper
     from intel_extension_for_pytorch.optim import _optimizer_utils as table
 
+    if ParameterWrapper.load is not _load:
+        _load.otherwise = ParameterWrapper.load  # type: ignore[attr-defined]
+        ParameterWrapper.load = _load
     # IPEX looks here for the optimizers whose weights it splits, and for their steps.
     table.OPTIMIZER_FUSED_STEP_MAPPING_CPU[AdamW] = adamw_step
     if AdamW not in table.IPEX_FUSED_OPTIMIZER_LIST_CPU:
@@ -49,6 +53,28 @@ def optimize(model: nn.Module, optimizer: Optimizer) -> nn.Module:
             group["fused"] = False  # torch's own
     _restore_hooks(optimizer)
     return model
+
+
+def _load(self: Any, module: nn.Module, weights: torch.Tensor) -> None:
+    """Load split weights into the memory where they are: what IPEX's ``ParameterWrapper.load`` is for.
+
+    IPEX 2.8.0 makes a packed weight anew; convolutions then compute with memory that is nobody's any more.
+    """
+    if not self.split:
+        _load.otherwise(self, module, weights)  # type: ignore[attr-defined]
+        return
+    top, bottom = torch.ops.torch_ipex.split_float_bfloat16(weights.detach().float().contiguous())
+    if self.op_ctx is not None and weights.dim() > 1:  # packed, which biases are not
+        if self.weight_channels_last:
+            top, bottom = (half.contiguous(memory_format=_channels_last(half)) for half in (top, bottom))
+        top, bottom = self.op_ctx.pack(top), self.op_ctx.pack(bottom)
+    self.parameter.data.copy_(top)
+    self.parameter_trail.copy_(bottom)
+
+
+def _channels_last(weights: torch.Tensor) -> torch.memory_format:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return formats.get(weights.dim(), torch.contiguous_format)
 
 
 def _restore_hooks(optimizer: Optimizer) -> None:

@@ -46,7 +46,9 @@ def _start(python: Path, directory: Path) -> Start:
         assert done.returncode == 0, done.stderr
         found = {}
         for line in done.stdout.splitlines():
-            if returned := re.fullmatch(r"(?:\[(\d+)\] )?(\{.*\})", line):  # one rank alone has no prefix
+            if returned := re.fullmatch(
+                r"(?:\[(\d+)\] )?RESULT (\{.*\})", line
+            ):  # one rank alone has no prefix
                 found[int(returned[1] or 0)] = json.loads(returned[2])
         assert sorted(found) == list(range(ranks)), done.stdout
         return Job([found[rank] for rank in sorted(found)], done.stderr)

@@ -1,6 +1,6 @@
 """What the ranks of the tests do.  Each function is a rank's program, started as ``programs.py NAME ARGS``.
 
-Its result goes to stdout as one line of JSON, from every rank.
+Its result goes to stdout as ``RESULT`` and JSON in one line, from every rank.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ def adamw(steps: str) -> dict:
                 other.grad = gradient.to(other.dtype)
                 attribute = ours.params_attr[mine]
                 packed = (
-                    attribute.op_ctx.pack(gradient) if attribute.op_ctx and gradient.dim() == 2 else gradient
+                    attribute.op_ctx.pack(gradient)
+                    if attribute.op_ctx is not None and gradient.dim() == 2
+                    else gradient
                 )
                 mine.grad = packed.to(mine.dtype)
             ours.step()
@@ -328,4 +330,4 @@ def grouped(*backend: str) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)
+    print("RESULT " + json.dumps(globals()[sys.argv[1]](*sys.argv[2:])), flush=True)
