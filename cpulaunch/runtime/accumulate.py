@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
 
@@ -20,7 +21,7 @@ class Step:
     """The batches of one step of the optimizer; ``len(step)`` is how many they are."""
 
     def __init__(self, batches: list[Any], models: tuple[nn.Module, ...]) -> None:
-        self._batches = batches
+        self._batches, self._models = batches, models
         self._parallel = [model for model in models if isinstance(model, DistributedDataParallel)]
         self._taken = 0
         self._done = 0
@@ -55,6 +56,10 @@ class Step:
     @property
     def complete(self) -> bool:
         return self._done == len(self)
+
+    def concerns(self, optimizer: Optimizer) -> bool:
+        own = {parameter for model in self._models for parameter in model.parameters()}
+        return any(parameter in own for group in optimizer.param_groups for parameter in group["params"])
 
     def _synchronise(self, wanted: bool) -> None:
         for model in self._parallel:
@@ -102,10 +107,10 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
         step._close()
 
 
-def check_complete() -> None:
-    """Raise UsageError where a step is under way whose gradients are not complete."""
+def check_complete(optimizer: Optimizer) -> None:
+    """Raise UsageError where a step is under way whose gradients, for ``optimizer``, are not complete."""
     for step in _open:
-        if not step.complete:
+        if not step.complete and step.concerns(optimizer):
             raise UsageError(
                 f"the optimizer stepped after {step._done} of {len(step)} batches of a step of accumulate: "
                 "step after the loop over its batches"

@@ -95,6 +95,8 @@ def prepare(
         elif isinstance(thing, nn.Module) and not isinstance(thing, DistributedDataParallel):
             if not any(parameter.requires_grad for parameter in result.parameters()):
                 say(f"{type(thing).__name__} has nothing to train: it is left without data parallelism")
+                if distributed.world_size() > 1:
+                    distributed.broadcast(result)
             elif distributed.world_size() > 1:
                 result = distributed.data_parallel(
                     result,
@@ -188,8 +190,8 @@ def _watch(optimizer: Optimizer) -> None:
         say(f"{type(optimizer).__name__} has nothing to train: none of its parameters wants a gradient")
     stepped: list[bool] = []
 
-    def before(*_: Any) -> None:
-        check_complete()
+    def before(self: Optimizer, *_: Any) -> None:
+        check_complete(self)
         if not stepped:
             stepped.append(True)
 

@@ -19,15 +19,14 @@ def test_adamw_on_split_weights_is_torchs(intel_job: Start) -> None:
 
 
 def test_it_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(intel_job: Start) -> None:
-    (exact,) = intel_job(1, "train", "bert", "50", "24", options=("--precision", "fp32")).results
-    for ranks in (2, 3):  # three sum bf16 gradients in fp32
-        done = intel_job(ranks, "train", "bert", "50", "24", "0", options=IPEX)
+    (exact,) = intel_job(1, "train", "bert", "100", "24", options=("--precision", "fp32")).results
+    for ranks, steps in ((2, 100), (3, 20)):  # three sum bf16 gradients in fp32
+        done = intel_job(ranks, "train", "bert", str(steps), "24", "rank", options=IPEX)
         assert [line for line in done.ours() if "engine ipex: as asked, IPEX 2.8.0" in line]
         for result in done.results:
             assert result["backend"] == "ccl"
-            assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)
-        apart = intel_job(ranks, "train", "bert", "100", "24", "rank", options=IPEX).results
-        assert len({result["digest"] for result in apart}) == 1
+            assert result["losses"][:50] == pytest.approx(exact["losses"][: min(steps, 50)], abs=BF16_LOSS)
+        assert len({result["digest"] for result in done.results}) == 1
 
 
 def test_digits_are_learnt(intel_job: Start) -> None:

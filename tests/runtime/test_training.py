@@ -16,9 +16,9 @@ BF16_LOSS = 0.02
 def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, model: str) -> None:
     options = ("--precision", "fp32")
     (alone,) = job(1, "train", model, "50", "24", options=options).results
-    for ranks in (2, 3):
-        for result in job(ranks, "train", model, "50", "24", options=options).results:
-            assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    ranks = 2 if model == "bert" else 3
+    for result in job(ranks, "train", model, "50", "24", options=options).results:
+        assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert alone["losses"][-1] < alone["losses"][0]
 
 
@@ -31,13 +31,13 @@ def test_accumulated_batches_are_one_batch(job: Start) -> None:
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
 def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(job: Start, backend: str) -> None:
-    (exact,) = job(1, "train", "bert", "50", "16", options=("--precision", "fp32")).results
+    (exact,) = job(1, "train", "bert", "100", "16", options=("--precision", "fp32")).results
     options = ("--engine", "native", "--backend", backend)
-    for result in job(2, "train", "bert", "50", "16", options=options).results:
-        assert result["backend"] == backend
-        assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)
-        assert result["losses"] != exact["losses"]
     first, second = job(2, "train", "bert", "100", "16", "rank", options=options).results
+    for result in (first, second):
+        assert result["backend"] == backend
+        assert result["losses"][:50] == pytest.approx(exact["losses"][:50], abs=BF16_LOSS)
+        assert result["losses"] != exact["losses"]
     assert first["digest"] == second["digest"]
 
 
@@ -56,11 +56,13 @@ def test_ddp_by_settings(job: Start, settings: str) -> None:
 
 
 def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
-    """Compressed and compiled by options of `run`; both show in the result, as they change its last bits."""
-    plain, _ = job(2, "train", "mlp", "20", "24", options=("--precision", "fp32")).results
+    """Compression, asked for by an option of `run`, shows in the result."""
     options = ("--precision", "fp32", "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
-    first, second = job(2, "train", "mlp", "20", "24", options=options).results
-    assert first["digest"] == second["digest"] != plain["digest"]
+    by_plan, _ = job(2, "train", "mlp", "20", "24", options=options).results
+    settings = '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'
+    by_call, _ = job(2, "train", "mlp", "20", "24", "0", "1", settings, options=options[:2]).results
+    plain, _ = job(2, "train", "mlp", "20", "24", options=options[:2]).results
+    assert by_plan["digest"] == by_call["digest"] != plain["digest"]
 
 
 def test_compiled_models_train_alike_and_keep_their_names(job: Start) -> None:
