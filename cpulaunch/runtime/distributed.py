@@ -119,7 +119,7 @@ def broadcast(model: nn.Module) -> None:
             # oneCCL wants plain memory; weights in channels_last are dense, but not in order.
             plain = tensor.detach().contiguous()
             dist.broadcast(plain, 0)
-            if plain is not tensor:
+            if not tensor.is_contiguous():
                 tensor.copy_(plain)
 
 

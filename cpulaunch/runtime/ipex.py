@@ -35,8 +35,8 @@ def optimize(model: nn.Module, optimizer: Optimizer) -> nn.Module:
     table.OPTIMIZER_FUSED_STEP_MAPPING_CPU[AdamW] = adamw_step
     if AdamW not in table.IPEX_FUSED_OPTIMIZER_LIST_CPU:
         table.IPEX_FUSED_OPTIMIZER_LIST_CPU.append(AdamW)
-    logging.getLogger("IPEX").setLevel(logging.ERROR)  # it warns of parameters that a later release, which
-    # never came, would have dropped
+    # It warns of two parameters that a later release would have dropped; 2.8 is the last one.
+    logging.getLogger("IPEX").setLevel(logging.ERROR)
     training = model.training
     model.train()
     model, _ = ipex.optimize(

@@ -229,6 +229,11 @@ def misuse(what: str) -> dict:
             model.requires_grad_(False)
             ready = cpulaunch.prepare(model)
             return {"error": "", "same": ready is model}
+        elif what == "weighted sampler":
+            sampler = torch.utils.data.WeightedRandomSampler([1.0] * 4, 4)
+            cpulaunch.prepare(DataLoader(TensorDataset(torch.arange(4)), sampler=sampler))
+        elif what == "no model":
+            cpulaunch.prepare([model], optimizer)
         elif what == "never steps":
             cpulaunch.prepare(model, optimizer)
         elif what == "no autocast":
@@ -256,6 +261,11 @@ def misuse(what: str) -> dict:
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"error": ""}
+
+
+def refused(*kinds: str) -> dict:
+    """The errors of several misuses, one after the other."""
+    return {what: misuse(what)["error"] for what in kinds}
 
 
 def trainer(options: str, model: str = "bert") -> dict:
