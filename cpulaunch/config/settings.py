@@ -286,7 +286,7 @@ _TABLE = (
         "who does bf16: IPEX, or PyTorch itself",
         ("--engine",),
         ask=Ask(
-            8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: the faster one here."
+            8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: by what was measured."
         ),
     ),
     Setting("training.compile", Switch(), False, "torch.compile the models of prepare", ("--compile",)),
