@@ -1,6 +1,67 @@
 """cpulaunch: run PyTorch training on CPU clusters.
 
-Importing this package is cheap and never imports torch: the launcher and the keeper depend on it.
+In a training script::
+
+    import cpulaunch
+
+    cpulaunch.init()
+    model, optimizer, loader = cpulaunch.prepare(model, optimizer, loader)
+    for x, y in loader:
+        with cpulaunch.autocast():
+            loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+Importing this package is cheap and imports no torch, as the launcher and the keeper depend on it: the names
+below are imported when they are first used.
 """
 
+from __future__ import annotations
+
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cpulaunch.runtime.accumulate import accumulate
+    from cpulaunch.runtime.distributed import init, is_main, rank, unwrap, world_size
+    from cpulaunch.runtime.precision import autocast
+    from cpulaunch.runtime.prepare import prepare
+
+__all__ = [
+    "accumulate",
+    "autocast",
+    "init",
+    "is_main",
+    "prepare",
+    "rank",
+    "unwrap",
+    "world_size",
+]
+
+_HOMES = {
+    "accumulate": "accumulate",
+    "autocast": "precision",
+    "init": "distributed",
+    "is_main": "distributed",
+    "prepare": "prepare",
+    "rank": "distributed",
+    "unwrap": "distributed",
+    "world_size": "distributed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"cpulaunch.runtime.{_HOMES[name]}"), name)
+    globals().setdefault(name, value)  # `rank` may be the package of that name, which calls this
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

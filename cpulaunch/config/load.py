@@ -23,8 +23,13 @@ DEFAULT = "default"
 # Ours, but no settings: which file to read, and what a job tells its ranks (a job may start a job).
 _OUR_OTHER_VARIABLES = {
     "CPULAUNCH_CONFIG",
+    "CPULAUNCH_AS_WRITTEN",
     "CPULAUNCH_BACKEND",
+    "CPULAUNCH_BUCKET_MB",
+    "CPULAUNCH_COMPILE",
+    "CPULAUNCH_COMPRESS_GRADIENTS",
     "CPULAUNCH_CONTROL",
+    "CPULAUNCH_ENGINE",
     "CPULAUNCH_JOB_ID",
     "CPULAUNCH_LAUNCHER",
     "CPULAUNCH_LOCAL_RANK",
@@ -35,6 +40,7 @@ _OUR_OTHER_VARIABLES = {
     "CPULAUNCH_RESTART_COUNT",
     "CPULAUNCH_SEATING",
     "CPULAUNCH_SIZE",
+    "CPULAUNCH_STATIC_GRAPH",
     "CPULAUNCH_TOKEN",
 }
 

@@ -283,19 +283,17 @@ _TABLE = (
         "auto",
         "who does bf16: IPEX, or PyTorch itself",
         ("--engine",),
-        built=("auto", "native"),
         ask=Ask(
-            8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: the faster one here."
+            8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: by what was measured."
         ),
     ),
-    Setting("training.compile", Switch(), False, "torch.compile the model", ("--compile",), built=(False,)),
+    Setting("training.compile", Switch(), False, "torch.compile the models of prepare", ("--compile",)),
     Setting(
         "training.compress_gradients",
         Choice("none", "bf16"),
         "none",
         "precision of gradients on the wire",
         ("--compress-gradients",),
-        built=("none",),
     ),
     Setting(
         "training.bucket_mb",
@@ -303,7 +301,20 @@ _TABLE = (
         "auto",
         "size of DDP's gradient buckets, MB",
         ("--bucket-mb",),
-        built=("auto",),
+    ),
+    Setting(
+        "training.static_graph",
+        Switch(),
+        False,
+        "tell DDP that every step uses the same parameters in the same way",
+        ("--static-graph",),
+    ),
+    Setting(
+        "training.as_written",
+        Switch(),
+        False,
+        "run scripts as they are written: don't turn their backend and precision into the planned ones",
+        ("--as-written",),
     ),
     Setting(
         "watch.heartbeat_timeout",

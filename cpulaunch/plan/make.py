@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         **shared,
         "CPULAUNCH_BACKEND": backend,
         "CPULAUNCH_PRECISION": precision,
+        **_training(config),
         **config["env"],
         "MASTER_ADDR": master_addr,
     }
@@ -444,6 +445,28 @@ def _precision(config: Config, facts: Facts, notes: list[str]) -> str:
             return "fp32"
         notes.append("bf16 is slow here: this CPU has no instructions for it")
     return chosen
+
+
+def _training(config: Config) -> dict[str, str]:
+    """What else the ranks are told of training: the settings that are not at their defaults."""
+    values: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "CPULAUNCH_ENGINE": ("training.engine", str),
+        "CPULAUNCH_COMPILE": ("training.compile", _as_digit),
+        "CPULAUNCH_COMPRESS_GRADIENTS": ("training.compress_gradients", str),
+        "CPULAUNCH_BUCKET_MB": ("training.bucket_mb", str),
+        "CPULAUNCH_STATIC_GRAPH": ("training.static_graph", _as_digit),
+        "CPULAUNCH_AS_WRITTEN": ("training.as_written", _as_digit),
+    }
+    return {
+        name: text(config[key])
+        for name, (key, text) in values.items()
+        # One that is in the environment is of a job that we are in.
+        if config[key] != SETTINGS[key].default or name in config.environ
+    }
+
+
+def _as_digit(switch: bool) -> str:
+    return str(int(switch))
 
 
 def _checked_forward(config: Config) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
     [
         (["--defaults", "--set", "ccl.workers=2"], "unknown setting 'ccl.workers'; did you mean"),
         (["--defaults", "--set", "ccl.worker_count=two"], "--set ccl.worker_count: 'two' does not fit"),
-        (["--defaults", "--set", "training.compile=true"], "not built yet"),
+        (["--defaults", "--set", "training.backend=mpi"], "not built yet"),
         (["--defaults", "--config-file", "."], ". is a directory"),
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
         (["--default"], "unknown option --default; did you mean '--defaults'?"),

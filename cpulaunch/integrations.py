@@ -1,0 +1,68 @@
+"""IPEX for scripts that leave training to a library, by one line."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cpulaunch.errors import UsageError
+from cpulaunch.runtime import distributed, ipex
+from cpulaunch.runtime.precision import ipex_problem, ipex_version
+from cpulaunch.runtime.say import say
+
+T = TypeVar("T")
+
+
+def use_ipex(target: T) -> T:
+    """Let accelerate's ``Accelerator``, or a ``Trainer`` of transformers, train with IPEX in bf16::
+
+        trainer = cpulaunch.integrations.use_ipex(Trainer(…))
+
+    This is what ``TrainingArguments(use_ipex=True, bf16=True)`` gave before transformers 5. The weights of
+    a model are split into bf16 and the missing bits before DDP sees them, together with its optimizer, and
+    AdamW has its fused step. Returns ``target``. Where IPEX can't be used, a line says why, and ``target``
+    trains as before. UsageError for other objects, and where the precision is not bf16.
+    """
+    accelerator: Any = getattr(target, "accelerator", target)
+    if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
+        raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
+    if problem := ipex_problem(ipex_version(), torch.__version__):
+        say(f"training goes on without IPEX: {problem}")
+        return target
+    if getattr(accelerator.state, "fsdp_plugin", None) is not None:
+        say("training goes on without IPEX: it doesn't go together with FSDP")
+        return target
+    if accelerator.mixed_precision != "bf16":
+        raise UsageError(
+            f"use_ipex trains in bf16, but the precision is {accelerator.mixed_precision}: say "
+            "Accelerator(mixed_precision='bf16') or TrainingArguments(bf16=True)"
+        )
+    original = accelerator.prepare
+
+    @functools.wraps(original)
+    def prepare(*objects: Any, **options: Any) -> Any:
+        return original(*_optimized(objects), **options)
+
+    accelerator.prepare = prepare
+    return target
+
+
+def _optimized(objects: tuple[Any, ...]) -> list[Any]:
+    """``objects``, their one model and one optimizer made ready for IPEX."""
+    models = [thing for thing in objects if isinstance(thing, nn.Module)]
+    optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
+    if not models:
+        return list(objects)
+    if len(models) != 1 or len(optimizers) != 1 or type(optimizers[0]) not in ipex.FUSED:
+        names = ", ".join(kind.__name__ for kind in ipex.FUSED)
+        found = ", ".join(type(thing).__name__ for thing in (*models, *optimizers))
+        say(f"training goes on without IPEX: it takes one model with one of {names}; here {found}")
+        return list(objects)
+    if distributed.world_size() > 1:
+        distributed.broadcast(models[0])
+    model = ipex.optimize(models[0], optimizers[0])
+    return [model if thing is models[0] else thing for thing in objects]

@@ -1,0 +1,132 @@
+"""Ranks, their process group, and models that are trained by all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+from cpulaunch.ccl import installed
+from cpulaunch.errors import UsageError
+from cpulaunch.runtime import hooks
+from cpulaunch.runtime.planned import planned
+
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+
+
+def init(backend: str | None = None, **options: Any) -> None:
+    """Make the process group of all ranks; does nothing where there is one.
+
+    ``backend``: else the planned one; outside of cpulaunch, ccl where it is built, else gloo.  ``options``
+    go to ``torch.distributed.init_process_group``.  A process that nobody started as a rank (no
+    ``WORLD_SIZE``) gets a group of its own, so that the same script runs alone.
+
+    Raises HostError where ccl is asked for and not built, and torch's errors where ranks don't meet.
+    """
+    if dist.is_initialized():
+        return
+    if "WORLD_SIZE" not in os.environ and not {"rank", "world_size", "store", "init_method"} & set(options):
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        return
+    dist.init_process_group(backend or planned().backend or _fastest_backend(), **options)
+
+
+def _fastest_backend() -> str:
+    return "ccl" if installed.state().problem is None else "gloo"
+
+
+def rank() -> int:
+    """This process's rank, from 0; 0 where there is only this process."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """The number of ranks; 1 where there is only this process."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is rank 0, which prints and saves."""
+    return rank() == 0
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model as it was before it was wrapped: its state dict has no prefixes."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return getattr(model, "_orig_mod", model)  # of torch.compile(model)
+
+
+class DataParallel(DistributedDataParallel):
+    """torch's DistributedDataParallel, which names the parameters that got no gradient."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if _UNFINISHED not in str(error):
+                raise
+            raise UsageError(self._unused(str(error))) from error
+
+    def _unused(self, message: str) -> str:
+        names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
+        indices = [int(word) for word in found[1].split()] if found else []
+        unused = [names[index] for index in indices if index < len(names)]
+        shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        return (
+            f"{len(unused) or 'some'} parameters got no gradient in the last step on rank {rank()}"
+            f"{': ' + shown if shown else ''}. Leave them out of the model, freeze them with "
+            "requires_grad_(False), or call prepare(…, find_unused_parameters=True), which costs a walk "
+            "through the graph in each step"
+        )
+
+
+def data_parallel(
+    model: nn.Module,
+    *,
+    find_unused_parameters: bool,
+    static_graph: bool,
+    bucket_mb: int | None,
+    compress: bool,
+) -> DataParallel:
+    """``model``, whose gradients are averaged over all ranks in each backward pass."""
+    wrapped = DataParallel(
+        model,
+        bucket_cap_mb=bucket_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,  # no copy of gradients into buckets
+        static_graph=static_graph,
+    )
+    if compress:
+        wrapped.register_comm_hook(None, hooks.average_in_bf16)
+    elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
+        # Two addends are rounded once whatever they are summed in, more are not.
+        wrapped.register_comm_hook(None, hooks.average_in_fp32)
+    return wrapped
+
+
+def broadcast(model: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers."""
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            # oneCCL wants plain memory; weights in channels_last are dense, but not in order.
+            plain = tensor.detach().contiguous()
+            dist.broadcast(plain, 0)
+            if not tensor.is_contiguous():
+                tensor.copy_(plain)
+
+
+def broadcast_number(number: int) -> int:
+    """Rank 0's number."""
+    if world_size() == 1:
+        return number
+    tensor = torch.tensor([number], dtype=torch.int64)
+    dist.broadcast(tensor, 0)
+    return int(tensor.item())

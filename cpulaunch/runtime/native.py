@@ -1,0 +1,77 @@
+"""bf16 by torch itself: autocast, fused optimizers, channels_last for convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+FUSED = (Adam, AdamW, SGD, Adagrad)
+"""The optimizers of which torch has a fused step on CPUs."""
+
+_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+def optimize_model(model: nn.Module) -> None:
+    """Put the weights of 2-D convolutions into channels_last, in place; activations follow them."""
+    if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def optimize_optimizer(optimizer: Optimizer) -> None:
+    """Let the optimizer take its fused step, where it has one and the user has not chosen another."""
+    fuse(optimizer)
+    keep_layouts(optimizer)
+
+
+def fuse(optimizer: Optimizer) -> bool:
+    """Switch the fused step on; False where there is none, or it is not ours to choose."""
+    if type(optimizer) not in FUSED:
+        return False
+    if not all(_can_fuse(group) for group in optimizer.param_groups):
+        return False
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    return True
+
+
+def _can_fuse(group: dict[str, Any]) -> bool:
+    chosen = group.get("foreach") is not None or group.get("fused") is not None
+    unlike = group.get("differentiable") or group.get("capturable")
+    return not (chosen or unlike) and all(_plain(parameter) for parameter in group["params"])
+
+
+def _plain(parameter: torch.Tensor) -> bool:
+    dense = parameter.device.type == "cpu" and parameter.is_floating_point() and not parameter.is_sparse
+    return dense and type(parameter.data) is torch.Tensor  # not FSDP2's sharded ones
+
+
+def keep_layouts(optimizer: Optimizer) -> None:
+    """Put states into the layout of their parameters, now and after each ``load_state_dict``.
+
+    The fused steps of torch 2.8 to 2.13 walk through memory and take it for granted that the two are alike.
+    """
+    _match_layouts(optimizer)
+    optimizer.register_load_state_dict_post_hook(_after_loading)
+
+
+def _match_layouts(optimizer: Optimizer) -> None:
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _after_loading(optimizer: Optimizer) -> None:
+    # A checkpoint brings the saver's groups along, and with them its way to step.
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = None
+    fuse(optimizer)
+    _match_layouts(optimizer)

@@ -1,0 +1,71 @@
+"""Running `programs` under `cpulaunch run`, with today's torch and with Intel's stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+LIMIT = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job's ranks returned, in the order of ranks, and what was said on stderr."""
+
+    results: list[Any]
+    said: str
+
+    def ours(self) -> list[str]:
+        """Our lines, without the launcher's."""
+        ranks = len(self.results)
+        mark = "] cpulaunch: " if ranks > 1 else "cpulaunch: "
+        return [line.partition(mark)[2] for line in self.said.splitlines() if mark in line]
+
+
+Start = Callable[..., Job]
+
+
+def _start(python: Path, directory: Path) -> Start:
+    def start(ranks: int, *arguments: str, options: tuple[str, ...] = (), **environment: str) -> Job:
+        command = [python, "-m", "cpulaunch", "run", "-n", str(ranks), "--oversubscribe", *options, PROGRAMS]
+        done = subprocess.run(
+            [*map(str, command), *arguments], cwd=directory, env=clean_environment(HF_HUB_OFFLINE="1", **environment),
+            capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = {}
+        for line in done.stdout.splitlines():
+            if returned := re.fullmatch(
+                r"(?:\[(\d+)\] )?RESULT (\{.*\})", line
+            ):  # one rank alone has no prefix
+                found[int(returned[1] or 0)] = json.loads(returned[2])
+        assert sorted(found) == list(range(ranks)), done.stdout
+        return Job([found[rank] for rank in sorted(found)], done.stderr)
+
+    return start
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Start:
+    """Run a function of `programs` on N ranks."""
+    return _start(Path(sys.executable), tmp_path)
+
+
+@pytest.fixture
+def intel_job(tmp_path: Path) -> Start:
+    """The same with torch 2.8 and IPEX 2.8."""
+    binaries = os.environ.get("CPULAUNCH_TEST_INTEL")
+    if not binaries:
+        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
+    return _start(Path(binaries) / "python", tmp_path)

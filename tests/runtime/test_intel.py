@@ -1,0 +1,72 @@
+"""Intel's stack for real: torch 2.8 and IPEX 2.8, with the ccl group built for torch 2.8."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.conftest import Start
+from runtime.test_training import BF16_LOSS
+
+pytestmark = pytest.mark.slow
+
+IPEX = ("--engine", "ipex")
+
+
+def test_adamw_on_split_weights_is_torchs(intel_job: Start) -> None:
+    (result,) = intel_job(1, "adamw", "200").results
+    assert result["worst"] < 2**-9  # half of bf16's last bit, relative to a tensor's largest weight
+    assert result["worst"] > 0
+
+
+def test_it_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(intel_job: Start) -> None:
+    (exact,) = intel_job(1, "train", "bert", "100", "24", options=("--precision", "fp32")).results
+    for ranks, steps in ((2, 100), (3, 20)):  # three sum bf16 gradients in fp32
+        done = intel_job(ranks, "train", "bert", str(steps), "24", "rank", options=IPEX)
+        assert [line for line in done.ours() if "engine ipex: as asked, IPEX 2.8.0" in line]
+        for result in done.results:
+            assert result["backend"] == "ccl"
+            assert result["losses"][:50] == pytest.approx(exact["losses"][: min(steps, 50)], abs=BF16_LOSS)
+        assert len({result["digest"] for result in done.results}) == 1
+
+
+def test_digits_are_learnt(intel_job: Start) -> None:
+    assert all(result["accuracy"] >= 97 for result in intel_job(2, "digits", "12", options=IPEX).results)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["ipex to native", "native to ipex"])
+def test_checkpoints_are_full_precision_and_load_under_either_engine(
+    intel_job: Start, tmp_path, back
+) -> None:
+    engines = [IPEX, ("--engine", "native")]
+    first, second = engines[::-1] if back else engines
+    path = str(tmp_path / "checkpoint.pt")
+    (through,) = intel_job(1, "checkpoint", "both", path, options=second).results
+    (saved,) = intel_job(1, "checkpoint", "save", path, options=first).results
+    assert saved["kinds"] == ["torch.float32"]
+    (loaded,) = intel_job(1, "checkpoint", "load", path, options=second).results
+    assert loaded["losses"] == pytest.approx(through["losses"], abs=0.05)
+
+
+def test_an_optimizer_that_it_cannot_fuse_trains_natively(intel_job: Start) -> None:
+    done = intel_job(2, "misuse", "unfusable", options=IPEX)
+    assert [result["error"] for result in done.results] == ["", ""]
+    expected = "Sequential gets the engine native: IPEX has no fused step for RMSprop; it has for Adam, AdamW"
+    assert [line for line in done.ours() if line.startswith(expected)]
+
+
+def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
+    for result in intel_job(2, "trainer", "{}", TEST_USE_IPEX="1").results:
+        assert result["kinds"] == ["_IPEXLinear"]
+        assert result["weights"] == ["torch.float32"]
+        assert result["predictions"] == [32, 5]
+        assert result["backend"] == "ccl"
+
+
+def test_without_ipex_the_one_line_says_why_and_training_goes_on(job: Start) -> None:
+    done = job(2, "trainer", "{}", TEST_USE_IPEX="1")
+    assert all(result["kinds"] == [] for result in done.results)
+    assert [
+        line
+        for line in done.ours()
+        if line.startswith("training goes on without IPEX: IPEX is not installed")
+    ]

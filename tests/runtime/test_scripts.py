@@ -1,0 +1,71 @@
+"""Scripts that know nothing of cpulaunch run on what was planned; and don't, where that is switched off."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.conftest import Start
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("said", [(), ("gloo",), ("mpi",), ("ccl",)])
+def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
+    done = job(2, "grouped", *said)
+    assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
+    lines = [line for line in done.ours() if "overridden" in line]
+    assert len(lines) == (said != ("ccl",))
+    if lines:
+        assert f"backend {said[0] if said else '(none named)'} -> ccl" in lines[0]
+
+
+def test_a_switch_leaves_scripts_as_they_are_written(job: Start) -> None:
+    done = job(2, "grouped", "gloo", options=("--as-written",))
+    assert [result["backend"] for result in done.results] == ["gloo", "gloo"]
+    assert not done.ours()
+
+
+def test_other_backends_are_not_touched(job: Start) -> None:
+    done = job(2, "grouped", "gloo", options=("--backend", "gloo"))
+    assert [result["backend"] for result in done.results] == ["gloo", "gloo"]
+    assert not [line for line in done.ours() if "overridden" in line]
+
+
+@pytest.mark.parametrize("options", ["{}", '{"cpu": true}'])
+def test_an_accelerator(job: Start, options: str) -> None:
+    done = job(2, "accelerated", options, options=("--precision", "bf16"))
+    first, second = done.results
+    assert first == second  # began with unlike weights
+    assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "ccl", 2, 4)
+    assert first["kinds"] == ["torch.bfloat16"]
+    assert len([line for line in done.ours() if "overridden" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "planned", "kinds"),
+    [('{"cpu": true}', "fp32", "float32"), ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32")],
+)
+def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:
+    for result in job(2, "accelerated", said, options=("--precision", planned)).results:
+        assert result["kinds"] == [f"torch.{kinds}"]
+
+
+@pytest.mark.parametrize(
+    "options", ["{}", '{"bf16": true, "ddp_backend": "gloo"}', '{"use_cpu": true, "ddp_backend": "ccl"}']
+)
+def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> None:
+    done = job(2, "trainer", options, options=("--precision", "bf16"))
+    for result in done.results:
+        assert (result["backend"], result["size"], result["precision"]) == ("ccl", 2, "bf16")
+        assert result["threads"]
+        assert result["fused"]
+        assert result["predictions"] == [32, 5]
+        assert result["loss"] == done.results[0]["loss"]
+    assert len([line for line in done.ours() if "overridden" in line]) == 1
+
+
+def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:
+    for result in job(2, "trainer", '{"fsdp": "full_shard"}', "llama").results:
+        assert result["backend"] == "ccl"
+        assert result["sharded"] >= 18  # the layers'; after a forward pass, the last ones are whole
+        assert result["predictions"] == [32, 12, 50]

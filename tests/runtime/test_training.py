@@ -1,0 +1,140 @@
+"""Training by ``prepare`` on real ranks: what it computes, not how fast."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.conftest import Start
+
+pytestmark = pytest.mark.slow
+
+BF16_LOSS = 0.02
+"""How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
+
+
+@pytest.mark.parametrize("model", ["mlp", "bert"])
+def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, model: str) -> None:
+    options = ("--precision", "fp32")
+    (alone,) = job(1, "train", model, "50", "24", options=options).results
+    ranks = 2 if model == "bert" else 3
+    for result in job(ranks, "train", model, "50", "24", options=options).results:
+        assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert alone["losses"][-1] < alone["losses"][0]
+
+
+def test_accumulated_batches_are_one_batch(job: Start) -> None:
+    options = ("--precision", "fp32")
+    (alone,) = job(1, "train", "mlp", "50", "24", options=options).results
+    for result in job(2, "train", "mlp", "50", "24", "0", "3", options=options).results:
+        assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(job: Start, backend: str) -> None:
+    (exact,) = job(1, "train", "bert", "100", "16", options=("--precision", "fp32")).results
+    options = ("--engine", "native", "--backend", backend)
+    first, second = job(2, "train", "bert", "100", "16", "rank", options=options).results
+    for result in (first, second):
+        assert result["backend"] == backend
+        assert result["losses"][:50] == pytest.approx(exact["losses"][:50], abs=BF16_LOSS)
+        assert result["losses"] != exact["losses"]
+    assert first["digest"] == second["digest"]
+
+
+@pytest.mark.parametrize(
+    "settings", ['{"compress_gradients": "bf16"}', '{"static_graph": true, "bucket_mb": 1}']
+)
+def test_ddp_by_settings(job: Start, settings: str) -> None:
+    options = ("--precision", "fp32")
+    (alone,) = job(1, "train", "mlp", "50", "24", options=options).results
+    first, second = job(2, "train", "mlp", "50", "24", "0", "1", settings, options=options).results
+    assert first["digest"] == second["digest"]
+    compressed = "compress" in settings
+    assert first["losses"] == pytest.approx(alone["losses"], abs=BF16_LOSS if compressed else 1e-5)
+    if compressed:  # and it was
+        assert first["losses"] != pytest.approx(alone["losses"], abs=1e-7)
+
+
+def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
+    """Compression, asked for by an option of `run`, shows in the result."""
+    options = ("--precision", "fp32", "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
+    by_plan, _ = job(2, "train", "mlp", "20", "24", options=options).results
+    settings = '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'
+    by_call, _ = job(2, "train", "mlp", "20", "24", "0", "1", settings, options=options[:2]).results
+    plain, _ = job(2, "train", "mlp", "20", "24", options=options[:2]).results
+    assert by_plan["digest"] == by_call["digest"] != plain["digest"]
+
+
+def test_compiled_models_train_alike_and_keep_their_names(job: Start) -> None:
+    options = ("--precision", "fp32")
+    plain, _ = job(2, "train", "mlp", "10", "24", options=options).results
+    first, second = job(2, "train", "mlp", "10", "24", options=(*options, "--compile")).results
+    assert first["digest"] == second["digest"]
+    assert first["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [("--engine", "native"), ("--precision", "fp32")])
+def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
+    done = job(2, "digits", "12", options=options)
+    assert all(result["accuracy"] >= 97 for result in done.results)
+    assert [line for line in done.ours() if "engine native" in line]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_prepare_gives_back(job: Start, ranks: int) -> None:
+    results = job(ranks, "prepared").results
+    for rank, result in enumerate(results):
+        assert all(result[name] for name in ("idempotent", "originals", "keys", "channels_last", "fused"))
+        assert result["size"] == ranks
+        assert result["main"] == (rank == 0)
+        assert result["wrapped"] == ("DataParallel" if ranks > 1 else "Sequential")
+        for epoch in (0, 1):
+            shares = [values[epoch] for values in result["epochs"]]
+            assert set().union(*shares) == set(range(21))  # nothing is left out …
+            assert len({len(share) for share in shares}) == 1  # … and all ranks take as many steps
+            assert sum(map(len, shares)) - 21 < ranks  # … on as little twice as can be
+        first, second = (result["epochs"][0][epoch] for epoch in (0, 1))
+        assert first != second  # each epoch in its own order
+
+
+def test_a_checkpoint_goes_on_where_it_was_saved(job: Start, tmp_path) -> None:
+    """Of a model in channels_last, by a fused AdamW, which would mix up states of another layout."""
+    path = str(tmp_path / "checkpoint.pt")
+    options = ("--precision", "fp32")
+    (through,) = job(1, "checkpoint", "both", path, options=options).results
+    (saved,) = job(1, "checkpoint", "save", path, options=options).results
+    assert saved["kinds"] == ["torch.float32"]
+    (loaded,) = job(1, "checkpoint", "load", path, options=options).results
+    assert loaded["losses"] == pytest.approx(through["losses"], abs=1e-5)
+
+
+REFUSED = {
+    "unused": "2 parameters got no gradient in the last step on rank 0: spare.weight, spare.bias.",
+    "plain backward": "1 batches of a step were taken, but step.backward(loss) was called 0 times",
+    "backward twice": "step.backward(loss) was called twice for one batch",
+    "early step": "the optimizer stepped after 1 of 2 batches",
+    "not finished": "the optimizer stepped after 1 of 2 batches",
+    "weighted sampler": "prepare can't divide a data loader with a WeightedRandomSampler of its own",
+    "no model": "prepare takes models, optimizers, learning rate schedulers and data loaders, not list",
+}
+
+
+def test_misuse_is_refused(job: Start) -> None:
+    errors = job(2, "refused", *REFUSED).results[0]
+    assert [
+        what for what, start in REFUSED.items() if not errors[what].startswith(f"UsageError: {start}")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("nothing to train", "Sequential has nothing to train: it is left without data parallelism"),
+        ("never steps", "AdamW was prepared, but never stepped: this script has not trained"),
+        ("no autocast", "Sequential runs outside of `with cpulaunch.autocast():`"),
+    ],
+)
+def test_what_would_not_train_is_said_once(job: Start, what: str, expected: str) -> None:
+    done = job(2, "misuse", what, options=("--engine", "native"))
+    assert [result["error"] for result in done.results] == ["", ""]
+    assert len([line for line in done.ours() if line.startswith(expected)]) == 1
