@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.errors import UsageError
 from cpulaunch.launch.command import Command, shell
 from cpulaunch.plan.plan import Plan, Program
+
+_PYTHON = re.compile(r"python[0-9.]*")
 
 LAST_WORDS = 1.0
 """Seconds that a terminal has to show what is left of an interrupted job."""
@@ -36,6 +39,8 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     words, rest = parser.split(arguments, ends=("-m", "--module"))
     options = parser.parse_args(words)
+    if options.format and not options.dry_run:
+        raise UsageError("--format is for --dry-run", hint="add --dry-run, or leave out --format")
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
@@ -71,7 +76,7 @@ def main(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
-    parser.add_argument("--format", choices=("text", "json", "shell"), default="text", help="of the dry run")
+    parser.add_argument("--format", choices=("text", "json", "shell"), help="of the dry run")
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
     )
@@ -113,6 +118,11 @@ def _program(rest: list[str], no_python: bool) -> Program:
 
 
 def _check_script(path: Path) -> None:
+    if _PYTHON.fullmatch(path.name) and (not path.exists() or os.access(path, os.X_OK)) and not path.is_dir():
+        raise UsageError(
+            f"{path} is no script: cpulaunch runs the script with its own Python",
+            hint=f"leave out {path}: cpulaunch run [OPTIONS] train.py [ARGS…]",
+        )
     try:
         with path.open("rb"):
             return

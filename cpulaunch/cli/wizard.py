@@ -17,7 +17,7 @@ from cpulaunch.cli.outlook import in_short, outlook, seats_of_first_host
 from cpulaunch.cli.places import Places, several
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
-from cpulaunch.config.load import Config, load
+from cpulaunch.config.load import Config, built_so_far, load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -186,7 +186,7 @@ class Wizard:
         except ValueError:
             return f"expected {setting.kind.describe}"
         if setting.built is not None and value not in setting.built:
-            return f"not built yet; today: {', '.join(map(scalar, setting.built))}"
+            return f"not built yet; {built_so_far(setting)}"
         if setting.key == "output.log_dir":
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):

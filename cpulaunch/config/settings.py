@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpulaunch.config.kinds import Choice, Kind, Number, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Kind, Number, Ranks, Switch, Text, Variables, Words
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ _TABLE = (
             "One per NUMA node keeps memory close.  auto: the hostfile's slots, or that.",
         ),
     ),
-    Setting("hosts.nproc", Number(1, "auto"), "auto", "ranks in all, divided evenly over the hosts", ("-n",)),
+    Setting(
+        "hosts.nproc", Number(1, "auto"), "auto", "ranks in all, divided evenly over the hosts", ("-n", "-np")
+    ),
     Setting(
         "hosts.master_addr",
         Text("ADDR"),
@@ -347,9 +349,7 @@ _TABLE = (
             9, "Where do logs go?", "Each job gets a directory in it: plan, command, a log per rank, outcome."
         ),
     ),
-    Setting(
-        "output.tee", Text("RANKS|all|none"), "all", "ranks whose output is shown on the terminal", ("--tee",)
-    ),
+    Setting("output.tee", Ranks(), "all", "ranks whose output is shown on the terminal", ("--tee",)),
     Setting("env", Variables(), {}, "environment variables for the ranks", ("--env",)),
     Setting("forward", Words(), (), "names of variables to hand on to the ranks, wherever they are", ("-x",)),
 )
