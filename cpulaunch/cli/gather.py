@@ -34,15 +34,20 @@ def gather(
         raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
     listed = _named(config)
     if lscpu_file:
+        text = _read(lscpu_file)
         try:
-            topology = Topology.from_lscpu(_read(lscpu_file))
+            topology = Topology.from_lscpu(text)
         except ConfigError as e:
             raise ConfigError(f"{lscpu_file}: {e}", hint=e.hint, part=e.part) from None
-        return Facts(like=HostFacts(topology), listed=listed)
+        return Facts(like=HostFacts(topology), listed=listed, like_what=f"the one in {lscpu_file}")
     if facts_file:
         hosts = read_record(_read(facts_file), str(facts_file))
-        # Recorded hosts are the job's, where no others are named.
-        return Facts(like=next(iter(hosts.values())), listed=listed or tuple(map(Host, hosts)), hosts=hosts)
+        return Facts(
+            like=next(iter(hosts.values())),
+            listed=listed or tuple(map(Host, hosts)),  # the job's, where no others are named
+            hosts=hosts,
+            like_what=f"the first in {facts_file}",
+        )
 
     from cpulaunch.cluster.probe import facts_here, find_mpis, names_here
 
@@ -60,7 +65,7 @@ def gather(
         script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
         files = [str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1])]
         preflight = ask(config, listed, names, program.interpreter, program.directory, files)
-        demand_ready(preflight.reports, "--skip-preflight starts all the same; --exclude leaves hosts out")
+        demand_ready(preflight.reports)
         hosts = {report.host: report.facts for report in preflight.reports if report.facts}
         way_out, free_port = preflight.way_out, preflight.free_port
     return Facts(

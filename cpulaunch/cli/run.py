@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             port = plan.setting("hosts.master_port")
             print(shell(commands, None if port == "auto" else port), end="")
         else:
-            print(plan_as_text(plan, commands, verbose=options.verbose), end="")
+            print(plan_as_text(plan, commands, like=facts.like_what, verbose=options.verbose), end="")
         return 0
     return _run(plan, commands, options.verbose, facts.free_port)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
-from cpulaunch.cli.machine import FLAVOUR_NAMES, Machine
+from cpulaunch.cli.machine import Machine
 from cpulaunch.cli.outlook import in_short, outlook, seats_of_first_host
 from cpulaunch.cli.places import Places, several
+from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
 from cpulaunch.config.load import Config, built_so_far, load

@@ -83,7 +83,7 @@ _TABLE = (
         "hosts.hostfile",
         Text("FILE"),
         "",
-        "file with one host a line: host, host:N or host slots=N",
+        "file with one host a line: host, host:N or host slots=N; a relative path begins where cpulaunch is started",
         ("--hostfile", "-f"),
         ask=Ask(
             1,
@@ -275,7 +275,7 @@ _TABLE = (
         "training.precision",
         Choice("bf16", "fp32"),
         "bf16",
-        "precision of the forward and backward pass",
+        "precision of the forward and backward pass; fp32 where nobody says, and the CPU has no instructions for bf16",
         ("--precision",),
         ask=Ask(
             7, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."

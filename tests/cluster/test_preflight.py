@@ -90,7 +90,7 @@ def test_a_fault_is_named_with_its_host_and_its_remedy(
 ) -> None:
     make, what, remedy = FAULTS[fault]
     with make(cluster, tmp_path):
-        done = cpulaunch("hosts", "check", "-f", four, on="login")
+        done = cpulaunch("hosts", "check", "-f", four, on="login", LC_ALL="C.UTF-8")
     assert done.returncode == 3, done.stderr
     assert what in done.stderr
     assert "✗ node2: " in done.stderr
@@ -105,13 +105,14 @@ def test_four_healthy_hosts_take_two_seconds(
 ) -> None:
     (tmp_path / "train.py").write_text("")
     started = time.monotonic()
-    done = cpulaunch("hosts", "check", "-f", four, "train.py")
+    done = cpulaunch("hosts", "check", "-f", four, "train.py", LC_ALL="C")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert done.stdout.isascii()
     assert time.monotonic() - started < 4.0  # 0.8 s on two idle cores
     lines = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [line[:4] for line in lines] == [
-        ["✓", name, cluster.addresses[name], cluster.interfaces[name]] for name in HOSTS
+        ["ok", name, cluster.addresses[name], cluster.interfaces[name]] for name in HOSTS
     ]
 
 
