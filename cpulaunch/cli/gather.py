@@ -54,6 +54,7 @@ def gather(
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
+    once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     hosts = {host.name: here for host in listed if host.name in names}
     missing = ccl_missing(config, build=program is not None, tell=tell)  # built before hosts are asked for it
@@ -88,6 +89,17 @@ def listed_hosts(config: Config, tell: Callable[[str], None] = say) -> tuple[Hos
         tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' …' if len(hosts) > 1 else ''}")
     wanted = config["hosts.nnodes"]
     return hosts if wanted == "all" or wanted > len(hosts) else hosts[:wanted]
+
+
+def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
+    """ConfigError where two of the hosts are names of this one."""
+    ours = [host.name for host in listed if host.name in here]
+    if len(ours) > 1:
+        raise ConfigError(
+            f"{ours[0]} and {ours[1]} are both this machine",
+            hint="name it once, and say how many ranks it takes with -ppn N or slots=N",
+            part=ours[1],
+        )
 
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:

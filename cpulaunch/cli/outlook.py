@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from cpulaunch.cli.gather import gather
-from cpulaunch.cli.show import started
+from cpulaunch.cli.show import crowded, started
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.cluster.facts import Facts
 from cpulaunch.cluster.interfaces import interfaces_here
@@ -73,11 +73,7 @@ def unwise(config: Config) -> Iterator[str]:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
                    f"{_counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
-        threads = max(rank.threads for rank in host.ranks)
-        if config["cpu.threads"] != "auto" and threads > smallest:
-            cores = _counted(smallest, "core")
-            yield f"{config.where('cpu.threads')}: {threads} threads on {cores} of each rank"
-            break
+    yield from crowded(config, plan)
     if plan.env["CPULAUNCH_BACKEND"] != "ccl" and workers != "auto":
         yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env['CPULAUNCH_BACKEND']}"
     interface, there = config["ccl.interface"], _interfaces()

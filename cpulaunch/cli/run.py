@@ -58,6 +58,11 @@ def main(arguments: list[str]) -> int:
             hint="add --dry-run",
         )
     plan = make_plan(config, facts, program)
+    if config["cpu.threads"] != "auto":
+        from cpulaunch.cli.show import crowded
+
+        for warning in crowded(config, plan):
+            say(f"warning: {warning}")
     commands = render(plan)
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_text
@@ -84,7 +89,7 @@ def _parser() -> Parser:
         "--lscpu",
         metavar="F",
         type=Path,
-        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE describes",
+        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more")

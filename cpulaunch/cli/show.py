@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cpulaunch.cli.terminal import has_unicode
+from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.config.load import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launch.command import Command
 from cpulaunch.plan.plan import HostPlan, Plan
@@ -35,6 +37,18 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
 def started(plan: Plan) -> str:
     """How the ranks are started."""
     return "started directly" if plan.starter == "local" else f"started by {FLAVOUR_NAMES[plan.starter]}"
+
+
+def crowded(config: Config, plan: Plan) -> Iterator[str]:
+    """A warning where somebody wants more threads than a rank has cores."""
+    if config["cpu.threads"] == "auto":
+        return
+    for host in plan.hosts:
+        cores = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        threads = max(rank.threads for rank in host.ranks)
+        if threads > cores:
+            yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
+            return
 
 
 def plan_as_text(plan: Plan, commands: Sequence[Command], *, like: str, verbose: bool) -> str:

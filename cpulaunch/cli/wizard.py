@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ class Wizard:
             return None
         if isinstance(after, PlanError) and several(self.draft.values, self.machine):
             return None
-        return f"{after}" + (f"  ({after.hint})" if after.hint else "")
+        return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
 
     def later(self, setting: Setting) -> dict[str, None]:
         """The settings that are asked for after this one, as not said: old answers may not fit any more."""
@@ -232,7 +233,7 @@ class Wizard:
         try:
             facts, plan = outlook(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
-            self.say(f"  Not from here yet: {e}\n")
+            self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
         drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
@@ -300,9 +301,9 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         config = draft.config(environ)
         _, plan = outlook(config)
     except CpulaunchError as e:
-        yield f"can't run from here yet: {e}"
+        yield _with_keys(f"warning: can't run from here yet: {e}")
         if e.hint:
-            yield f"hint: {e.hint}"
+            yield _with_keys(f"hint: {e.hint}")
         return
     yield from in_short(plan)
     for key, value in draft.values.items():
@@ -321,6 +322,14 @@ def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
         except ConfigError as e:
             say(f"{path} exists, but does not fit ({e}): the questions start afresh.\n")
     return Draft(path, {**values, **fixed})
+
+
+_OF_FLAG = {flag: setting.key for setting in SETTINGS.values() for flag in setting.flags}
+
+
+def _with_keys(text: str) -> str:
+    """``text`` with the settings' keys in place of options: it is a file that is being written."""
+    return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
 def _typed(setting: Setting, value: Any) -> str:

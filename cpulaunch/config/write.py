@@ -72,7 +72,6 @@ def _section(section: str, rows: Sequence[Setting], values: Mapping[str, Any]) -
             lines.append(f"{indent}{setting.name}: {scalar(values[setting.key])}")
     for setting in rows:
         if setting.key not in values:
-            # An empty text can't be said; what could stand there is of more use.
-            shown = setting.kind.metavar if setting.default == "" else scalar(setting.default)
+            shown = scalar(setting.default) if setting.default != "" else "(none)"
             lines.append(f"{indent}# {setting.name}: {shown}")
     return "\n".join(lines) + "\n"

@@ -223,7 +223,9 @@ class Cluster:
         shadow = re.sub(r"^root:[^:]*", "root:*", Path("/etc/shadow").read_text(), flags=re.MULTILINE)
         # There is no DNS: asked for ::ffff:10.213.88.2, it would be "temporarily" out of order, and torch warn.
         there = Path("/etc/nsswitch.conf")
-        switch = re.sub(r"(?m)^hosts:.*\n?", "", there.read_text() if there.exists() else "") + "hosts: files\n"
+        switch = (
+            re.sub(r"(?m)^hosts:.*\n?", "", there.read_text() if there.exists() else "") + "hosts: files\n"
+        )
         for name in self.names:
             at = self.directory / name
             (at / "ssh").mkdir(parents=True)

@@ -77,6 +77,7 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     config = load(file=Path("cpulaunch.yaml"), text="\n".join(["cpulaunch: 1", *uncommented]), environ={})
     unchanged = {key for key in SETTINGS if config[key] == SETTINGS[key].default}
     assert set(SETTINGS) - unchanged == {"hosts.hostfile", "hosts.exclude"}
+    assert (config["hosts.hostfile"], config["hosts.exclude"]) == ("(none)", "(none)")
 
 
 def test_what_the_wizard_asks_is_in_the_table() -> None:
