@@ -34,7 +34,7 @@ def record(name: str) -> str:
             hostfile = Path(directory, "hostfiles", "small-nodes")
             hostfile.parent.mkdir()
             hostfile.write_text("node[1-4] slots=2\n")
-        socket = f"record-{os.getpid()}"
+        socket = f"record-{name}-{os.getpid()}"
 
         def tmux(*arguments: str) -> str:
             command = ["tmux", "-L", socket, *arguments]
