@@ -86,7 +86,7 @@ def listed_hosts(config: Config, tell: Callable[[str], None] = say) -> tuple[Hos
     hosts = _named(config)
     if not hosts and config["launcher"] != "local" and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
-        tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' …' if len(hosts) > 1 else ''}")
+        tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
     wanted = config["hosts.nnodes"]
     return hosts if wanted == "all" or wanted > len(hosts) else hosts[:wanted]
 

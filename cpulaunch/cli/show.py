@@ -114,7 +114,7 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 
 
 def _names(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)"
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts)} hosts)"
 
 
 def _pairs(env: Mapping[str, str]) -> str:
