@@ -68,6 +68,7 @@ def _play(cluster: Cluster, command: list[str]) -> int:
             "try: cluster login cpulaunch hosts check -f $HOSTFILE.  The end of this shell is the end of them.",
             file=sys.stderr,
         )
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command
     return subprocess.run(command, env=env).returncode
 
 
