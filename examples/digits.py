@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def main() -> None:
     options = arguments()
     dist.init_process_group(options.backend)
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size, threads = dist.get_rank(), dist.get_world_size(), torch.get_num_threads()
     print(
         f"rank {rank} of {size}: backend {dist.get_backend()}, {options.precision}, "
-        f"{torch.get_num_threads()} threads, CPUs {sorted(os.sched_getaffinity(0))}"
+        f"{threads} thread{'' if threads == 1 else 's'}, CPUs {sorted(os.sched_getaffinity(0))}"
     )
     torch.manual_seed(0)
     train, test = data()

@@ -24,17 +24,17 @@ RECORDINGS = {
 # A question that waits for its answer.
 PENDING = re.compile(r"^\? (.*\?) +(?:\(arrow keys.*|\[.*)$", re.MULTILINE)
 TIMEOUT = 30.0
-ROOT = Path(__file__).parent.parent
 
 
 def record(name: str) -> str:
     """What the screen shows at the end of a run in a directory of its own."""
     with tempfile.TemporaryDirectory() as directory:
         if name == "four-nodes":
-            hostfile = Path(directory, "hostfiles", "four-nodes")
+            # As many slots as the machine that records has cores, or there would be no plan to show.
+            hostfile = Path(directory, "hostfiles", "small-nodes")
             hostfile.parent.mkdir()
-            hostfile.write_text((ROOT / "hostfiles" / "four-nodes").read_text())
-        socket = f"record-{os.getpid()}"
+            hostfile.write_text("node[1-4] slots=2\n")
+        socket = f"record-{name}-{os.getpid()}"
 
         def tmux(*arguments: str) -> str:
             command = ["tmux", "-L", socket, *arguments]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 USAGE = """cpulaunch config [OPTIONS]                   ask, and write a YAML file
        cpulaunch config show [--origin] [OPTIONS]   the merged settings, as YAML
-       cpulaunch config validate FILE               check a file; exit 0 or 2
+       cpulaunch config validate [FILE]             check a file; exit 0 or 2
        cpulaunch config import FILE [-o OUT]        take over accelerate's YAML"""
 
 EPILOG = """\
@@ -82,7 +82,7 @@ def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
 
 
 def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
-    from cpulaunch.cli.terminal import fold, is_interactive
+    from cpulaunch.cli.terminal import drop_keys, fold, is_interactive
 
     if not is_interactive():
         raise UsageError("config asks questions, but there is no terminal to ask them on",
@@ -98,7 +98,9 @@ def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
     try:
         tell("A few questions, and then a YAML file for `cpulaunch run`.")
         tell("Enter takes the default, Esc goes back, Ctrl-C leaves and writes nothing.\n")
+        tell("Looking at the machine ...")
         machine = look(os.environ)
+        drop_keys()
         for line in machine.lines():
             tell(f"  {line}")
         tell("")
@@ -164,11 +166,16 @@ def _show(arguments: list[str]) -> int:
 def _validate(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config validate", "Check a YAML file, and say what is unwise on this machine.",
                     "example: cpulaunch config validate cpulaunch.yaml")  # fmt: skip
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=Path, nargs="?", help="else the one that a run would read")
     options = parser.parse_args(arguments)
-    config = load(file=options.file, environ={})
-    count = len(read_yaml(options.file).found)
-    say(f"{options.file}: {count} setting{'' if count == 1 else 's'}, valid")
+    file = options.file or find_file(os.environ)
+    if file is None:
+        raise UsageError(
+            "there is no cpulaunch.yaml here", hint="name a file: cpulaunch config validate FILE"
+        )
+    config = load(file=file, environ={})
+    count = len(read_yaml(file).found)
+    say(f"{file}: {count} setting{'' if count == 1 else 's'}, valid")
 
     from cpulaunch.cli.outlook import unwise
 
@@ -181,15 +188,18 @@ def _import(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config import", "Settings from a configuration of accelerate, old or new.",
                     "example: cpulaunch config import accelerate.yaml -o cpulaunch.yaml",
                     "cpulaunch config import FILE [-o OUT] [--force]")  # fmt: skip
-    parser.add_argument("file", type=Path, help="accelerate's YAML or JSON")
+    parser.add_argument("file", type=Path, nargs="?", help="accelerate's YAML or JSON")
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="file to write; else to stdout")
     parser.add_argument("--force", action="store_true", help="overwrite OUT, and keep the old file as .bak")
     options = parser.parse_args(arguments)
 
     from cpulaunch.cli.files import write_file
-    from cpulaunch.config.accelerate import from_accelerate
+    from cpulaunch.config.accelerate import USUAL_FILE, from_accelerate
 
-    imported = from_accelerate(_read(options.file), str(options.file))
+    hint = f"accelerate's own file is {USUAL_FILE}"
+    if options.file is None:
+        raise UsageError("no file to import", hint=hint)
+    imported = from_accelerate(_read(options.file, hint), str(options.file))
     settings = dict(imported.settings)
     if hostfile := settings.get("hosts.hostfile"):
         settings["hosts.hostfile"] = _checked_hostfile(hostfile)
@@ -208,7 +218,7 @@ def _import(arguments: list[str]) -> int:
         raise UsageError(f"{options.output} exists",
                          hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
     backup = write_file(options.output, text)
-    say(f"written: {options.output}" + (f" (the old one is {backup})" if backup else ""))
+    say(f"Written: {options.output}" + (f" (the old one is {backup})" if backup else ""))
     return 0
 
 
@@ -224,11 +234,11 @@ def _checked_hostfile(name: str) -> str:
     return str(path)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, hint: str) -> str:
     try:
         return path.read_text("utf-8-sig")
     except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}", hint=hint) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
 

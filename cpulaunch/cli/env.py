@@ -11,8 +11,8 @@ from importlib import metadata
 
 from cpulaunch import __version__
 from cpulaunch.ccl.installed import BINDINGS, describe, state
-from cpulaunch.cli.machine import FLAVOUR_NAMES
 from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.config.load import DEFAULT, Config
 
 EPILOG = """\

@@ -34,21 +34,27 @@ def gather(
         raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
     listed = _named(config)
     if lscpu_file:
+        text = _read(lscpu_file)
         try:
-            topology = Topology.from_lscpu(_read(lscpu_file))
+            topology = Topology.from_lscpu(text)
         except ConfigError as e:
             raise ConfigError(f"{lscpu_file}: {e}", hint=e.hint, part=e.part) from None
-        return Facts(like=HostFacts(topology), listed=listed)
+        return Facts(like=HostFacts(topology), listed=listed, like_what=f"the one in {lscpu_file}")
     if facts_file:
         hosts = read_record(_read(facts_file), str(facts_file))
-        # Recorded hosts are the job's, where no others are named.
-        return Facts(like=next(iter(hosts.values())), listed=listed or tuple(map(Host, hosts)), hosts=hosts)
+        return Facts(
+            like=next(iter(hosts.values())),
+            listed=listed or tuple(map(Host, hosts)),  # the job's, where no others are named
+            hosts=hosts,
+            like_what=f"the first in {facts_file}",
+        )
 
     from cpulaunch.cluster.probe import facts_here, find_mpis, names_here
 
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
+    once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     hosts = {host.name: here for host in listed if host.name in names}
     missing = ccl_missing(config, build=program is not None, tell=tell)  # built before hosts are asked for it
@@ -60,7 +66,7 @@ def gather(
         script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
         files = [str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1])]
         preflight = ask(config, listed, names, program.interpreter, program.directory, files)
-        demand_ready(preflight.reports, "--skip-preflight starts all the same; --exclude leaves hosts out")
+        demand_ready(preflight.reports)
         hosts = {report.host: report.facts for report in preflight.reports if report.facts}
         way_out, free_port = preflight.way_out, preflight.free_port
     return Facts(
@@ -80,9 +86,20 @@ def listed_hosts(config: Config, tell: Callable[[str], None] = say) -> tuple[Hos
     hosts = _named(config)
     if not hosts and config["launcher"] != "local" and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
-        tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' …' if len(hosts) > 1 else ''}")
+        tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
     wanted = config["hosts.nnodes"]
     return hosts if wanted == "all" or wanted > len(hosts) else hosts[:wanted]
+
+
+def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
+    """ConfigError where two of the hosts are names of this one."""
+    ours = [host.name for host in listed if host.name in here]
+    if len(ours) > 1:
+        raise ConfigError(
+            f"{ours[0]} and {ours[1]} are both this machine",
+            hint="name it once, and say how many ranks it takes with -ppn N or slots=N",
+            part=ours[1],
+        )
 
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:

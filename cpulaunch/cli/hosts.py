@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.gather import listed_hosts, uses_mpi
+from cpulaunch.cli.gather import listed_hosts, once_each, uses_mpi
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cluster.facts import record
@@ -29,13 +29,11 @@ exit code: 0; 2 usage or settings; 3 a host is not ready
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] != "check":
-        if arguments and arguments[0] not in ("--help", "-h"):
-            raise UsageError(
-                f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
-                hint="`cpulaunch hosts check -f HOSTFILE`",
-            )
-        arguments = ["check", *(arguments or ["--help"])]
+    if arguments and arguments[0] not in ("check", "--help", "-h"):
+        raise UsageError(
+            f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
+            hint="`cpulaunch hosts check -f HOSTFILE`",
+        )
     parser = Parser(
         "cpulaunch hosts check",
         "Are the hosts ready, and what are they like?",
@@ -46,6 +44,9 @@ def main(arguments: list[str]) -> int:
         "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
     )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
+    if not arguments or arguments[0] != "check":
+        parser.print_help()
+        return 0 if arguments else 2
     words, rest = parser.split(arguments[1:])
     options = parser.parse_args(words)
     if len(rest) > 1:
@@ -62,6 +63,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
         say(f"warning: {warning}")
     here = names_here()
     hosts = listed_hosts(config) or (Host("localhost"),)
+    once_each(hosts, here)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
     files = [*map(str, scripts), *(mpi.path for mpi in mpis[:1])]
     found = ask(config, hosts, here, sys.executable, os.getcwd(), files)

@@ -8,6 +8,7 @@ from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 
+from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.cluster.allocation import Allocation, allocation
 from cpulaunch.cluster.facts import HostFacts, Mpi
 from cpulaunch.cluster.here import read_file
@@ -18,7 +19,6 @@ from cpulaunch.errors import CpulaunchError
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10
 """As many answers fit on a small terminal; others can be typed in."""
-FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -90,8 +91,11 @@ def _command(arguments: list[str]) -> int:
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        raise UsageError(
-            f"no command {name!r}{did_you_mean(name, COMMANDS)}", hint=f"commands: {', '.join(COMMANDS)}"
-        )
+        hint = f"commands: {', '.join(COMMANDS)}"
+        if name.startswith("-"):
+            hint = f"options come after the command: cpulaunch run {shlex.join(arguments)}"
+        elif name.endswith(".py") or os.path.isfile(name):
+            hint = f"did you mean `cpulaunch run {shlex.join(arguments)}`?"
+        raise UsageError(f"no command {name!r}{did_you_mean(name, COMMANDS)}", hint=hint)
     command: Callable[[list[str]], int] = import_module(f"cpulaunch.cli.{name}").main
     return command(arguments[1:])

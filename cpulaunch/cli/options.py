@@ -10,7 +10,22 @@ from typing import Any, NoReturn
 from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import Config, load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.write import limits
 from cpulaunch.errors import UsageError, did_you_mean
+
+ELSEWHERE = {
+    "--np": "-n",
+    "--nproc": "-n",
+    "--ntasks": "-n",
+    "--num-processes": "-n",
+    "--num-machines": "--nnodes",
+    "--nodes": "--nnodes",
+    "--machinefile": "--hostfile",
+    "-machinefile": "--hostfile",
+    "-hostfile": "--hostfile",
+    "-genv": "--env",
+}
+"""What mpirun, srun and accelerate call our options."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,8 +70,10 @@ class Parser(argparse.ArgumentParser):
                 not name.startswith("--") and name not in known and name[:2] in known and name[:2] != "-h"
             )
             if name not in known and not attached:
+                ours = ELSEWHERE.get(name)
+                meant = f"; did you mean {ours!r}?" if ours in known else did_you_mean(name, known)
                 raise UsageError(
-                    f"unknown option {name}{did_you_mean(name, known)}",
+                    f"unknown option {name}{meant}",
                     hint=f"`{self.prog} --help` lists the options",
                 )
             options.append(word if attached else name + equals + value)
@@ -117,7 +134,7 @@ def add_settings(parser: argparse.ArgumentParser, sections: Iterable[str] = tupl
                     dest=setting.key,
                     setting=setting,
                     default=argparse.SUPPRESS,
-                    help=setting.help,
+                    help=setting.help + limits(setting),
                     nargs=0 if switch else None,
                     metavar=None if switch else setting.kind.metavar,
                 )

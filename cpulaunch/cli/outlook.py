@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from cpulaunch.cli.gather import gather
+from cpulaunch.cli.show import crowded, started
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.cluster.facts import Facts
 from cpulaunch.cluster.interfaces import interfaces_here
@@ -36,7 +37,7 @@ def in_short(plan: Plan) -> Iterator[str]:
     where = "this machine" if plan.here_alone else f"{_counted(len(names), 'host')} ({shown})"
     threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
     each = _counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
-    yield f"{_counted(plan.world_size, 'rank')} on {where}, {each} each, started by {plan.starter}"
+    yield f"{_counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
     yield f"backend {plan.env['CPULAUNCH_BACKEND']}, precision {plan.env['CPULAUNCH_PRECISION']}"
     for note in plan.notes:
         yield f"note: {note}"
@@ -75,11 +76,7 @@ def unwise(config: Config) -> Iterator[str]:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
                    f"{_counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
-        threads = max(rank.threads for rank in host.ranks)
-        if config["cpu.threads"] != "auto" and threads > smallest:
-            cores = _counted(smallest, "core")
-            yield f"{config.where('cpu.threads')}: {threads} threads on {cores} of each rank"
-            break
+    yield from crowded(config, plan)
     if plan.env["CPULAUNCH_BACKEND"] != "ccl" and workers != "auto":
         yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env['CPULAUNCH_BACKEND']}"
     interface, there = config["ccl.interface"], _interfaces()

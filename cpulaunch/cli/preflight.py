@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cpulaunch.cli.main import say
+from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.cluster.hosts import Host
 from cpulaunch.cluster.interfaces import interfaces_here
 from cpulaunch.cluster.libraries import import_directories, library_directories
@@ -15,8 +16,6 @@ from cpulaunch.cluster.probe_hosts import ask_hosts
 from cpulaunch.cluster.question import Question
 from cpulaunch.config.load import Config
 from cpulaunch.errors import HostError
-
-READY, NOT_READY = "✓", "✗"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def ask(
     return Preflight(judge(replies, question), way_out(replies, interfaces_here()), first.get("listening"))
 
 
-def demand_ready(reports: Sequence[Report], hint: str) -> None:
+def demand_ready(reports: Sequence[Report]) -> None:
     """Say what there is to say of the hosts; HostError where one isn't ready."""
     bad = [report for report in reports if report.problems]
     for report in reports:
@@ -70,14 +69,15 @@ def demand_ready(reports: Sequence[Report], hint: str) -> None:
         for line in complaints(bad):
             say(line)
         count = f"{len(bad)} of {len(reports)} hosts are" if len(reports) > 1 else f"{bad[0].host} is"
-        raise HostError(f"{count} not ready", hint=hint)
+        others = "; --exclude leaves hosts out" if len(bad) < len(reports) else ""
+        raise HostError(f"{count} not ready", hint=f"--skip-preflight starts all the same{others}")
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:
     """Lines that name each host's problems with their remedies."""
     for report in reports:
         for problem in report.problems:
-            yield f"{NOT_READY} {report.host}: {problem.what}"
+            yield f"{_signs()[1]} {report.host}: {problem.what}"
             yield f"    {problem.remedy}"
 
 
@@ -90,7 +90,7 @@ def table(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def _row(report: Report) -> tuple[str, ...]:
-    tick = NOT_READY if report.problems else READY
+    tick = _signs()[bool(report.problems)]
     facts, versions = report.facts, report.versions or {}
     if facts is None:
         return (tick, report.host, *(["-"] * 6))
@@ -105,6 +105,11 @@ def _row(report: Report) -> tuple[str, ...]:
         versions.get("Python") or "-",
         versions.get("torch") or "-",
     )
+
+
+def _signs() -> tuple[str, str]:
+    """Of a host that is ready, and of one that isn't."""
+    return ("✓", "✗") if has_unicode() else ("ok", "FAILED")
 
 
 def _ccl_files(config: Config) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from cpulaunch.cluster.facts import Facts
 from cpulaunch.errors import UsageError
 from cpulaunch.launch.command import Command, shell
 from cpulaunch.plan.plan import Plan, Program
+
+_PYTHON = re.compile(r"python[0-9.]*")
 
 LAST_WORDS = 1.0
 """Seconds that a terminal has to show what is left of an interrupted job."""
@@ -39,6 +42,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(words)
     if options.verbose:
         os.environ.setdefault("CCL_LOG_LEVEL", "warn")  # as if the user had set it: ours is "error"
+    if options.format and not options.dry_run:
+        raise UsageError("--format is for --dry-run", hint="add --dry-run, or leave out --format")
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
@@ -56,6 +61,11 @@ def main(arguments: list[str]) -> int:
             hint="add --dry-run",
         )
     plan = make_plan(config, facts, program)
+    if config["cpu.threads"] != "auto":
+        from cpulaunch.cli.show import crowded
+
+        for warning in crowded(config, plan):
+            say(f"warning: {warning}")
     commands = render(plan)
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_text
@@ -67,7 +77,7 @@ def main(arguments: list[str]) -> int:
             print(shell(commands, None if port == "auto" else port), end="")
         else:
             drawn = _drawn(plan, facts)
-            print(plan_as_text(plan, commands, drawn, verbose=options.verbose), end="")
+            print(plan_as_text(plan, commands, drawn, like=facts.like_what, verbose=options.verbose), end="")
         return 0
     return _run(plan, commands, options.verbose, facts.free_port)
 
@@ -82,7 +92,7 @@ def _drawn(plan: Plan, facts: Facts) -> str:
         facts,
         width=terminal.width() if shown else terminal.WIDEST,
         colour=shown and terminal.has_colour(),
-        unicode=(sys.stdout.encoding or "").lower().startswith("utf"),
+        unicode=terminal.has_unicode(),
         table=False,
     )
 
@@ -90,7 +100,7 @@ def _drawn(plan: Plan, facts: Facts) -> str:
 def _parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
-    parser.add_argument("--format", choices=("text", "json", "shell"), default="text", help="of the dry run")
+    parser.add_argument("--format", choices=("text", "json", "shell"), help="of the dry run")
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
     )
@@ -98,7 +108,7 @@ def _parser() -> Parser:
         "--lscpu",
         metavar="F",
         type=Path,
-        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE describes",
+        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument("-v", "--verbose", action="store_true", help="say more, oneCCL's warnings too")
@@ -132,6 +142,11 @@ def _program(rest: list[str], no_python: bool) -> Program:
 
 
 def _check_script(path: Path) -> None:
+    if _PYTHON.fullmatch(path.name) and (not path.exists() or os.access(path, os.X_OK)) and not path.is_dir():
+        raise UsageError(
+            f"{path} is no script: cpulaunch runs the script with its own Python",
+            hint=f"leave out {path}: cpulaunch run [OPTIONS] train.py [ARGS…]",
+        )
     try:
         with path.open("rb"):
             return

@@ -8,10 +8,14 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.config.load import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launch.command import Command
 from cpulaunch.plan.plan import HostPlan, Plan
+
+FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
@@ -19,23 +23,45 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     threads = plan.setting("cpu.threads")
     hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
     each = f"{counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
-    yield (
-        f"{counted(plan.world_size, 'rank')} on {hosts}, {each} · {plan.env['CPULAUNCH_BACKEND']} · "
-        f"{plan.env['CPULAUNCH_PRECISION']} · started by {plan.starter} · logs in {shown_path(directory)}"
+    parts = (
+        f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
+        plan.env["CPULAUNCH_BACKEND"],
+        plan.env["CPULAUNCH_PRECISION"],
+        started(plan),
+        f"logs in {shown_path(directory)}",
     )
+    yield (" · " if has_unicode() else " - ").join(parts)
     yield from plan.notes if verbose else ()
 
 
-def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, verbose: bool) -> str:
+def started(plan: Plan) -> str:
+    """How the ranks are started."""
+    return "started directly" if plan.starter == "local" else f"started by {FLAVOUR_NAMES[plan.starter]}"
+
+
+def crowded(config: Config, plan: Plan) -> Iterator[str]:
+    """A warning where somebody wants more threads than a rank has cores."""
+    if config["cpu.threads"] == "auto":
+        return
+    for host in plan.hosts:
+        cores = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        threads = max(rank.threads for rank in host.ranks)
+        if threads > cores:
+            yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
+            return
+
+
+def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, like: str, verbose: bool) -> str:
     """Who sits where, in which environment, started by which command, and where each setting is from.
 
-    ``drawn`` is the picture of the first host.
+    ``drawn`` is the picture of the first host; ``like`` is what hosts that nobody looked at are taken to
+    be like.
     """
     ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
-    lines = [f"{ranks} on {hosts}, started by {plan.starter}"]
+    lines = [f"{ranks} on {hosts}, {started(plan)}"]
     lines += ["", "Who sits where"]
-    for like, group in groupby(plan.hosts, key=_layout):
-        lines += _hosts_as_text([host.host for host in group], like)
+    for layout, group in groupby(plan.hosts, key=_layout):
+        lines += _hosts_as_text([host.host for host in group], layout, like)
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", drawn]
     lines += ["", "Environment of every rank"]
@@ -74,9 +100,9 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
     )
 
 
-def _hosts_as_text(names: list[str], layout: tuple[Any, ...]) -> Iterator[str]:
+def _hosts_as_text(names: list[str], layout: tuple[Any, ...], like: str) -> Iterator[str]:
     assumed, *ranks = layout
-    yield f"  {_names(names)}{', assumed to be like the machine looked at' if assumed else ''}"
+    yield f"  {_names(names)}{f', taken to be like {like}' if assumed else ''}"
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
@@ -104,7 +130,7 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 
 
 def _names(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)"
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts)} hosts)"
 
 
 def _pairs(env: Mapping[str, str]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+import termios
 import textwrap
 from collections.abc import Mapping
 
@@ -15,6 +17,12 @@ WIDEST = 80
 def is_interactive(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether somebody sits there who can be asked: keys come from, and text goes to, a real terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb"
+
+
+def drop_keys() -> None:
+    """Forget what was typed so far: nobody has seen yet what it would answer."""
+    with contextlib.suppress(termios.error):
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:

@@ -15,8 +15,8 @@ from cpulaunch.plan.plan import Program
 
 EPILOG = """\
 examples:
-  cpulaunch topology -ppn 4
-  lscpu -p=CPU,CORE,SOCKET,NODE > node1.txt; cpulaunch topology -ppn 4 --lscpu node1.txt
+  cpulaunch topology -ppn 2
+  lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ > node1.txt; cpulaunch topology -ppn 4 --lscpu node1.txt
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from typing import Any
 
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
-from cpulaunch.cli.machine import FLAVOUR_NAMES, Machine
+from cpulaunch.cli.machine import Machine
 from cpulaunch.cli.outlook import in_short, outlook, seats_of_first_host
 from cpulaunch.cli.places import Places, several
+from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
-from cpulaunch.config.load import Config, load
+from cpulaunch.config.load import Config, built_so_far, load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -186,7 +188,7 @@ class Wizard:
         except ValueError:
             return f"expected {setting.kind.describe}"
         if setting.built is not None and value not in setting.built:
-            return f"not built yet; today: {', '.join(map(scalar, setting.built))}"
+            return f"not built yet; {built_so_far(setting)}"
         if setting.key == "output.log_dir":
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):
@@ -199,7 +201,7 @@ class Wizard:
             return None
         if isinstance(after, PlanError) and several(self.draft.values, self.machine):
             return None
-        return f"{after}" + (f"  ({after.hint})" if after.hint else "")
+        return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
 
     def later(self, setting: Setting) -> dict[str, None]:
         """The settings that are asked for after this one, as not said: old answers may not fit any more."""
@@ -231,7 +233,7 @@ class Wizard:
         try:
             facts, plan = outlook(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
-            self.say(f"  Not from here yet: {e}\n")
+            self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
         drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
@@ -299,9 +301,9 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         config = draft.config(environ)
         _, plan = outlook(config)
     except CpulaunchError as e:
-        yield f"can't run from here yet: {e}"
+        yield _with_keys(f"warning: can't run from here yet: {e}")
         if e.hint:
-            yield f"hint: {e.hint}"
+            yield _with_keys(f"hint: {e.hint}")
         return
     yield from in_short(plan)
     for key, value in draft.values.items():
@@ -320,6 +322,14 @@ def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
         except ConfigError as e:
             say(f"{path} exists, but does not fit ({e}): the questions start afresh.\n")
     return Draft(path, {**values, **fixed})
+
+
+_OF_FLAG = {flag: setting.key for setting in SETTINGS.values() for flag in setting.flags}
+
+
+def _with_keys(text: str) -> str:
+    """``text`` with the settings' keys in place of options: it is a file that is being written."""
+    return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
 def _typed(setting: Setting, value: Any) -> str:

@@ -78,7 +78,8 @@ class Facts:
     """All that planning needs to know.
 
     ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
-    ``hosts``: those looked at, by name.  ``like``: what any other host is taken to be like.
+    ``hosts``: those looked at, by name.  ``like``: what any other host is taken to be like, and
+    ``like_what`` how to call that.
     ``here``: this host's names; empty where the facts are somebody else's.
     ``mpis``: the MPIs found here, best first; None where nobody looked.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
@@ -94,6 +95,7 @@ class Facts:
     ccl_missing: str | None = None
     way_out: Interface | None = None
     free_port: int | None = None
+    like_what: str = "this machine"
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
         """The facts of the host ``name``, and whether they are only assumed."""

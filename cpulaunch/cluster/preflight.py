@@ -17,8 +17,9 @@ MAX_CLOCK_DIFFERENCE = 30.0
 LITTLE_SHM = 1 << 28
 """Bytes of /dev/shm below which DataLoader workers and shared-memory collectives run out of it."""
 
+_UNRESOLVED = "Could not resolve hostname"
 _SSH_SAYS = (
-    ("Could not resolve hostname", "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
+    (_UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
     (
         "IDENTIFICATION HAS CHANGED",
         "if the host was installed anew: ssh-keygen -R {host}, then ssh {host} once by hand",
@@ -59,6 +60,9 @@ def judge(replies: Mapping[str, Reply], question: Question) -> tuple[Report, ...
     answers = {host: reply.answer for host, reply in replies.items() if reply.answer is not None}
     wired = dict(zip(answers, wire(list(answers.values()), question.interface), strict=True))
     twins, usual = _twins(wired), _usual(answers)
+    master = next(iter(replies))
+    # Where ssh finds no host of the master's name, no other host needs to find a way there.
+    nowhere = question.master == master and _UNRESOLVED in replies[master].error
     reports = []
     for host, reply in replies.items():
         if reply.answer is None:
@@ -69,7 +73,7 @@ def judge(replies: Mapping[str, Reply], question: Question) -> tuple[Report, ...
             *_missing(reply.answer, question),
             *_differing(reply.answer, usual),
             *_clock(reply),
-            *_network(host, reply, question, wired[host], next(iter(replies)), len(replies) > 1),
+            *_network(host, reply, question, wired[host], master, len(answers) > 1 and not nowhere),
         ]
         if twin := twins.get(host):
             problems.append(

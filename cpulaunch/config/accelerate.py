@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import ConfigError
 
+USUAL_FILE = "~/.cache/huggingface/accelerate/default_config.yaml"
 CPU_TYPES = ("NO", "MULTI_CPU", "FSDP")
 
 REASONS = {
@@ -74,7 +75,9 @@ def from_accelerate(text: str, shown: str) -> Imported:
     loader = yaml.SafeLoader(text)
     try:
         root: Any = loader.get_single_node()
-        if root is None or root.id != "mapping":
+        if root is None:
+            raise ConfigError(f"{shown}: is empty", hint=f"accelerate's own file is {USUAL_FILE}")
+        if root.id != "mapping":
             raise ConfigError(f"{shown}: not a configuration of accelerate: expected a mapping")
         document = loader.construct_document(root)
     except yaml.YAMLError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -108,6 +109,25 @@ class Number(Kind):
         if number == float("inf"):
             raise ValueError
         return int(number) if number == int(number) else number
+
+
+class Ranks(Kind):
+    """Some of the ranks, as text; how many ranks there are is not known yet."""
+
+    metavar = "RANKS|all|none"
+    describe = "all, none, or a list such as 0,4-7"
+    _PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5})(?::0*[1-9][0-9]{0,4})?)?")
+    _LARGEST = 65535
+
+    def from_text(self, text: str) -> str:
+        for part in () if text in ("all", "none") else text.split(","):
+            found = self._PART.fullmatch(part.strip())
+            if not found or not int(found[1]) <= int(found[2] or found[1]) <= self._LARGEST:
+                raise ValueError
+        return text
+
+    def from_yaml(self, value: Any) -> str:
+        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
 
 
 class Words(Kind):

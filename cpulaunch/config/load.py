@@ -114,11 +114,16 @@ def load(
             else:
                 values[key], origins[key] = found
         if setting.built is not None and values[key] not in setting.built:
-            raise ConfigError(
-                f"{origins[key]}: {key}: {values[key]} is not built yet",
-                hint=f"today: {', '.join(map(scalar, setting.built))}",
-            )
+            # An option and a variable say by themselves which setting they are.
+            place = origins[key] if origins[key].startswith(("-", "$")) else f"{origins[key]}: {key}"
+            raise ConfigError(f"{place}: {scalar(values[key])} is not built yet", hint=built_so_far(setting))
     return Config(values, origins, environ, path, tuple(_unknown_variables(environ)))
+
+
+def built_so_far(setting: Setting) -> str:
+    """Which values of a setting work, where not all do."""
+    built = [scalar(value) for value in setting.built or ()]
+    return f"so far it can only be {built[0]}" if len(built) == 1 else f"built so far: {', '.join(built)}"
 
 
 def read_setting(key: str, text: str, origin: str) -> Any:
@@ -248,7 +253,9 @@ class _YamlReader:
         try:
             layer.put(setting, setting.kind.from_yaml(value), origin)
         except ValueError:
-            shown = "nothing" if value is None else repr(value)
+            # Numbers and booleans as they are written: `yes` is not what anybody would look for as True.
+            written = node.id == "scalar" and not isinstance(value, str)
+            shown = "nothing" if value is None else node.value if written else repr(value)
             raise ConfigError(
                 f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.describe}",
                 part=str(value),
@@ -329,7 +336,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     valid = {s.environment_name for s in SETTINGS.values()} | _OUR_OTHER_VARIABLES
     for name in environ:
         if name.startswith("CPULAUNCH_") and name not in valid:
-            yield f"${name} is not a setting of cpulaunch{did_you_mean(name, valid)}; it is ignored"
+            yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, valid)}"
 
 
 def _joined(before: str, origin: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpulaunch.config.kinds import Choice, Kind, Number, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Kind, Number, Ranks, Switch, Text, Variables, Words
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ _TABLE = (
         "hosts.hostfile",
         Text("FILE"),
         "",
-        "file with one host a line: host, host:N or host slots=N",
+        "file with one host a line: host, host:N or host slots=N; a relative path begins where cpulaunch is started",
         ("--hostfile", "-f"),
         ask=Ask(
             1,
@@ -108,7 +108,9 @@ _TABLE = (
             "One per NUMA node keeps memory close.  auto: the hostfile's slots, or that.",
         ),
     ),
-    Setting("hosts.nproc", Number(1, "auto"), "auto", "ranks in all, divided evenly over the hosts", ("-n",)),
+    Setting(
+        "hosts.nproc", Number(1, "auto"), "auto", "ranks in all, divided evenly over the hosts", ("-n", "-np")
+    ),
     Setting(
         "hosts.master_addr",
         Text("ADDR"),
@@ -271,7 +273,7 @@ _TABLE = (
         "training.precision",
         Choice("bf16", "fp32"),
         "bf16",
-        "precision of the forward and backward pass",
+        "precision of the forward and backward pass; fp32 where nobody says, and the CPU has no instructions for bf16",
         ("--precision",),
         ask=Ask(
             7, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."
@@ -358,7 +360,7 @@ _TABLE = (
     ),
     Setting(
         "output.tee",
-        Text("RANKS|all|none"),
+        Ranks(),
         "all",
         "ranks whose output is shown; equal lines become one unless you say all",
         ("--tee",),

@@ -49,6 +49,15 @@ def scalar(value: Any) -> str:
     return json.dumps(value)
 
 
+def limits(setting: Setting) -> str:
+    """What to say of a setting of which not all is built yet, such as ``" (built so far: auto, local)"``."""
+    if setting.built is None:
+        return ""
+    if len(setting.built) == 1:
+        return " (not built yet)"
+    return f" (built so far: {', '.join(map(scalar, setting.built))})"
+
+
 def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
@@ -63,7 +72,6 @@ def _section(section: str, rows: Sequence[Setting], values: Mapping[str, Any]) -
             lines.append(f"{indent}{setting.name}: {scalar(values[setting.key])}")
     for setting in rows:
         if setting.key not in values:
-            # An empty text can't be said; what could stand there is of more use.
-            shown = setting.kind.metavar if setting.default == "" else scalar(setting.default)
+            shown = scalar(setting.default) if setting.default != "" else "(none)"
             lines.append(f"{indent}# {setting.name}: {shown}")
     return "\n".join(lines) + "\n"

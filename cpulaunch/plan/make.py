@@ -227,7 +227,8 @@ def _bindings(
         for host, (host_facts, assumed), count in zip(hosts, looked, counts, strict=True):
             key = (host_facts.topology, count)
             if key not in done:
-                done[key] = _bind(config, host.name, host_facts, assumed, replace(request, ranks=count))
+                like = facts.like_what if assumed else None
+                done[key] = _bind(host.name, host_facts, like, replace(request, ranks=count))
             bindings.append(done[key])
         return bindings
 
@@ -276,17 +277,13 @@ def _request(config: Config, backend: str) -> BindingRequest:
     )
 
 
-def _bind(config: Config, name: str, facts: HostFacts, assumed: bool, request: BindingRequest) -> Binding:
+def _bind(name: str, facts: HostFacts, like: str | None, request: BindingRequest) -> Binding:
     try:
         return bind(facts.topology, request)
     except CpulaunchError as e:
-        place = (
-            ""
-            if name == LOCALHOST
-            else f"{name}{', assumed to be like the machine looked at' if assumed else ''}: "
-        )
+        place = "" if name == LOCALHOST else f"{name}{f', taken to be like {like}' if like else ''}: "
         hint = e.hint
-        if assumed:
+        if like:
             hint = f"{hint or ''} Hosts are described by --facts or --lscpu.".strip()
         raise PlanError(f"{place}{e}", hint=hint) from None
 

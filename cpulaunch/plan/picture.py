@@ -133,7 +133,7 @@ class _Drawing:
 
     def table(self) -> Iterator[str]:
         """One line per rank, more where its list of cores is long."""
-        rows = [("rank", "threads", "node", "comm", "cores")]
+        rows = [("rank", "threads", "node", "workers", "cores")]
         for seat in self.binding.seats:
             texts = (seat.local_rank, seat.threads, seat.numa_nodes, seat.comm_cores, seat.cores)
             rows.append((str(texts[0]), str(texts[1]), str(texts[2]), str(texts[3]) or "-", str(texts[4])))

@@ -49,7 +49,9 @@ def cpulaunch(cluster: Cluster, tmp_path: Path) -> Run:
         *arguments: object, on: str = "node0", timeout: float = 60.0, cwd: Path = tmp_path, **env: str
     ) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "cpulaunch", *map(str, arguments)]
-        return cluster.run(on, argv, timeout=timeout, directory=cwd, env=clean_environment(**env))
+        return cluster.run(
+            on, argv, timeout=timeout, directory=cwd, env=clean_environment(**{"LC_ALL": "C.UTF-8", **env})
+        )
 
     return run
 

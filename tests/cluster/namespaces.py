@@ -64,7 +64,7 @@ mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/sshd
 mount --bind "$D/ssh" /etc/ssh
-for name in hosts hostname machine-id shadow resolv.conf; do
+for name in hosts hostname machine-id shadow resolv.conf nsswitch.conf; do
     [ ! -e /etc/$name ] || mount --bind "$D/$name" /etc/$name
 done
 # Fast transports take hosts with the same boot id for one host, and try shared memory.
@@ -221,6 +221,11 @@ class Cluster:
         hosts = "127.0.0.1 localhost\n::1 localhost\n"
         hosts += "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         shadow = re.sub(r"^root:[^:]*", "root:*", Path("/etc/shadow").read_text(), flags=re.MULTILINE)
+        # There is no DNS: asked for ::ffff:10.213.88.2, it would be "temporarily" out of order, and torch warn.
+        there = Path("/etc/nsswitch.conf")
+        switch = (
+            re.sub(r"(?m)^hosts:.*\n?", "", there.read_text() if there.exists() else "") + "hosts: files\n"
+        )
         for name in self.names:
             at = self.directory / name
             (at / "ssh").mkdir(parents=True)
@@ -233,6 +238,7 @@ class Cluster:
                 "boot_id": f"{uuid.uuid4()}\n",
                 "shadow": shadow,
                 "resolv.conf": "nameserver 127.0.0.1\n",
+                "nsswitch.conf": switch,
                 "ssh/ssh_config": _SSH_CONFIG,
                 "ssh/sshd_config": _SSHD_CONFIG,
                 "ssh/authorized_keys": (self.directory / "id.pub").read_text(),

@@ -1,13 +1,13 @@
 """A cluster of namespace hosts to play with: a shell with a ``cluster`` command, and all is gone after it.
 
-    play.py [--hosts N] [COMMAND …]      make a cluster, run COMMAND (else a shell), take the cluster down
+    play_cluster.sh [--hosts N] [COMMAND …]    make a cluster, run COMMAND (else a shell), take it down
 
 In that shell:
 
-    cluster HOST [COMMAND …]             run COMMAND (else a shell) on a host: login, node0, node1, …
-    cluster ps                           what runs on the hosts
-    cluster break HOST FAULT             until Enter: dropping, cut, unknown_key, changed_key,
-                                         refusing_users, without_sshd; power_off is for good
+    cluster HOST [COMMAND …]    run COMMAND (else a shell) on a host: login, node0, node1, …
+    cluster ps                  what runs on the hosts
+    cluster break HOST FAULT    until Enter: dropping, cut, unknown_key, changed_key, refusing_users,
+                                without_sshd; power_off is for good
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ FAULTS = ("dropping", "cut", "unknown_key", "changed_key", "refusing_users", "wi
 
 
 def main() -> int:
+    if host := os.environ.get("PLAY_CLUSTER_HOST"):
+        print(f"you are on the host {host}: `cluster` works in the shell around it (exit)", file=sys.stderr)
+        return 2
     if directory := os.environ.get("PLAY_CLUSTER"):
         return _command(Cluster.at(Path(directory)), sys.argv[1:])
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="play_cluster.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="besides the host called login (4)")
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -65,6 +68,7 @@ def _play(cluster: Cluster, command: list[str]) -> int:
             "try: cluster login cpulaunch hosts check -f $HOSTFILE.  The end of this shell is the end of them.",
             file=sys.stderr,
         )
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command
     return subprocess.run(command, env=env).returncode
 
 
@@ -72,8 +76,11 @@ def _command(cluster: Cluster, words: list[str]) -> int:
     if words[:1] == ["ps"]:
         print("\n".join(cluster.processes()))
     elif words and words[0] in cluster.names:
-        argv = cluster.command(words[0], words[1:] or [os.environ.get("SHELL", "/bin/sh")])
-        os.environ["HOSTNAME"] = words[0]
+        # Ctrl-C is for the command: where nsenter dies of it, the command is killed at once.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        wanted = words[1:] or [os.environ.get("SHELL", "/bin/sh")]
+        argv = cluster.command(words[0], ["env", "--default-signal=INT", *wanted])
+        os.environ["HOSTNAME"] = os.environ["PLAY_CLUSTER_HOST"] = words[0]
         os.execvp(argv[0], argv)
     elif (
         len(words) == 3

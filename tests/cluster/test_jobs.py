@@ -185,5 +185,5 @@ def test_a_stray_slurm_allocation_names_the_hosts(cluster: Cluster, cpulaunch: R
     }
     done = cpulaunch("run", *mpi_options("intel"), show, **allocation)
     assert done.returncode == 0, done.stderr
-    assert "Slurm job 4711 gives 3 hosts: node0 …" in done.stderr
+    assert "Slurm job 4711 gives 3 hosts: node0 ..." in done.stderr
     assert [r["host"] for r in seen_by_ranks(done.stdout)] == ["node0", "node0", "node1", "node2"]

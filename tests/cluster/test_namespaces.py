@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +82,32 @@ def test_the_script_gives_one_to_play_with(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert done.stdout.split() == ["node1", "node0", "node1", str(Path.home())], done.stderr
+
+
+def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
+    need_cluster()
+    script = REPOSITORY / "scripts" / "play_cluster.sh"
+    there = "trap 'echo ended by itself; exit 7' INT; echo up; while :; do sleep 0.1; done"
+    shell = f'trap : INT; cluster node0 bash -c "{there}"; echo "code $?"; cluster login cluster ps'
+    with subprocess.Popen(
+        [script, "--hosts", "1", "bash", "-c", shell],
+        env={**os.environ, "PYTHON": sys.executable},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # as a terminal's foreground job, all of which gets its Ctrl-C
+    ) as process:
+        assert process.stdout
+        try:
+            assert process.stdout.readline() == "up\n"
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert out.splitlines() == ["ended by itself", "code 7"], err
+    assert "you are on the host login" in err
+    assert "Traceback" not in err
 
 
 def _machine() -> list[str]:

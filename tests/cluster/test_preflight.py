@@ -106,13 +106,14 @@ def test_four_healthy_hosts_take_two_seconds(
 ) -> None:
     (tmp_path / "train.py").write_text("")
     started = time.monotonic()
-    done = cpulaunch("hosts", "check", "-f", four, "train.py")
+    done = cpulaunch("hosts", "check", "-f", four, "train.py", LC_ALL="C")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert done.stdout.isascii()
     assert time.monotonic() - started < 4.0  # 0.8 s on two idle cores
     lines = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [line[:4] for line in lines] == [
-        ["✓", name, cluster.addresses[name], cluster.interfaces[name]] for name in HOSTS
+        ["ok", name, cluster.addresses[name], cluster.interfaces[name]] for name in HOSTS
     ]
 
 
@@ -147,14 +148,36 @@ def test_a_host_without_power() -> None:
         done = own.run("login", argv)
         assert time.monotonic() - started < 10.0
     assert done.returncode == 3
-    assert "✗ node1: ssh: connect to host node1 port 22" in done.stderr
+    assert "node1: ssh: connect to host node1 port 22" in done.stderr
 
 
-def test_an_unknown_name(cluster: Cluster, cpulaunch: Run) -> None:
-    done = cpulaunch("hosts", "check", "--hosts", "node0,nod1")
+@pytest.mark.parametrize("hosts", ["node0,nod1", "nod1,node0"])
+def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
+    done = cpulaunch("hosts", "check", "--hosts", hosts)
     assert done.returncode == 3
     assert "✗ nod1: ssh: Could not resolve hostname nod1" in done.stderr
     assert "is the name right?" in done.stderr
+    assert done.stderr.count("✗") == 1  # and not that no way leads there
+
+
+@pytest.mark.parametrize(
+    ("hosts", "hint"),
+    [("nod1", "--skip-preflight starts all the same\n"), ("node0,nod1", "; --exclude leaves hosts out\n")],
+)
+def test_a_run_says_what_can_be_done_about_a_host(
+    cluster: Cluster, cpulaunch: Run, tmp_path: Path, hosts: str, hint: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = cpulaunch("run", "--hosts", hosts, "train.py", on="login")
+    assert done.returncode == 3
+    assert hint in done.stderr
+
+
+def test_two_names_of_this_host_are_one_too_many(cluster: Cluster, cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = cpulaunch("run", "--hosts", f"node0,node1,{cluster.addresses['node0']}", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"node0 and {cluster.addresses['node0']} are both this machine" in done.stderr
 
 
 def test_a_script_that_is_missing_on_one_host(

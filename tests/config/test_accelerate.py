@@ -153,7 +153,7 @@ def test_what_has_no_meaning_here_comes_with_the_reason_and_its_line(
         ("distributed_type: 'NO'\nuse_cpu: false\ngpu_ids: '0,1'", "a.yaml:1: it is for GPUs"),
         ("cpulaunch: 1", "a.yaml: not a configuration of accelerate"),
         ("- a", "a.yaml: not a configuration of accelerate"),
-        ("", "a.yaml: not a configuration of accelerate"),
+        ("", "a.yaml: is empty"),
         ("a: [", "a.yaml:1: not valid YAML"),
         (BASE + "num_processes: many", "a.yaml:4: num_processes: 'many' is not a whole number"),
         (BASE + "num_machines: 0", "a.yaml:4: num_machines: 0 is not a number of at least 1"),

@@ -61,6 +61,12 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
         (["--default"], "unknown option --default; did you mean '--defaults'?"),
         (["shwo"], "no command 'shwo'; did you mean 'show'?"),
+        (["validate"], "there is no cpulaunch.yaml here"),
+        (["import"], "no file to import"),
+        (
+            ["import", "nowhere.yaml"],
+            "accelerate's own file is ~/.cache/huggingface/accelerate/default_config.yaml",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -71,6 +77,18 @@ def test_what_cannot_be_done_is_said(
     assert error in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_warns_of_what_cannot_run_here_in_the_words_of_the_file(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1000
+    done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
+    assert done.returncode == 0
+    assert f"warning: can't run from here yet: {ranks} ranks on" in done.stderr
+    assert "hosts.oversubscribe" in done.stderr
+    assert "--oversubscribe" not in done.stderr
+    assert "Written: cpulaunch.yaml" in done.stderr
 
 
 # ---- show
@@ -152,6 +170,13 @@ def test_validate_warns_of_what_is_valid_but_unwise_here(
     assert f"warning: {warning}" in message or warning in message
 
 
+def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("launcher: local\noutput: {tee: 0-}\n")
+    done = cpulaunch("config", "validate")
+    assert done.returncode == 2
+    assert "cpulaunch.yaml:2: '0-' does not fit output.tee" in done.stderr
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
 def test_the_example_configurations_are_valid(cpulaunch: Run, path: Path) -> None:
     done = cpulaunch("config", "validate", path, cwd=ROOT)
@@ -172,10 +197,18 @@ def test_import_gives_a_valid_file_and_says_what_it_left(cpulaunch: Run, tmp_pat
     assert "old.yaml:5: same_network: true: not taken over" in shown.stderr
     done = cpulaunch("config", "import", "old.yaml", "-o", "new.yaml")
     assert (done.returncode, done.stdout) == (0, "")
+    assert "Written: new.yaml" in done.stderr
     assert (tmp_path / "new.yaml").read_text() == shown.stdout
     assert cpulaunch("config", "validate", "new.yaml").returncode == 0
     assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml").returncode == 2
     assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml", "--force").returncode == 0
+
+
+def test_import_refuses_an_empty_file(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    done = cpulaunch("config", "import", "empty.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "empty.yaml: is empty" in done.stderr
 
 
 def test_import_refuses_gpus(cpulaunch: Run, tmp_path: Path) -> None:

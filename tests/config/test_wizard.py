@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from conftest import Run
 
 from config.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal
+from cpulaunch.cli.terminal import drop_keys
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SETTINGS
 
@@ -331,3 +333,23 @@ def test_run_does_not_load_what_only_the_wizard_needs(tmp_path: Path) -> None:
     heavy = ("questionary", "prompt_toolkit", "rich", "torch", "yaml", "psutil")
     done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "[]\n"
+
+
+def test_what_is_typed_before_the_first_question_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, keys = os.openpty()
+    with open(keys, closefd=True) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        os.write(keyboard, b"typed ahead\n")
+        assert select.select([stdin], [], [], 10)[0]
+        drop_keys()
+        assert not select.select([stdin], [], [], 0)[0]
+    os.close(keyboard)
+
+
+def test_a_wrong_answer_is_explained_in_the_words_of_the_file(wizard: Start) -> None:
+    terminal = wizard(*GLOO)
+    terminal.answers(WHERE)
+    terminal.answers(RANKS, str(CPUS + 1000))
+    terminal.sees("hosts.oversubscribe")
+    terminal.sees(RANKS)
+    assert "--" not in terminal.text

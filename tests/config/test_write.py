@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.config.kinds import Choice, Number, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Number, Ranks, Switch, Text, Variables, Words
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
@@ -34,6 +34,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(ANY_TEXT).map(tuple)
     if isinstance(kind, Variables):
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
+    if isinstance(kind, Ranks):
+        return st.sampled_from(["all", "none", "0", "0,4-7", "0-6:2, 9"])
     assert isinstance(kind, Text)
     return ANY_TEXT.filter(str.strip)
 
@@ -75,6 +77,7 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     config = load(file=Path("cpulaunch.yaml"), text="\n".join(["cpulaunch: 1", *uncommented]), environ={})
     unchanged = {key for key in SETTINGS if config[key] == SETTINGS[key].default}
     assert set(SETTINGS) - unchanged == {"hosts.hostfile", "hosts.exclude"}
+    assert (config["hosts.hostfile"], config["hosts.exclude"]) == ("(none)", "(none)")
 
 
 def test_what_the_wizard_asks_is_in_the_table() -> None:

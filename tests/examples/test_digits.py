@@ -38,7 +38,9 @@ def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, flavour: str, backend
     (plan,) = tmp_path.glob("runs/*/plan.json")
     seats = json.loads(plan.read_text())["hosts"][0]["ranks"]
     for seat, line in zip(seats, ranks, strict=True):
-        assert line.endswith(f", {seat['threads']} threads, CPUs [{seat['cores'].replace(',', ', ')}]")
+        assert line.endswith(
+            f", {seat['threads']} thread{'s' * (seat['threads'] > 1)}, CPUs [{seat['cores'].replace(',', ', ')}]"
+        )
 
 
 def test_ccl_is_what_a_run_takes_by_itself(cpulaunch: Run) -> None:

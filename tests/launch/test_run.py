@@ -505,7 +505,18 @@ class TestBadInput:
             (["-m"], 2, "no script to run"),
             (["--no-python", "no-such-program"], 2, "no-such-program: no such program"),
             (["--no-python", "./show.py"], 2, "not executable"),
-            (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean"),
+            (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean '-n'?"),
+            (["-machinefile", "f", "show.py"], 2, "unknown option -machinefile; did you mean '--hostfile'?"),
+            (["-n", "2", "python", "show.py"], 2, "leave out python"),
+            (["-n", "2", sys.executable, "show.py"], 2, "is no script"),
+            (["--format", "shell", "show.py"], 2, "--format is for --dry-run"),
+            (
+                ["--hosts", "localhost,127.0.0.1", "show.py"],
+                2,
+                "localhost and 127.0.0.1 are both this machine",
+            ),
+            (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
+            (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
             (["-n"], 2, "-n wants a value"),
             (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
             (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
@@ -518,7 +529,7 @@ class TestBadInput:
             (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
             (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
             (["--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
-            (["--launcher", "slurm", "show.py"], 2, "slurm is not built yet"),
+            (["--launcher", "slurm", "show.py"], 2, "--launcher: slurm is not built yet"),
             (["--max-restarts", "1", "show.py"], 2, "not built yet"),
             (["--set", "ccl.workers=1", "show.py"], 2, "unknown setting 'ccl.workers'"),
             (["--set", "launcher", "show.py"], 2, "expected KEY=VALUE"),
@@ -540,6 +551,24 @@ class TestBadInput:
         assert said in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
+
+    @pytest.mark.parametrize("command", ["hosts", "ccl"])
+    def test_a_command_without_its_own_shows_its_help(self, cpulaunch: Run, command: str) -> None:
+        done = cpulaunch(command)
+        assert (done.returncode, done.stderr) == (2, "")
+        assert done.stdout.startswith("usage: ")
+        assert cpulaunch(command, "--help").returncode == 0
+
+    def test_more_threads_than_cores_are_pointed_out(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env={"OMP_NUM_THREADS": "1000"})
+        assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads on" in done.stderr
+
+    @pytest.mark.parametrize(("locale", "dot"), [("C", " - "), ("C.UTF-8", " · ")])
+    def test_the_first_line_suits_the_locale(self, cpulaunch: Run, show, locale: str, dot: str) -> None:
+        done = cpulaunch("run", "-n", "1", "show.py", env={"LC_ALL": locale})
+        line = next(line for line in done.stderr.splitlines() if "logs in" in line)
+        assert dot + "started directly" + dot in line
+        assert line.isascii() == (locale == "C")
 
     def test_an_unreadable_script_is_refused(self, tmp_path) -> None:
         script = tmp_path / "secret.py"

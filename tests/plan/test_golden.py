@@ -14,14 +14,14 @@ from conftest import REPOSITORY
 from cpulaunch.cli.main import main
 
 HERE = Path(__file__).parent
-BIG = HERE / "2x28.lscpu"
-FOUR = "node1 slots=4\nnode2 slots=4\nnode3 slots=4\nnode4 slots=4\n"
+BIG = "tests/plan/2x28.lscpu"
+FOUR = "hostfiles/four-nodes"
 
 CASES = {
     # the canonical case: 4 hosts x 4 ranks
-    "four-by-four.intel": ["-f", "four-nodes"],
-    "four-by-four.mpich": ["-f", "four-nodes", "--mpi", "mpich"],
-    "four-by-four.openmpi": ["-f", "four-nodes", "--mpi", "openmpi", "-x", "HF_TOKEN"],
+    "four-by-four.intel": ["-f", FOUR],
+    "four-by-four.mpich": ["-f", FOUR, "--mpi", "mpich"],
+    "four-by-four.openmpi": ["-f", FOUR, "--mpi", "openmpi", "-x", "HF_TOKEN"],
     "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
     "gloo-on-addresses.intel": [
@@ -44,7 +44,9 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/rank/run_keeper.py")
     monkeypatch.setattr("cpulaunch.launch.mpi.SSH", "/venv/cpulaunch/launch/ssh.sh")
     monkeypatch.setattr("os.getcwd", lambda: "/home/me")
-    Path("four-nodes").write_text(FOUR)
+    for file in (BIG, FOUR):
+        Path(file).parent.mkdir(parents=True)
+        Path(file).write_text((REPOSITORY / file).read_text())
     Path("train.py").write_text("")
 
 
@@ -56,7 +58,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str, format: str) -> s
         "--format",
         format,
         "--lscpu",
-        str(BIG),
+        BIG,
         *options,
         "train.py",
         "--lr",
@@ -78,9 +80,17 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.Capt
     assert "hunter2" not in text
 
 
+@pytest.fixture(autouse=True)
+def _more_than_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+
+
 def test_the_readme_shows_what_is_really_planned() -> None:
     golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
-    assert golden.partition("\nSettings that")[0].rstrip() in (REPOSITORY / "README.md").read_text()
+    readme = (REPOSITORY / "README.md").read_text()
+    typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run train.py --lr 0.1\n"
+    assert typed + golden.partition("\nSettings that")[0] + "…\n" in readme
+    assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in readme
 
 
 def test_masks_are_shown_to_those_who_think_in_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +106,7 @@ def test_secrets_are_not_in_argument_lists(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(dry_run(capsys, "-f", "four-nodes", format="json"))
+    document = json.loads(dry_run(capsys, "-f", FOUR, format="json"))
     assert document["schema"] == 1
     assert (document["launcher"], document["starter"], document["world_size"]) == ("mpirun", "intel", 16)
     assert document["program"] == ["/venv/bin/python", "train.py", "--lr", "0.1"]
@@ -118,4 +128,4 @@ def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> No
     }
     assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
     assert set(document["commands"][0]) == {"host", "argv", "env", "files"}
-    assert {"key": "hosts.hostfile", "value": "four-nodes", "origin": "-f"} in document["settings"]
+    assert {"key": "hosts.hostfile", "value": FOUR, "origin": "-f"} in document["settings"]

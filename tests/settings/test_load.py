@@ -123,7 +123,19 @@ BAD_FILES = [
     ),
     ("hosts:\n  nnodes: 0\n", "cpulaunch.yaml:2: 0 does not fit", ""),
     ("hosts:\n  nnodes: 1.5\n", "cpulaunch.yaml:2: 1.5 does not fit", ""),
-    ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: True does not fit", ""),
+    ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: true does not fit", ""),
+    (
+        "training: {precision: yes}\n",
+        "cpulaunch.yaml:1: yes does not fit training.precision: expected one of bf16, fp32",
+        "",
+    ),
+    (
+        "output: {tee: 0-}\n",
+        "cpulaunch.yaml:1: '0-' does not fit output.tee: expected all, none, or a list",
+        "",
+    ),
+    ("output: {tee: 3-1}\n", "cpulaunch.yaml:1: '3-1' does not fit output.tee", ""),
+    ("output: {tee: '0,'}\n", "cpulaunch.yaml:1: '0,' does not fit output.tee", ""),
     ("hosts:\n  nnodes: [1]\n", "cpulaunch.yaml:2: [1] does not fit", ""),
     ("hosts:\n  nnodes:\n", "cpulaunch.yaml:2: nothing does not fit", ""),
     (
@@ -136,8 +148,16 @@ BAD_FILES = [
         "cpulaunch.yaml:1: 'slurn' does not fit launcher: expected one of auto, local, mpirun, slurm",
         "",
     ),
-    ("launcher: slurm\n", "cpulaunch.yaml:1: launcher: slurm is not built yet", "today: auto, local, mpirun"),
-    ("watch: {max_restarts: 1}\n", "cpulaunch.yaml:1: watch.max_restarts: 1 is not built yet", "today: 0"),
+    (
+        "launcher: slurm\n",
+        "cpulaunch.yaml:1: launcher: slurm is not built yet",
+        "built so far: auto, local, mpirun",
+    ),
+    (
+        "watch: {max_restarts: 1}\n",
+        "cpulaunch.yaml:1: watch.max_restarts: 1 is not built yet",
+        "so far it can only be 0",
+    ),
     (
         "launcher: local\nlauncher: mpirun\n",
         "cpulaunch.yaml:2: 'launcher' stands here twice, first at cpulaunch.yaml:1",
@@ -168,8 +188,8 @@ BAD_FILES = [
         "cpulaunch.yaml:1: 65536 does not fit hosts.master_port: expected a whole number from 1 to 65535, or auto",
         "",
     ),
-    ("watch: {grace_period: .nan}\n", "cpulaunch.yaml:1: nan does not fit", ""),
-    ("watch: {grace_period: .inf}\n", "cpulaunch.yaml:1: inf does not fit", ""),
+    ("watch: {grace_period: .nan}\n", "cpulaunch.yaml:1: .nan does not fit", ""),
+    ("watch: {grace_period: .inf}\n", "cpulaunch.yaml:1: .inf does not fit", ""),
     ("a: 1\n---\nb: 2\n", "cpulaunch.yaml:2: not valid YAML", ""),
     ("launcher: !!python/name:os.system\n", "cpulaunch.yaml:1: not valid YAML", ""),
 ]
@@ -225,6 +245,9 @@ def test_a_missing_file_is_an_error_only_when_it_was_named() -> None:
         (("env", "A", "--env"), "--env: 'A' does not fit env: expected NAME=VALUE"),
         (("ccl.workers", "1", "--set ccl.workers"), "--set ccl.workers: unknown setting 'ccl.workers'"),
         (("output.log_dir", "", "--log-dir"), "--log-dir: '' does not fit"),
+        (("output.tee", "0-", "--tee"), "--tee: '0-' does not fit output.tee: expected all, none, or a list"),
+        (("launcher", "slurm", "--launcher"), "--launcher: slurm is not built yet"),
+        (("watch.max_restarts", "2", "--max-restarts"), "--max-restarts: 2 is not built yet"),
     ],
 )
 def test_a_bad_value_on_the_command_line_is_refused_with_its_flag(given, message) -> None:
@@ -236,7 +259,7 @@ def test_a_bad_value_on_the_command_line_is_refused_with_its_flag(given, message
 def test_an_unknown_variable_of_ours_is_warned_of() -> None:
     config = load(environ={"CPULAUNCH_CCL_WORKERCOUNT": "1"})
     assert config.warnings == (
-        "$CPULAUNCH_CCL_WORKERCOUNT is not a setting of cpulaunch; did you mean 'CPULAUNCH_CCL_WORKER_COUNT'?; it is ignored",
+        "$CPULAUNCH_CCL_WORKERCOUNT is not a setting of cpulaunch, and is ignored; did you mean 'CPULAUNCH_CCL_WORKER_COUNT'?",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
 import pytest
@@ -55,3 +56,32 @@ class TestConfigShow:
         (tmp_path / "shown.yaml").write_text(shown)
         assert cpulaunch("config", "validate", "shown.yaml").returncode == 0
         assert cpulaunch("config", "show", "--config-file", "shown.yaml").stdout == shown
+
+
+@pytest.mark.parametrize("option", ["-n", "-np"])
+def test_the_number_of_ranks_may_be_said_as_to_mpirun(option: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    assert main(["run", option, "1", "--dry-run", "--format", "json", "t.py"]) == 0
+    assert f'"key": "hosts.nproc",\n   "value": 1,\n   "origin": "{option}"' in capsys.readouterr().out
+
+
+def test_what_is_not_built_yet_is_marked_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--max-restarts [^-]*\(not built yet\)", text)
+    assert "(built so far: auto, local, mpirun)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train.py", "--lr", "1"], "did you mean `cpulaunch run train.py --lr 1`?"),
+        (["-n", "2", "train.py"], "options come after the command: cpulaunch run -n 2 train.py"),
+        (["rnu"], "commands: run, "),
+    ],
+)
+def test_a_forgotten_command_is_named(arguments: list[str], hint: str, capsys) -> None:
+    assert main(arguments) == 2
+    assert f"cpulaunch: hint: {hint}" in capsys.readouterr().err
