@@ -94,8 +94,8 @@ def test_the_readme_shows_what_is_really_planned() -> None:
 
 
 def test_masks_are_shown_to_those_who_think_in_them(capsys: pytest.CaptureFixture[str]) -> None:
-    text = dry_run(capsys, "-f", "four-nodes", "-v", format="text")
-    masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
+    text = dry_run(capsys, "-f", FOUR, "-v", format="text")
+    masks = "node1 ... node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
 
 
