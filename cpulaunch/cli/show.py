@@ -130,7 +130,8 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 
 
 def _names(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts)} hosts)"
+    dots = "…" if has_unicode() else "..."
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} {dots} {hosts[-1]} ({len(hosts)} hosts)"
 
 
 def _pairs(env: Mapping[str, str]) -> str:

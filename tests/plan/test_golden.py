@@ -51,7 +51,7 @@ def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *options: str, format: str) -> str:
-    """What ``cpulaunch run --dry-run`` prints in an environment that holds but one variable."""
+    """What ``cpulaunch run --dry-run`` prints in an environment that holds next to nothing."""
     command = [
         "run",
         "--dry-run",
@@ -64,7 +64,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str, format: str) -> s
         "--lr",
         "0.1",
     ]
-    with mock.patch.dict(os.environ, {"HF_TOKEN": "hunter2"}, clear=True):
+    with mock.patch.dict(os.environ, {"HF_TOKEN": "hunter2", "LC_ALL": "C.UTF-8"}, clear=True):
         assert main(command) == 0
     return capsys.readouterr().out
 
@@ -80,11 +80,6 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.Capt
     assert "hunter2" not in text
 
 
-@pytest.fixture(autouse=True)
-def _more_than_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")
-
-
 def test_the_readme_shows_what_is_really_planned() -> None:
     golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
     readme = (REPOSITORY / "README.md").read_text()
@@ -95,7 +90,7 @@ def test_the_readme_shows_what_is_really_planned() -> None:
 
 def test_masks_are_shown_to_those_who_think_in_them(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "-f", FOUR, "-v", format="text")
-    masks = "node1 ... node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
+    masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
 
 
