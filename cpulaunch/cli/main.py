@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """The program ``cpulaunch``: leaves at once, as tearing Python down takes 10 ms for nothing."""
-    gc.set_threshold(100_000)  # nearly all that a start makes is kept; looking for garbage took 5 ms
+    gc.disable()  # nearly all that a start makes is kept, and looking for garbage took 5 ms; see execute
     for fd in (0, 1, 2):  # closed by `>&-`, or by cron: what is opened next would take its place
         try:
             os.fstat(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ def execute(
 
         from cpulaunch.launch.watch import Watch
 
+        gc.freeze()
+        gc.enable()
         return asyncio.run(Watch(plan, job, starters, output, tell, verbose=verbose).run(listener))
     except BaseException:
         sweep(job.id)

@@ -60,6 +60,7 @@ class Output:
         self._logs: dict[str, BinaryIO | None] = {}
         self._rest: dict[tuple[int, int], bytes] = {}
         self._bars: dict[tuple[int, int], float] = {}
+        self._warned = False
         self._hidden: set[tuple[int, int]] = set()
         self._fold = Fold() if fold else None
         self.last_at: float | None = None
@@ -109,7 +110,8 @@ class Output:
             if log := self._logs[name]:
                 log.write(data)
         except OSError as e:
-            if None not in self._logs.values():
+            if not self._warned:
+                self._warned = True
                 self._warn(f"{self._directory} can't be written: {e.strerror}; the job goes on without logs")
             self._logs[name] = None
 

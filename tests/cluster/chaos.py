@@ -213,8 +213,10 @@ EVENTS = {
 """What happens to a rank, its host or the launcher, in the order of the table."""
 
 
-def run(cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: int) -> Result:
-    """Let the event ``name`` happen to ``rank``, or its host, in a new job."""
+def run(
+    cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: int, moment: float = 0
+) -> Result:
+    """Let the event ``name`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
     event = EVENTS[name]
     options = [*mpi, *event.options]
     if event.mode in ("gloo", "ccl"):
@@ -224,6 +226,7 @@ def run(cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: 
     if not event.at_start:
         job.start()
         job.ready()
+        time.sleep(moment)
         job.since = time.monotonic()
     with event.happen(job, rank):
         if event.at_start:
@@ -265,7 +268,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often; default 1")
     parser.add_argument("--mpi", action="append", choices=("intel", "mpich", "openmpi"), help="default: all")
     parser.add_argument("--only", default="", help="only events with this in their name")
-    parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit")
+    parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
     dice = random.Random(seed)
@@ -280,7 +283,9 @@ def main() -> int:
                 for _ in range(arguments.rounds):
                     rank = dice.randrange(len(HOSTS))
                     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-                        result = run(cluster, Path(directory), mpi_options(flavour), name, rank)
+                        result = run(
+                            cluster, Path(directory), mpi_options(flavour), name, rank, dice.random()
+                        )
                     times.append(result.seconds)
                     if these := problems(name, rank, result):
                         found += [f"rank {rank}: {each}" for each in these]

@@ -159,3 +159,21 @@ def memory_cgroup(limit: int) -> Iterator[Path]:
         yield group / "cgroup.procs"
     finally:
         group.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "much.py").write_text("for i in range(5000): print(i, 'x' * 60)")
+    (tmp_path / "runs").mkdir()
+    command = f"mount -t tmpfs -o size=100k tmpfs runs && exec {sys.executable} -m cpulaunch run -n 2 much.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("can't be written: No space left on device") == 1
+    assert "[0-1] 4999 x" in done.stdout or "[1] 4999 x" in done.stdout

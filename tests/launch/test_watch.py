@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -61,6 +63,26 @@ def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> Non
         for connection in quiet:
             connection.close()
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+
+
+def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) -> None:
+    dice = random.Random(4711)
+    with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
+        port = control_port(launcher)
+        sizes = []
+        for number in range(600):
+            with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as stranger:
+                data = dice.choice(list(HOSTILE.values())) + dice.randbytes(dice.randrange(100_000))
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(data)
+                    stranger.shutdown(socket.SHUT_WR)
+                    while stranger.recv(1 << 16):
+                        pass
+            if number >= 200:  # by then it has all that it needs
+                sizes.append(psutil.Process(launcher.pid).memory_info().rss)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    assert sizes[-1] < sizes[0] + (8 << 20)
 
 
 @pytest.mark.parametrize(
