@@ -8,7 +8,7 @@ from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 
-from cpulaunch.cli.show import FLAVOUR_NAMES
+from cpulaunch.cli.show import FLAVOUR_NAMES, counted
 from cpulaunch.cluster.allocation import Allocation, allocation
 from cpulaunch.cluster.facts import HostFacts, Mpi
 from cpulaunch.cluster.here import read_file
@@ -52,8 +52,8 @@ class Machine:
         """What was found, for people."""
         topology = self.facts.topology
         flags = " ".join(self.facts.cpu_flags or ()) or ("none" if self.has_bf16() is False else "unknown")
-        sizes = (_counted(len(topology.sockets), "socket"), _counted(len(topology.nodes), "NUMA node"),
-                 _counted(len(topology.cores), "core"))  # fmt: skip
+        sizes = (counted(len(topology.sockets), "socket"), counted(len(topology.nodes), "NUMA node"),
+                 counted(len(topology.cores), "core"))  # fmt: skip
         yield "CPU        " + ", ".join(sizes)
         yield "bf16       " + flags
         if self.facts.memory:
@@ -136,8 +136,4 @@ def hosts_in_short(hosts: tuple[Host, ...]) -> str:
     """``"4 hosts (node1, ..., node4)"``."""
     names = [host.name for host in hosts]
     shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
-    return f"{_counted(len(hosts), 'host')} ({shown})"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(len(hosts), 'host')} ({shown})"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from cpulaunch.cli.gather import gather
-from cpulaunch.cli.show import crowded, started
+from cpulaunch.cli.show import counted, crowded, started
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.cluster.facts import Facts
 from cpulaunch.cluster.interfaces import interfaces_here
@@ -34,10 +34,10 @@ def in_short(plan: Plan) -> Iterator[str]:
     """The plan in a few lines."""
     names = [host.host for host in plan.hosts]
     shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
-    where = "this machine" if plan.here_alone else f"{_counted(len(names), 'host')} ({shown})"
+    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({shown})"
     threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
-    each = _counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
-    yield f"{_counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
+    each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
+    yield f"{counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
     yield f"backend {plan.env['CPULAUNCH_BACKEND']}, precision {plan.env['CPULAUNCH_PRECISION']}"
     for note in plan.notes:
         yield f"note: {note}"
@@ -74,7 +74,7 @@ def unwise(config: Config) -> Iterator[str]:
         smallest = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
         if workers != "auto" and plan.env["CPULAUNCH_BACKEND"] == "ccl" and workers >= smallest:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
-                   f"{_counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
+                   f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
     yield from crowded(config, plan)
     if plan.env["CPULAUNCH_BACKEND"] != "ccl" and workers != "auto":
@@ -99,7 +99,3 @@ def _interfaces() -> list[str]:
         return sorted({interface.name for interface in interfaces_here()})
     except OSError:
         return []
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import IO
 
 from cpulaunch.channel import BEATS_PER_TIMEOUT, UNREACHED, Message, encode, unpack
@@ -22,6 +21,7 @@ from cpulaunch.launch.failures import Candidate, root_cause
 from cpulaunch.launch.job import Job
 from cpulaunch.launch.outcome import Failure, Outcome, RankOutcome
 from cpulaunch.launch.output import Output
+from cpulaunch.launch.ranks import Rank
 from cpulaunch.launch.signs import failed_start
 from cpulaunch.launch.sweep import sweep
 from cpulaunch.plan.plan import Plan
@@ -41,52 +41,6 @@ NOISE = b"IPL WARN> "
 ENDED = "ended by launcher"
 
 
-@dataclass
-class _Rank:
-    """What is known of one rank.  ``clock`` is what to add to its host's time to get ours."""
-
-    rank: int
-    host: str
-    heard_at: float | None = None
-    clock: float = 0.0
-    pid: int | None = None
-    cores: str | None = None
-    status: str = "not started"
-    failure: Message | None = None
-    end: Message | None = None
-    verdict: Candidate | None = None
-    over: bool = False
-    goodbye: bool = False
-    missed_at: float | None = None
-
-    def candidate(self) -> Candidate | None:
-        """How it failed by itself, if it did."""
-        if self.verdict:
-            return self.verdict
-        said, end = self.failure or {}, self.end or {}
-        code, number = end.get("code"), end.get("signal")
-        of_itself = end and not end["told"]
-        if said and not said["told"]:
-            code = (128 + number if number else code or 1) if of_itself else 1
-            failure = Failure(
-                self.rank,
-                self.host,
-                exit_code=code,
-                error=said.get("error"),
-                file=said.get("file"),
-                line=said.get("line"),
-                traceback=said.get("traceback"),
-            )
-            return Candidate(said["at"] + self.clock, kinds.ERROR, code, failure)
-        if of_itself and number is not None:
-            failure = Failure(self.rank, self.host, signal=number, note=end["note"])
-            return Candidate(end["at"] + self.clock, kinds.SIGNAL, 128 + number, failure, bool(end["asked"]))
-        if of_itself and code:
-            failure = Failure(self.rank, self.host, exit_code=code, note=end["note"])
-            return Candidate(end["at"] + self.clock, kinds.EXIT, code, failure, bool(end["asked"]))
-        return None
-
-
 class Watch:
     """One job, from the start of its commands to its outcome."""
 
@@ -102,7 +56,7 @@ class Watch:
     ) -> None:
         self.plan, self.job, self.starters = plan, job, starters
         self.output, self.tell, self.verbose = output, tell, verbose
-        self.ranks = [_Rank(rank.rank, host.host) for host in plan.hosts for rank in host.ranks]
+        self.ranks = [Rank(rank.rank, host.host) for host in plan.hosts for rank in host.ranks]
         self.control = Control(job.token, plan.world_size, self._heard, self._lost, output.screen.room)
         self.changed = asyncio.Event()
         self.started = self.looked_at = time.monotonic()
@@ -200,7 +154,7 @@ class Watch:
             parts.append(f"last output {_duration(time.monotonic() - self.output.last_at)} ago")
         return "cpulaunch: " + " · ".join(parts)
 
-    def _starter_ended_early(self, missing: list[_Rank]) -> None:
+    def _starter_ended_early(self, missing: list[Rank]) -> None:
         if self.unreached:
             for rank in missing:
                 rank.status = "not watched"
@@ -229,10 +183,10 @@ class Watch:
             if rank.host in lost and self._silent(rank, 1.5 * self.timeout / BEATS_PER_TIMEOUT):
                 self._lose(rank)
 
-    def _silent(self, rank: _Rank, seconds: float) -> bool:
+    def _silent(self, rank: Rank, seconds: float) -> bool:
         return not rank.over and rank.heard_at is not None and time.monotonic() > rank.heard_at + seconds
 
-    def _lose(self, rank: _Rank) -> None:
+    def _lose(self, rank: Rank) -> None:
         assert rank.heard_at is not None
         silence = time.monotonic() - rank.heard_at
         rank.over, rank.status = True, "lost"
@@ -295,7 +249,7 @@ class Watch:
             self._exited(rank, message)
             self.control.send(number, {"type": "done"})
 
-    def _note_event(self, rank: _Rank, message: Message) -> None:
+    def _note_event(self, rank: Rank, message: Message) -> None:
         event = {"seconds": round(time.monotonic() - self.started, 3), "rank": rank.rank}
         event.update((k, v) for k, v in message.items() if k not in ("rank", "salt", "proof"))
         self.output.keep("events.jsonl", encode(event))
@@ -303,7 +257,7 @@ class Watch:
             values = (f"{k}={v}" for k, v in event.items() if k in _SHOWN_OF_EVENTS and v is not None)
             self.tell(f"{event['seconds']:.3f} s: rank {rank.rank} on {rank.host}: {' '.join(values)}")
 
-    def _exited(self, rank: _Rank, message: Message) -> None:
+    def _exited(self, rank: Rank, message: Message) -> None:
         rank.over = rank.goodbye = True
         rank.end = message
         code, number = message["code"], message["signal"]
@@ -336,7 +290,7 @@ class Watch:
 
     # ---- ending
 
-    def _condemn(self, rank: _Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
+    def _condemn(self, rank: Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
         """The rank has failed, though it doesn't say so itself."""
         failure = Failure(rank.rank, rank.host, error=error)
         rank.verdict = Candidate(time.time() if at is None else at, kind, code, failure)
