@@ -10,10 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
+from cluster.chaos import PROGRAM
 from conftest import TIMEOUT, Run, clean_environment, mpi_options, processes_with
 
 from cpulaunch.channel import MAX_LINE, Lines, decode, encode, pack, proof, unpack
@@ -206,3 +208,35 @@ class TestLanguage:
     def test_a_line_without_end_is_refused(self) -> None:
         with pytest.raises(ValueError, match="too long"):
             list(Lines().feed(b"x" * (MAX_LINE + 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("how", "code", "kind"), [("raise", 1, "error"), ("kill", 137, "signal"), ("exit", 5, "exit")]
+)
+def test_the_cause_is_named_though_the_others_wait_in_a_collective(
+    marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--tee", "all", "--backend", backend]
+    with subprocess.Popen(
+        [*command, "program.py", backend, how, "1"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        killer = threading.Timer(TIMEOUT, launcher.kill)
+        killer.start()
+        assert launcher.stdout
+        ready = 0
+        while ready < 2 and (line := launcher.stdout.readline()):
+            ready += line.endswith("] ready\n")
+        (tmp_path / "trigger").touch()
+        launcher.stdout.read()
+        assert launcher.wait(TIMEOUT) == code
+        killer.cancel()
+    result = outcome(tmp_path)
+    assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)
