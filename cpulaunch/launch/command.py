@@ -44,7 +44,10 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
     for name, text in files.items():
         lines += [f"cat > {shlex.quote(name)} <<'END OF FILE'", text.rstrip("\n"), "END OF FILE"]
     lines += [f"export {name}={shlex.quote(shared[name])}" for name in sorted(shared)]
-    background = ' & jobs="$jobs $!"' if len(commands) > 1 else ""
+    background = ""
+    if len(commands) > 1:
+        lines.append("jobs=")
+        background = ' & jobs="$jobs $!"'
     for command in commands:
         own = [f"{k}={shlex.quote(v)}" for k, v in sorted(command.env.items()) if shared.get(k) != v]
         lines.append(

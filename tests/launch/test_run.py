@@ -189,12 +189,13 @@ class TestEveryStarter:
             )
             assert watcher.returncode == 0
 
-    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, starter, show) -> None:
+    @pytest.mark.parametrize("sh", ["bash", "sh"])
+    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, starter, show, sh: str) -> None:
         script = cpulaunch(
             "run", "-n", "2", *starter, "--dry-run", "--format", "shell", "show.py", *NASTY
         ).stdout
         done = subprocess.run(
-            ["bash", "-c", script],
+            [sh, "-c", script],
             cwd=show.parent,
             env=clean_environment(),
             capture_output=True,
