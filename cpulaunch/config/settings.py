@@ -362,7 +362,7 @@ _TABLE = (
         "output.tee",
         Ranks(),
         "all",
-        "ranks whose output is shown; equal lines become one unless you say all",
+        "ranks whose output is shown; equal lines of many are one unless you say all",
         ("--tee",),
     ),
     Setting("env", Variables(), {}, "environment variables for the ranks", ("--env",)),

@@ -21,6 +21,9 @@ MAX_SHOWN_LINE = 1 << 16
 MOMENT = 0.1
 """Seconds in which equal lines of several ranks are taken for one."""
 
+MANY = 3
+"""Ranks from which on equal lines are taken for one: two are no crowd."""
+
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""
 
@@ -42,8 +45,8 @@ class Output:
     """Takes the ranks' output as it comes, in pieces, and never blocks.
 
     Each rank's log has its bytes unchanged.  On the screen, lines of several ranks get the prefix
-    ``[rank] `` and never mix; with ``fold``, equal ones of a moment become one.  Of a line that is drawn
-    over and over the last state is shown.  Those of a single shown rank pass as they are.
+    ``[rank] `` and never mix; with ``fold``, equal ones of many ranks in a moment become one.  Of a line
+    that is drawn over and over the last state is shown.  Those of a single shown rank pass as they are.
     """
 
     def __init__(
@@ -119,7 +122,11 @@ class Output:
         """Show the lines that wait for their like."""
         if self._fold:
             for stream, group in groupby(self._fold.take(), key=lambda folded: folded[0][0]):
-                text = b"".join(b"[%s] %s\n" % (str(ranks).encode(), line) for (_, line), ranks in group)
+                text = b"".join(
+                    b"[%s] %s\n" % (str(prefix).encode(), line)
+                    for (_, line), ranks in group
+                    for prefix in ([ranks] if len(ranks) >= MANY else ranks)
+                )
                 self.screen.put(stream, text)
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
