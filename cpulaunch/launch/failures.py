@@ -10,9 +10,10 @@ from cpulaunch.launch.outcome import Failure
 
 _PEER_HAS_GONE = re.compile(
     r"""
-    ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Network|Store)Error)\b
+    ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
     | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
-    | \bpeer\b.*\b(died|gone|lost|closed|left)\b | [Tt]imed\ out\ waiting | Socket\ Timeout
+    | [Tt]imed\ out\ waiting | Socket\ Timeout
+    | rank\ \d+\ of\ this\ group | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
     """,
     re.VERBOSE,
 )

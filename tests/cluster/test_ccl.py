@@ -64,7 +64,9 @@ def test_several_ranks_on_each_of_four_hosts_meet(
     """Eight ranks on few cores, all asking rank 0's store at once, once starved each other for minutes."""
     (script := tmp_path / "meet.py").write_text(MEET)
     options = ["--backend", "ccl", "--threads", "1", "--oversubscribe", "-ppn", "2"]
-    done = cpulaunch("run", *mpi_options("intel"), "-f", four, *options, script, timeout=110, on="login")
+    done = cpulaunch(
+        "run", *mpi_options("intel"), "-f", four, "--tee", "all", *options, script, timeout=110, on="login"
+    )
     assert done.returncode == 0, done.stderr
     assert len(re.findall("shared memory 1", done.stdout)) == 8
 

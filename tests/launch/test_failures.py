@@ -28,6 +28,8 @@ def failed(
         ("BrokenPipeError: [Errno 32] Broken pipe", True),
         ("torch.distributed.DistNetworkError: Failed to recv, got 0 bytes", True),
         ("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients", True),
+        ("torch.distributed.DistBackendError: ccl: all_reduce number 7 failed", True),
+        ("RuntimeError: ccl: rank 1 of this group, on this host, has ended", True),
         ("ValueError: no such luck", False),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'shard-1.npz'", False),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
