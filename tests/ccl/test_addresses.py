@@ -1,4 +1,7 @@
-"""A mix of collectives in a group compiled with AddressSanitizer: no invalid access of ours."""
+"""A mix of collectives in a group compiled with AddressSanitizer: no invalid access of ours.
+
+It takes three minutes, so it is run where somebody asks for it: CPULAUNCH_TEST_ADDRESSES=1.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from ranks import Ranks
 
 from cpulaunch.ccl.installed import python_tag
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("built"),
+    pytest.mark.skipif(
+        not os.environ.get("CPULAUNCH_TEST_ADDRESSES"), reason="CPULAUNCH_TEST_ADDRESSES is not set"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
