@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_the_script_gives_one_to_play_with(tmp_path: Path) -> None:
     argv = [script, "--hosts", "2", "sh", "-c", shell]
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    assert done.stdout.split() == ["node1", "node0", "node1", str(Path.home())], done.stderr
+    assert done.stdout.split() == ["node1", "node0", "node1", pwd.getpwuid(0).pw_dir], done.stderr
 
 
 def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
