@@ -84,11 +84,20 @@ def _preloaded(pid: int, planned: Planned) -> list[str] | None:
     if not mapped:
         return None
     names = {os.path.basename(path) for path in mapped}
-    return [
-        path
-        for path in planned.preload.split(":")
-        if os.path.realpath(path) in mapped or ("/" not in path and path in names)
+    wanted = planned.preload.split(":")
+    found = [
+        path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]
+    # A program that ends while it is read shows a part.
+    return found if found == wanted or _has_memory(pid) else None
+
+
+def _has_memory(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            return bool(f.readline())
+    except OSError:
+        return False
 
 
 def _physical_cores() -> int:

@@ -38,7 +38,19 @@ Start = Callable[..., Job]
 
 def _start(python: Path, directory: Path) -> Start:
     def start(ranks: int, *arguments: str, options: tuple[str, ...] = (), **environment: str) -> Job:
-        command = [python, "-m", "cpulaunch", "run", "-n", str(ranks), "--oversubscribe", *options, PROGRAMS]
+        command = [
+            python,
+            "-m",
+            "cpulaunch",
+            "run",
+            "-n",
+            str(ranks),
+            "--oversubscribe",
+            "--tee",
+            "all",
+            *options,
+            PROGRAMS,
+        ]
         done = subprocess.run(
             [*map(str, command), *arguments], cwd=directory, env=clean_environment(HF_HUB_OFFLINE="1", **environment),
             capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
