@@ -7,6 +7,7 @@ Standard library only: a keeper costs a few megabytes, and starts in a few milli
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -102,6 +103,7 @@ class Keeper:
             self._start(program)
         except CpulaunchError as e:
             self._refuse(f"{e}; {e.hint}" if e.hint else str(e))
+        gc.enable()
         while not self._finished():
             self._turn()
         return self._leave()
