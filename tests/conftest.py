@@ -64,7 +64,7 @@ def mpi_options(flavour: str) -> list[str]:
 @pytest.fixture(
     params=[
         "local",
-        "intel",
+        pytest.param("intel", marks=pytest.mark.slow),
         pytest.param("mpich", marks=pytest.mark.slow),
         pytest.param("openmpi", marks=pytest.mark.slow),
     ]

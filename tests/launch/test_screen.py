@@ -124,6 +124,7 @@ def nobody_reads() -> Iterator[int]:
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_makes_nobody_deaf(marked, tmp_path: Path) -> None:
     """As after Ctrl-S, or with `less` at work."""
     (tmp_path / "talk.py").write_text(

@@ -133,6 +133,7 @@ class TestLibraries:
         assert f"rank 0 should have preloaded {path}, but has not" in done.stderr
 
 
+@pytest.mark.slow
 class TestThreads:
     @needs_two_cores
     @pytest.mark.parametrize("openmp", ["default", "intel"])
