@@ -34,6 +34,8 @@ GLOO = ("--set", "training.backend=gloo")
 CPUS = len(os.sched_getaffinity(0))
 SCRIPT = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
 
+pytestmark = pytest.mark.slow
+
 
 def asked(questions: list[str]) -> list[str]:
     return [question for question in questions if question != BACKEND]
