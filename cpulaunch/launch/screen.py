@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import sys
@@ -39,14 +40,16 @@ class Screen:
                 return
             self._waiting.append((stream, data))
             self._bytes += len(data)
-            if self._room and self._bytes > MAX_WAITING:
+            if self._room and self._bytes > MAX_WAITING and not self._dropping:
                 self._room.clear()
             self._start()
 
     def status(self, text: str) -> None:
-        """Let the last line be ``text``; nothing where there is none."""
+        """Let the last line be ``text``, as much of it as fits; nothing where there is none."""
         if self._status is None:
             return
+        with contextlib.suppress(OSError):  # one that wraps can't be taken back
+            text = text[: max(0, os.get_terminal_size(2).columns - 1)]
         with self._changed:
             self._status = text.encode(sys.stderr.encoding, "replace")
             self._start()
@@ -110,7 +113,8 @@ class Screen:
                 self._drawn = True
             self._shown = status
             if self._room and self._loop and not self._room.is_set():
-                self._loop.call_soon_threadsafe(self._room.set)
+                with contextlib.suppress(RuntimeError):  # the watching is over
+                    self._loop.call_soon_threadsafe(self._room.set)
 
 
 def write_all(stream: int, data: bytes) -> bool:

@@ -105,6 +105,27 @@ def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) 
     assert terminal.before.rpartition("ranks up")[2].endswith("\r\x1b[K") or "ranks up" not in terminal.before
 
 
+def test_on_a_narrow_terminal_the_status_line_stays_one_line(marked, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)"
+    )
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-m", "cpulaunch", "run", "-n", "2", "wait.py"],
+        cwd=str(tmp_path),
+        env=clean_environment(**marked, TERM="xterm"),
+        timeout=TIMEOUT,
+        encoding="utf-8",
+        dimensions=(24, 20),
+    )
+    terminal.expect("cpulaunch: 2 of 2 r")
+    (tmp_path / "go").touch()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+    assert "ranks up" not in terminal.before
+
+
 def test_verbose_shows_every_event(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text("print('hello')")
     done = cpulaunch("run", "-n", "2", "-v", "hello.py")
