@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(f"cpulaunch.runtime.{_HOMES[name]}"), name)
-    globals().setdefault(name, value)  # `rank` may be the package of that name, which calls this
+    globals()[name] = value
     return value
 
 

@@ -22,11 +22,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster.probe": {"stdlib", "errors", "cluster", "psutil"},
     "plan": {"stdlib", "errors", "config", "cluster", "plan"},
     "launch": {"stdlib", "errors", "channel", "plan", "launch", "cluster.cores"},
-    "rank": {
+    "keeper": {
         "stdlib",
         "errors",
         "channel",
-        "rank",
+        "keeper",
         "cluster.cores",
         "cluster.topology",
         "cluster.here",
@@ -35,20 +35,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "plan.seating",
         "plan.environment",
     },
-    "rank.bootstrap": {"stdlib"},
+    "keeper.bootstrap": {"stdlib", "keeper.gloo"},
+    "keeper.gloo": {"stdlib"},
     "runtime": {
         "stdlib",
         "torch",
         "errors",
         "channel",
         "runtime",
-        "rank.identity",
+        "keeper.identity",
         "plan.communication",
         "ccl.installed",
     },
     "integrations": {"stdlib", "torch", "errors", "runtime", "accelerate", "transformers"},
     "runtime.ipex": {"stdlib", "torch", "intel_extension_for_pytorch"},
-    "ccl": {"stdlib", "torch", "errors", "ccl", "rank.identity", "plan.communication"},
+    "ccl": {"stdlib", "torch", "errors", "ccl", "keeper.identity", "plan.communication"},
     "cli": {"*"},
     "__main__": {"cli"},
     "__init__": {"stdlib", "runtime"},
@@ -107,7 +108,7 @@ def test_a_module_imports_only_what_its_room_may(module: str) -> None:
 def test_launcher_and_keeper_never_import_torch() -> None:
     code = (
         "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.cli.gather, cpulaunch.launch.execute;"
-        "import cpulaunch.rank.keeper; heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
+        "import cpulaunch.keeper.main; heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -116,7 +117,7 @@ def test_launcher_and_keeper_never_import_torch() -> None:
 
 def test_keeper_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
     """-I -S: no site-packages at all.  It gets as far as finding no plan."""
-    keeper = PACKAGE / "rank" / "run_keeper.py"
+    keeper = PACKAGE / "keeper" / "run_keeper.py"
     done = subprocess.run(
         [sys.executable, "-I", "-S", keeper, "--", "true"],
         cwd=tmp_path,

@@ -12,8 +12,8 @@ from types import ModuleType
 
 from cpulaunch.ccl import installed
 from cpulaunch.errors import HostError
+from cpulaunch.keeper.identity import STARTERS
 from cpulaunch.plan.communication import Situation, communication_defaults
-from cpulaunch.rank.identity import STARTERS
 
 _MODULE = "cpulaunch.ccl._group"
 

@@ -28,7 +28,7 @@ TITLES = {
 FATAL = "Fatal Python error: "
 """How faulthandler's report begins."""
 
-OURS = "cpulaunch/rank/"
+OURS = "cpulaunch/keeper/"
 """Where the frames of ours are that run the user's program."""
 
 MAX_LINES = 40

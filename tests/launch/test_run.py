@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
 import pytest
-from conftest import TIMEOUT, Run, clean_environment, mpi_options, processes_with
+from conftest import TIMEOUT, Run, clean_environment, processes_with
 
 from launch import programs
+from launch.jobs import box, job, outcome, outputs
 
 NASTY = [
     "a b",
@@ -34,43 +34,6 @@ NASTY = [
     "-x",
     "a=b",
 ]
-
-
-@pytest.fixture
-def show(tmp_path: Path) -> Path:
-    path = tmp_path / "show.py"
-    path.write_text(programs.SHOW)
-    return path
-
-
-@pytest.fixture
-def fail(tmp_path: Path) -> Path:
-    path = tmp_path / "fail.py"
-    path.write_text(programs.FAIL)
-    return path
-
-
-def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
-    """What `SHOW` printed on each rank, by rank; each line had its rank's prefix."""
-    assert done.returncode == 0, done.stderr
-    lines = [line.partition("] ") for line in done.stdout.splitlines()]
-    by_rank = {int(prefix[1:]): json.loads(rest) for prefix, _, rest in lines}
-    assert len(by_rank) == len(lines)
-    return [by_rank[rank] for rank in sorted(by_rank)]
-
-
-def box(text: str) -> tuple[str, list[str]]:
-    """Title and lines of the one box in ``text``."""
-    (first,) = [number for number, line in enumerate(text.splitlines()) if line.startswith("╭")]
-    lines = text.splitlines()[first:]
-    last = next(number for number, line in enumerate(lines) if line.startswith("╰"))
-    return lines[0].strip("╭╮─ "), [line[2:-2].rstrip() for line in lines[1:last]]
-
-
-def outcome(directory: Path) -> dict:
-    """The outcome.json of the one job that was run in ``directory``."""
-    (path,) = directory.glob("runs/*/outcome.json")
-    return json.loads(path.read_text())
 
 
 class TestEveryStarter:
@@ -229,55 +192,6 @@ def there():
         except OSError: pass
 while there(): time.sleep(0.05)
 """
-
-
-class job:
-    """A running job of two ranks that have both said "ready"."""
-
-    def __init__(
-        self,
-        directory: Path,
-        env: dict[str, str],
-        options: list[str],
-        program: str,
-        *further: str,
-        wrapper: Sequence[str] = (),
-    ) -> None:
-        (directory / "program.py").write_text(program)
-        command = [
-            *wrapper,
-            sys.executable,
-            "-m",
-            "cpulaunch",
-            "run",
-            "-n",
-            "2",
-            "--tee",
-            "all",
-            *options,
-            *further,
-            "program.py",
-        ]
-        self.launcher = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=clean_environment(**env),
-            text=True,
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        assert self.launcher.stdout
-        ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
-        assert ready == {"[0] ready", "[1] ready"}
-        return self.launcher
-
-    def __exit__(self, *_: object) -> None:
-        self.launcher.terminate()
-        self.launcher.wait(TIMEOUT)
-        assert self.launcher.stdout
-        self.launcher.stdout.close()
 
 
 class TestOutput:
@@ -497,112 +411,6 @@ class TestSlurmShell:
         assert [(r["env"]["RANK"], r["env"]["WORLD_SIZE"]) for r in ranks] == [("0", "2"), ("1", "2")]
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("arguments", "code", "said"),
-        [
-            (["nowhere.py"], 2, "nowhere.py: no such script"),
-            (["directory"], 2, "directory is a directory, not a script"),
-            ([], 2, "no script to run"),
-            (["-m"], 2, "no script to run"),
-            (["--no-python", "no-such-program"], 2, "no-such-program: no such program"),
-            (["--no-python", "./show.py"], 2, "not executable"),
-            (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean '-n'?"),
-            (["-machinefile", "f", "show.py"], 2, "unknown option -machinefile; did you mean '--hostfile'?"),
-            (["-n", "2", "python", "show.py"], 2, "leave out python"),
-            (["-n", "2", sys.executable, "show.py"], 2, "is no script"),
-            (["--format", "shell", "show.py"], 2, "--format is for --dry-run"),
-            (
-                ["--hosts", "localhost,127.0.0.1", "show.py"],
-                2,
-                "localhost and 127.0.0.1 are both this machine",
-            ),
-            (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
-            (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
-            (["-n"], 2, "-n wants a value"),
-            (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
-            (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
-            (["-f", "nowhere", "show.py"], 2, "hostfile nowhere: cannot be read: No such file"),
-            (["-f", "empty", "show.py"], 2, "hostfile empty: names no host"),
-            (["-f", "malformed", "show.py"], 2, "malformed:2: 'junk' after the host 'b'"),
-            (["-f", "two", "-n", "3", "show.py"], 2, "3 ranks can't be divided evenly over 2 hosts"),
-            (["-f", "two", "--hosts", "a", "show.py"], 2, "both name hosts"),
-            (["-n", "4096", "show.py"], 2, "--oversubscribe"),
-            (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
-            (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
-            (["--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
-            (["--launcher", "slurm", "show.py"], 2, "--launcher: slurm is not built yet"),
-            (["--max-restarts", "1", "show.py"], 2, "not built yet"),
-            (["--set", "ccl.workers=1", "show.py"], 2, "unknown setting 'ccl.workers'"),
-            (["--set", "launcher", "show.py"], 2, "expected KEY=VALUE"),
-            (["--config-file", "nowhere.yaml", "show.py"], 2, "nowhere.yaml: cannot be read"),
-            (["-x", "NOT_SET_ANYWHERE", "show.py"], 2, "NOT_SET_ANYWHERE is not set"),
-            (["--lscpu", "show.py", "show.py"], 2, "show.py"),
-            (["--facts", "show.py", "--dry-run", "show.py"], 2, "show.py:2: not JSON"),
-        ],
-        ids=lambda v: " ".join(v) if isinstance(v, list) else "",
-    )
-    def test_is_refused_with_a_clear_error(self, cpulaunch: Run, show, arguments, code, said) -> None:
-        directory = show.parent
-        (directory / "directory").mkdir()
-        (directory / "empty").write_text("# nobody\n\n")
-        (directory / "malformed").write_text("a\nb junk\n")
-        (directory / "two").write_text("a\nb\n")
-        done = cpulaunch("run", *arguments)
-        assert done.returncode == code
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""
-
-    @pytest.mark.parametrize("command", ["hosts", "ccl"])
-    def test_a_command_without_its_own_shows_its_help(self, cpulaunch: Run, command: str) -> None:
-        done = cpulaunch(command)
-        assert (done.returncode, done.stderr) == (2, "")
-        assert done.stdout.startswith("usage: ")
-        assert cpulaunch(command, "--help").returncode == 0
-
-    def test_more_threads_than_cores_are_pointed_out(self, cpulaunch: Run, show) -> None:
-        done = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env={"OMP_NUM_THREADS": "1000"})
-        assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads on" in done.stderr
-
-    @pytest.mark.parametrize(("locale", "dot"), [("C", " - "), ("C.UTF-8", " · ")])
-    def test_the_first_line_suits_the_locale(self, cpulaunch: Run, show, locale: str, dot: str) -> None:
-        done = cpulaunch("run", "-n", "1", "show.py", env={"LC_ALL": locale})
-        line = next(line for line in done.stderr.splitlines() if "logs in" in line)
-        assert dot + "started directly" + dot in line
-        assert line.isascii() == (locale == "C")
-
-    def test_an_unreadable_script_is_refused(self, tmp_path) -> None:
-        script = tmp_path / "secret.py"
-        script.write_text("")
-        script.chmod(0)
-        # Root can read everything, so be somebody else.
-        code = (
-            "import os, pathlib, cpulaunch.cli.run as run; os.getuid() or os.setuid(65534);"
-            "run._check_script(pathlib.Path('secret.py'))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
-        )
-        assert "UsageError: secret.py: cannot be read: Permission denied" in done.stderr
-
-    def test_a_busy_master_port_is_refused(self, cpulaunch: Run, show, busy_port: int) -> None:
-        done = cpulaunch("run", "-n", "2", "--master-port", busy_port, "show.py")
-        assert done.returncode == 3
-        assert f"port {busy_port} of 127.0.0.1: Address already in use" in done.stderr
-
-    def test_more_ranks_than_cores_run_with_oversubscribe(self, cpulaunch: Run, show) -> None:
-        ranks = len(os.sched_getaffinity(0)) + 1
-        assert "--oversubscribe" in cpulaunch("run", "-n", ranks, "show.py").stderr
-        assert len(outputs(cpulaunch("run", "-n", ranks, "--oversubscribe", "show.py"))) == ranks
-
-    @pytest.mark.parametrize("flavour", ["intel", pytest.param("openmpi", marks=pytest.mark.slow)])
-    def test_oversubscribing_works_with_an_mpi(self, cpulaunch: Run, show, flavour) -> None:
-        ranks = len(os.sched_getaffinity(0)) + 1
-        done = cpulaunch("run", "-n", ranks, "--oversubscribe", *mpi_options(flavour), "show.py")
-        assert len(outputs(done)) == ranks
-
-
 def hydra_after(directory: Path, command: str) -> list[str]:
     """Options for an Intel mpiexec that is run by, or after, a shell ``command``."""
     path = directory / "mpiexec"
@@ -649,13 +457,3 @@ def unfolded(cores: str) -> Iterator[str]:
     for part in cores.split(","):
         first, _, last = part.partition("-")
         yield from map(str, range(int(first), int(last or first) + 1))
-
-
-@pytest.fixture
-def busy_port() -> Iterator[int]:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        s.listen()
-        yield s.getsockname()[1]

@@ -20,7 +20,7 @@ from conftest import TIMEOUT, Run, clean_environment
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.launch.output import Output
 from cpulaunch.launch.screen import Screen
-from launch.test_run import box, outcome
+from launch.jobs import box, outcome
 
 
 def test_equal_lines_of_many_ranks_are_one_unless_all_are_asked_for(cpulaunch: Run, tmp_path: Path) -> None:

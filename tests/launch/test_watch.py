@@ -19,7 +19,7 @@ from cluster.chaos import PROGRAM
 from conftest import TIMEOUT, Run, clean_environment, mpi_options, processes_with
 
 from cpulaunch.channel import MAX_LINE, Lines, decode, encode, pack, proof, unpack
-from launch.test_run import job, outcome
+from launch.jobs import job, outcome
 
 UNTIL_TOLD = "import pathlib, time\nprint('ready')\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\n"
 

@@ -290,7 +290,7 @@ class TestMemory:
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             f"import sys; sys.path.insert(0, {str(KEEPER.parent.parent.parent)!r})\n"
-            "from cpulaunch.rank.memory import set_memory_policy\nset_memory_policy('prefer:0')\n"
+            "from cpulaunch.keeper.memory import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
         done = kept(place("bind:0"), "import time; time.sleep(300)", tmp_path, env=env)

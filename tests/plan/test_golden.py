@@ -41,7 +41,7 @@ CASES = {
 def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/rank/run_keeper.py")
+    monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/keeper/run_keeper.py")
     monkeypatch.setattr("cpulaunch.launch.mpi.SSH", "/venv/cpulaunch/launch/ssh.sh")
     monkeypatch.setattr("os.getcwd", lambda: "/home/me")
     for file in (BIG, FOUR):

@@ -10,6 +10,6 @@ import sys
 if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 
-from cpulaunch.rank.bootstrap import main
+from cpulaunch.keeper.bootstrap import main
 
 main()

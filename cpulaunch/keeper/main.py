@@ -26,11 +26,11 @@ from cpulaunch.channel import (
     unpack,
 )
 from cpulaunch.errors import CpulaunchError, HostError
+from cpulaunch.keeper.identity import Identity, identify
+from cpulaunch.keeper.killed import oom_kills, why_killed
+from cpulaunch.keeper.link import Link
+from cpulaunch.keeper.program import Ended, Program, adopt_orphans_and_die_with
 from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating, unguard
-from cpulaunch.rank.identity import Identity, identify
-from cpulaunch.rank.killed import oom_kills, why_killed
-from cpulaunch.rank.link import Link
-from cpulaunch.rank.program import Ended, Program, adopt_orphans_and_die_with
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -205,14 +205,14 @@ class Keeper:
 
     def _bound_here(self, layout: Layout) -> tuple[Layout, Place]:
         """What this host's own topology and libraries give, as the plan could only guess at them."""
-        from cpulaunch.rank.bind_here import bind_here
+        from cpulaunch.keeper.bind_here import bind_here
 
         users = {**os.environ, **self.seating.env}
         return bind_here(self.seating, layout, self.identity.local_rank, users)
 
     def _set_memory_policy(self, policy: str) -> str:
         """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
-        from cpulaunch.rank.memory import set_memory_policy
+        from cpulaunch.keeper.memory import set_memory_policy
 
         try:
             set_memory_policy(policy)
@@ -246,7 +246,7 @@ class Keeper:
 
     def _check(self, message: Message) -> None:
         """Compare what the program says of itself, and what it has by now, with the plan."""
-        from cpulaunch.rank.check import Planned, at_start, with_torch
+        from cpulaunch.keeper.check import Planned, at_start, with_torch
 
         if not self.program or not self.planned or self.ended:
             return

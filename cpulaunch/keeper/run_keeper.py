@@ -11,7 +11,7 @@ import sys
 gc.disable()  # 2 ms of a start in which next to nothing is garbage; the keeper enables it once it waits
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from cpulaunch.rank.keeper import main  # noqa: E402
+from cpulaunch.keeper.main import main  # noqa: E402
 
 # Nothing is left to do then, and tearing Python down would take as long as all the above.
 os._exit(main())
