@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import runpy
@@ -40,6 +41,7 @@ def main() -> None:
     if report_fd >= 0:
         _write(report_fd, f'{{"type":"ready","cpus":{sorted(os.sched_getaffinity(0))}}}\n')
         sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
+    atexit.register(_before_python_ends)  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
     except SystemExit as error:
@@ -50,6 +52,13 @@ def main() -> None:
         report(_failure(error))
         raise
     report('{"type":"leaving","code":0}')
+
+
+def _before_python_ends() -> None:
+    if "torch.distributed" in sys.modules:
+        from cpulaunch.keeper.gloo import let_gloo_finish
+
+        let_gloo_finish()
 
 
 def _exit_code(said: object) -> int:
