@@ -10,6 +10,7 @@ from pathlib import Path
 from cpulaunch.cli.gather import listed_hosts, once_each, uses_mpi
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cluster.fabrics import common_provider
 from cpulaunch.cluster.facts import record
 from cpulaunch.cluster.hosts import Host
 from cpulaunch.errors import UsageError, did_you_mean
@@ -71,6 +72,10 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     for report in found.reports:
         for warning in report.warnings:
             say(f"warning: {report.host}: {warning}")
+    if config["ccl.provider"] == "auto":
+        cards = {report.host: report.facts.fabrics for report in found.reports if report.facts}
+        for host, complaint in common_provider(cards)[1].items():
+            say(f"warning: {host}: {complaint}")
     for line in complaints(found.reports):
         say(line)
     if options.facts_out:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpulaunch.cluster.fabrics import Fabric
 from cpulaunch.cluster.hosts import Host
 from cpulaunch.cluster.network import Interface
 from cpulaunch.cluster.topology import Topology
@@ -21,7 +22,7 @@ class HostFacts:
     """One host.  ``names`` are all by which it is known, addresses too; ``cpu_flags`` are those of
     BF16_FLAGS that it has, None where nobody looked; ``memory`` is in bytes.  ``interface`` is the one that
     leads to the other hosts, ``address`` its address.  ``libraries`` are those that ranks can be started with
-    (`find_libraries`), None where nobody looked."""
+    (`find_libraries`), ``fabrics`` the fast network cards (`find_fabrics`), None where nobody looked."""
 
     topology: Topology
     names: frozenset[str] = frozenset()
@@ -30,6 +31,7 @@ class HostFacts:
     interface: str | None = None
     address: str | None = None
     libraries: Mapping[str, str] | None = None
+    fabrics: tuple[Fabric, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -40,6 +42,7 @@ class HostFacts:
             "interface": self.interface,
             "address": self.address,
             "libraries": None if self.libraries is None else dict(self.libraries),
+            "fabrics": None if self.fabrics is None else [card._asdict() for card in self.fabrics],
         }
 
     @classmethod
@@ -53,6 +56,7 @@ class HostFacts:
             interface=raw.get("interface"),
             address=raw.get("address"),
             libraries=_libraries(raw.get("libraries")),
+            fabrics=None if raw.get("fabrics") is None else tuple(Fabric(**card) for card in raw["fabrics"]),
         )
 
 

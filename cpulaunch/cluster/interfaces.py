@@ -1,4 +1,4 @@
-"""This host's network interfaces, by getifaddrs(3): Python itself lists names only."""
+"""This host's interfaces, by getifaddrs(3) as Python itself lists names only, and its route to another."""
 
 from __future__ import annotations
 
@@ -46,6 +46,22 @@ def interfaces_here() -> list[Interface]:
     finally:
         libc.freeifaddrs(first)
     return found
+
+
+def route_to(master: str) -> tuple[list[str], str | None]:
+    """The addresses that the name ``master`` has here, and the one that we would send from to reach it."""
+    try:
+        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return [], None
+    for family, _, _, _, address in found:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as s:
+                s.connect(address)  # sends nothing
+                return [str(entry[4][0]) for entry in found], s.getsockname()[0]
+        except OSError:
+            continue
+    return [str(entry[4][0]) for entry in found], None
 
 
 def _address(sockaddr: int | None) -> str | None:

@@ -217,8 +217,6 @@ def _network(
 def _warnings(answer: Mapping[str, Any]) -> Iterable[str]:
     if (shm := answer["shm"]) is not None and shm < LITTLE_SHM:
         yield f"/dev/shm holds only {shm >> 20} MB; DataLoader workers and collectives may need more"
-    if answer["fabrics"]:
-        yield f"its {', '.join(answer['fabrics'])} may be faster than TCP: --provider verbs or psm3"
 
 
 # ---- hosts among each other

@@ -20,10 +20,12 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cpulaunch import __version__
-from cpulaunch.cluster.interfaces import interfaces_here
+from cpulaunch.cluster.fabrics import find_fabrics
+from cpulaunch.cluster.interfaces import interfaces_here, route_to
 from cpulaunch.cluster.probe import facts_here
 from cpulaunch.errors import CpulaunchError
 
@@ -77,15 +79,15 @@ def look(question: Mapping[str, Any]) -> dict[str, Any]:
         "directory": os.path.isdir(question["directory"]),
         "missing": [file for file in question["files"] if not os.path.exists(file)],
         "shm": _size("/dev/shm"),
-        "fabrics": _listed("/sys/class/infiniband"),
         "reached_at": connection[2] if len(connection) == 4 else None,
         "reached_from": connection[0] if len(connection) == 4 else None,
         "interfaces": [[i.name, i.address, i.prefix] for i in interfaces_here()],
     }
     if question["master"]:
-        answer["master"], answer["source"] = _route(question["master"])
+        answer["master"], answer["source"] = route_to(question["master"])
     try:
-        answer["facts"] = facts_here(question["libraries"], question["packages"]).to_json()
+        facts = facts_here(question["libraries"], question["packages"])
+        answer["facts"] = replace(facts, fabrics=find_fabrics(question["libraries"])).to_json()
     except CpulaunchError as e:
         answer["facts_error"] = str(e)
     return answer
@@ -120,29 +122,6 @@ def _size(mounted: str) -> int | None:
         return stat.f_blocks * stat.f_frsize
     except OSError:
         return None
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
-def _route(master: str) -> tuple[list[str], str | None]:
-    """The addresses that the name ``master`` has here, and the one that we would send from to reach it."""
-    try:
-        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return [], None
-    for family, _, _, _, address in found:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as s:
-                s.connect(address)  # sends nothing
-                return [str(entry[4][0]) for entry in found], s.getsockname()[0]
-        except OSError:
-            continue
-    return [str(entry[4][0]) for entry in found], None
 
 
 def _listener(port: int) -> socket.socket:

@@ -128,6 +128,10 @@ class Keeper:
         env.update(seating.env)
         env.update(layout.env)
         env.update(place.env)
+        if len(seating.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody looked, nobody said
+            from cpulaunch.keeper.wire_here import wire_here
+
+            env = {**wire_here(env), **env}
         env.update(
             RANK=str(me.rank),
             WORLD_SIZE=str(me.size),

@@ -32,6 +32,7 @@ class Situation:
     transport: str = "ofi"  # one of TRANSPORTS
     provider: str | None = None  # libfabric's; None: ours to choose
     interface: str | None = None  # network interface that routes to the master, where known
+    card: str | None = None  # network interface of the card that the provider drives, where known
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
@@ -43,16 +44,34 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
         raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
     if situation.transport not in TRANSPORTS:
         raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
-    interface = situation.interface or ("lo" if situation.hosts == 1 else None)
-    # torch's gloo is also what a ccl group falls back on for what oneCCL lacks on the host, so its
-    # interface is named whichever the backend is.
-    variables = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+    variables: dict[str, str] = {}
     if situation.backend == "ccl":
         variables |= _oneccl(situation)
-    if situation.backend == "ccl" and situation.transport == "ofi":
-        variables |= _libfabric(situation, interface)
+        if situation.transport == "ofi":
+            variables["FI_PROVIDER"] = situation.provider or "tcp"
+    if interface := situation.interface or ("lo" if situation.hosts == 1 else None):
+        variables |= interface_variables(interface, variables.get("FI_PROVIDER"), situation.card)
     if situation.oversubscribed and _uses_intel_mpi(situation):
         variables["I_MPI_THREAD_YIELD"] = "3"
+    return variables
+
+
+def interface_variables(interface: str, provider: str | None, card: str | None = None) -> dict[str, str]:
+    """What names a host's ``interface`` to the others; for libfabric's ``provider``, if oneCCL uses one.
+
+    ``card`` is the network interface of the provider's card, where it has one of its own.
+    """
+    # torch's gloo is also what a ccl group falls back on for what oneCCL lacks on the host, so its
+    # interface is named whichever the backend is.
+    variables = {"GLOO_SOCKET_IFNAME": interface}
+    if provider:
+        # Without it, oneCCL and libfabric take the first interface that is not loopback, and wait
+        # forever when that is the wrong one (uxlfoundation/oneCCL#209).
+        variables["CCL_KVS_IFACE"] = interface
+    if provider == "tcp":
+        variables["FI_TCP_IFACE"] = interface
+    elif provider == "verbs":
+        variables["FI_VERBS_IFACE"] = card or interface
     return variables
 
 
@@ -75,20 +94,6 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"
-    return variables
-
-
-def _libfabric(situation: Situation, interface: str | None) -> dict[str, str]:
-    provider = situation.provider or "tcp"
-    variables = {"FI_PROVIDER": provider}
-    if interface:
-        # Without it, oneCCL and libfabric take the first interface that is not loopback, and wait
-        # forever when that is the wrong one (uxlfoundation/oneCCL#209).
-        variables["CCL_KVS_IFACE"] = interface
-        if provider == "tcp":
-            variables["FI_TCP_IFACE"] = interface
-        elif provider == "verbs":
-            variables["FI_VERBS_IFACE"] = interface
     return variables
 
 

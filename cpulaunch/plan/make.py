@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch.cluster.cores import CoreSet
+from cpulaunch.cluster.fabrics import common_provider
 from cpulaunch.cluster.facts import Facts, HostFacts
 from cpulaunch.cluster.hosts import Host
 from cpulaunch.cluster.libraries import FILES
@@ -56,14 +57,16 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     for name, binding, assumed in bound:
         notes += [f"{name}{' (assumed)' if assumed else ''}: {note}" for note in binding.notes]
     master_addr = chosen_master_addr(config, facts, launcher, hosts)
-    precision = chosen_precision(config, facts, notes)
 
     private = tuple(sorted(config["env"]))
-    interfaces = _interfaces(config, facts, hosts)
     asked = _asked_libraries(config)
     looked = [_looked_at(facts, host) for host in hosts]
+    there = {host.name: found for host, (found, _) in zip(hosts, looked, strict=True)}
+    precision = chosen_precision(config, there, notes)
+    provider = _provider(config, backend, hosts, looked, notes)
+    ways = [_way(config, there, provider, several=len(hosts) > 1) for there, _ in looked]
     libraries = _libraries(config, looked, [host.name for host in hosts], asked, notes)
-    shared, host_plans = _seat_all(config, bound, looked, libraries, starter, backend, interfaces, notes)
+    shared, host_plans = _seat_all(config, bound, looked, libraries, starter, backend, provider, ways, notes)
     env = {
         **shared,
         "CPULAUNCH_BACKEND": backend,
@@ -90,6 +93,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         "hosts.nproc": world_size,
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in host_plans]),
         "hosts.master_addr": master_addr,
+        "ccl.provider": provider or config["ccl.provider"],
         "ccl.worker_count": config["ccl.worker_count"]
         and max(1, max(binding.worker_count for _, binding, _ in bound)),
         "cpu.threads": _one_or_list([rank.threads for host in host_plans for rank in host.ranks]),
@@ -236,12 +240,13 @@ def _seat_all(
     libraries: list[Libraries],
     starter: str,
     backend: str,
-    interfaces: list[str | None],
+    provider: str | None,
+    ways: list[Way],
     notes: list[str],
 ) -> tuple[dict[str, str], tuple[HostPlan, ...]]:
     """The variables that all ranks share, and the hosts with those that they don't."""
     bindings = [binding for _, binding, _ in bound]
-    wired = {each: _communication(config, bindings, starter, backend, each) for each in set(interfaces)}
+    wired = {way: _communication(config, bindings, starter, backend, provider, way) for way in set(ways)}
     ours = common(wired.values())
     threads = common(threads_environment(seat) for _, binding, _ in bound for seat in binding.seats)
     own_threads = not threads
@@ -255,8 +260,8 @@ def _seat_all(
         notes.append(f"OpenMP's threads are bound by your {', '.join(binders)}, not by us")
 
     hosts, first = [], 0
-    for (name, binding, assumed), (host_facts, _), chosen, interface in zip(
-        bound, looked, libraries, interfaces, strict=True
+    for (name, binding, assumed), (host_facts, _), chosen, way in zip(
+        bound, looked, libraries, ways, strict=True
     ):
         ranks = tuple(
             RankPlan(
@@ -274,7 +279,7 @@ def _seat_all(
             )
             for seat in binding.seats
         )
-        own = {**wired[interface], **workers_environment(binding)}
+        own = {**wired[way], **workers_environment(binding)}
         own = {k: v for k, v in own.items() if k not in ours and k not in theirs}
         own.update(chosen.env)
         hosts.append(HostPlan(name, assumed, own, ranks))
@@ -326,16 +331,53 @@ def _users_variables(config: Config) -> dict[str, str]:
 _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
 
-def _interfaces(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> list[str | None]:
-    """Each host's interface to the others: the one that was said, else found there; None where unknown."""
-    said = config["ccl.interface"]
+class Way(NamedTuple):
+    """A host's network interfaces, where known: to the other hosts, and of the provider's card."""
+
+    interface: str | None
+    card: str | None
+
+
+def _provider(
+    config: Config,
+    backend: str,
+    hosts: Sequence[Host],
+    looked: list[tuple[HostFacts, bool]],
+    notes: list[str],
+) -> str | None:
+    """libfabric's provider: the one that was said, else that of a card which works on all hosts."""
+    said: str = config["ccl.provider"]
     if said != "auto":
-        return [said] * len(hosts)
-    return [facts.of(host.name)[0].interface if len(hosts) > 1 else None for host in hosts]
+        return said
+    if len(hosts) == 1 or config["ccl.transport"] != "ofi":
+        return None
+    found = {
+        host.name: None if assumed else facts.fabrics
+        for host, (facts, assumed) in zip(hosts, looked, strict=True)
+    }
+    provider, complaints = common_provider(found)
+    if backend != "gloo":
+        notes += [f"{host}: {complaint}" for host, complaint in complaints.items()]
+    elif provider:
+        notes.append(f"gloo uses TCP only: the hosts' cards for {provider} stay unused")
+    return provider
+
+
+def _way(config: Config, there: HostFacts, provider: str | None, several: bool) -> Way:
+    said = config["ccl.interface"]
+    found = there.interface if several else None
+    cards = (card for card in there.fabrics or () if card.provider == provider and not card.unusable)
+    card = next((card.interface for card in cards), "")
+    return Way(found if said == "auto" else said, card or None)
 
 
 def _communication(
-    config: Config, bindings: list[Binding], starter: str, backend: str, interface: str | None
+    config: Config,
+    bindings: list[Binding],
+    starter: str,
+    backend: str,
+    provider: str | None,
+    way: Way,
 ) -> dict[str, str]:
     """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
     seats = [seat for binding in bindings for seat in binding.seats]
@@ -350,8 +392,9 @@ def _communication(
             worker_count=max(1, bindings[0].worker_count),
             oversubscribed=any(binding.oversubscribed for binding in bindings),
             transport=config["ccl.transport"],
-            provider=None if config["ccl.provider"] == "auto" else config["ccl.provider"],
-            interface=interface,
+            provider=provider,
+            interface=way.interface,
+            card=way.card,
         )
     )
 

@@ -34,7 +34,7 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> st
     if chosen == "local" and not here_alone:
         raise PlanError(
             f"{config.where('launcher')}: local starts ranks on this machine only, but the hosts are "
-            f"{_some([host.name for host in hosts])}",
+            f"{some([host.name for host in hosts])}",
             hint="--launcher mpirun",
         )
     if chosen != "auto":
@@ -86,5 +86,5 @@ def checked_forward(config: Config) -> tuple[str, ...]:
     return forward
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

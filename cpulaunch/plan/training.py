@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpulaunch.cluster.facts import Facts
+from cpulaunch.cluster.facts import Facts, HostFacts
 from cpulaunch.config.load import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import PlanError
+from cpulaunch.plan.plan import LOCALHOST
+from cpulaunch.plan.starting import some
 
 
 def chosen_backend(config: Config, facts: Facts, notes: list[str]) -> str:
@@ -26,14 +28,16 @@ def chosen_backend(config: Config, facts: Facts, notes: list[str]) -> str:
     return "ccl"
 
 
-def chosen_precision(config: Config, facts: Facts, notes: list[str]) -> str:
+def chosen_precision(config: Config, hosts: Mapping[str, HostFacts], notes: list[str]) -> str:
+    """One precision for all ``hosts``: where the user hasn't said bf16, one that no host is slow in."""
     chosen: str = config["training.precision"]
-    flags = facts.like.cpu_flags
-    if chosen == "bf16" and flags == ():
+    lacking = [name for name, facts in hosts.items() if facts.cpu_flags == ()]
+    if chosen == "bf16" and lacking:
+        whose = "this CPU has" if lacking == [LOCALHOST] else f"the CPU of {some(lacking)} has"
         if not config.said("training.precision"):
-            notes.append("precision fp32, as this CPU has no instructions for bf16")
+            notes.append(f"precision fp32, as {whose} no instructions for bf16")
             return "fp32"
-        notes.append("bf16 is slow here: this CPU has no instructions for it")
+        notes.append(f"bf16 is slow here: {whose} no instructions for it")
     return chosen
 
 

@@ -25,6 +25,7 @@ CCL = Situation(backend="ccl", starter="local", hosts=1, local_ranks=2, cores=4)
         ({"hosts": 2}, {"FI_TCP_IFACE": None, "GLOO_SOCKET_IFNAME": None}),
         ({"hosts": 2, "interface": "eth1"}, {"FI_TCP_IFACE": "eth1", "GLOO_SOCKET_IFNAME": "eth1"}),
         ({"hosts": 2, "interface": "ib0", "provider": "verbs"}, {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"}),
+        ({"hosts": 2, "interface": "eth0", "provider": "verbs", "card": "ib0"}, {"CCL_KVS_IFACE": "eth0", "FI_VERBS_IFACE": "ib0"}),
         ({"hosts": 2, "interface": "ib0", "provider": "psm3"}, {"FI_PROVIDER": "psm3", "FI_TCP_IFACE": None}),
         ({"oversubscribed": True}, {"CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": None}),
         ({"transport": "mpi", "starter": "intel"}, {"CCL_PROCESS_LAUNCHER": "hydra", "FI_PROVIDER": None}),

@@ -148,15 +148,17 @@ def test_the_digits_example_trains_as_well_as_locally(
     assert float(accuracy[1]) > 95
 
 
-def test_without_preflight_hosts_are_assumed(
-    mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+@pytest.mark.parametrize("on", ["node0", "login"])
+def test_without_preflight_keepers_find_out(
+    on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
-    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login")
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on=on)
     assert done.returncode == 0, done.stderr
     ranks = seen_by_ranks(done.stdout)
     assert [r["host"] for r in ranks] == list(HOSTS)
+    assert [r["GLOO_SOCKET_IFNAME"] for r in ranks] == [cluster.interfaces[name] for name in HOSTS]
     here = find_libraries(library_directories(), import_directories())
-    assert {r["LD_PRELOAD"] for r in ranks} == {here.get("tcmalloc")}  # which their keepers have found
+    assert {r["LD_PRELOAD"] for r in ranks} == {here.get("tcmalloc")}
 
 
 @pytest.mark.parametrize("fault", ["unknown_key", "without_sshd", "dropping"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cpulaunch.cluster.facts import Facts, HostFacts, Mpi
@@ -128,3 +130,17 @@ def test_open_mpi_does() -> None:
     (command,) = render(make(hosts="fd00::1,[fd00::2]:2", mpi="openmpi", way_out=six, known={}))
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"
     assert "PRTE_MCA_prte_if_include" not in command.env
+
+
+def test_one_host_whose_cpu_lacks_bf16_makes_it_fp32() -> None:
+    known = {
+        **KNOWN,
+        "a": replace(KNOWN["a"], cpu_flags=("amx_bf16",)),
+        "b": replace(KNOWN["b"], cpu_flags=()),
+    }
+    made = make(known=known)
+    assert made.env["CPULAUNCH_PRECISION"] == "fp32"
+    assert made.notes == ("precision fp32, as the CPU of b has no instructions for bf16",)
+    insisted = make("training.precision=bf16", known=known)
+    assert insisted.env["CPULAUNCH_PRECISION"] == "bf16"
+    assert insisted.notes == ("bf16 is slow here: the CPU of b has no instructions for it",)

@@ -33,7 +33,6 @@ def answer(number: int, *, interface: str = "eth0", here: bool = False, **change
         "directory": True,
         "missing": [],
         "shm": 1 << 33,
-        "fabrics": [],
         "reached_at": None if here else f"10.0.0.{number + 1}",
         "reached_from": None if here else "10.0.0.1",
         "interfaces": [LO, DOCKER, [interface, f"10.0.0.{number + 1}", 24]],
@@ -207,13 +206,12 @@ def test_two_names_of_one_host() -> None:
 
 
 def test_what_will_slow_the_others_down_is_a_warning() -> None:
-    slow = answer(1, shm=64 << 20, fabrics=["mlx5_0"])
+    slow = answer(1, shm=64 << 20)
     slow["facts"] = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
     report = judge(replies(answer(0), slow, answer(2)), QUESTION)[1]
     assert not report.problems
     assert report.warnings == (
         "/dev/shm holds only 64 MB; DataLoader workers and collectives may need more",
-        "its mlx5_0 may be faster than TCP: --provider verbs or psm3",
         "has 1 of the 4 cores that most have; the others will wait for it",
         "lacks amx_bf16, which most have; the others will wait for it",
     )
