@@ -21,7 +21,7 @@ from pathlib import Path
 
 from conftest import clean_environment, mpi_options
 
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 
 HOSTS = ("node0", "node1", "node2", "node3")
 GRACE, HEARTBEAT = 1.0, 6

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment
 
-from cluster.namespaces import Cluster, why_not
+from cluster.faults import Cluster
+from cluster.namespaces import why_not
 
 HOSTS = ("node0", "node1", "node2", "node3")
 

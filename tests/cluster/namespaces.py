@@ -5,10 +5,8 @@ A host has its own network, mount, process, UTS and IPC namespace: address, host
 The hosts hang on a bridge in a namespace of its own, so nothing is added to this machine's network,
 ~/.ssh or /etc, no packet gets out, and when the process that made the cluster dies, all of it does.
 
-    with Cluster(("login", "node0", "node1")) as cluster:
-        cluster.run("login", ["ssh", "node1", "hostname"])
-        with cluster.dropping("node1"):
-            …
+    with Hosts(("login", "node0", "node1")) as hosts:
+        hosts.run("login", ["ssh", "node1", "hostname"])
 
 As on many a real host, each has a ``docker0`` with the same address everywhere, which comes before the
 interface that matters; and that interface has another name on the last host.
@@ -17,7 +15,6 @@ interface that matters; and that interface has another name on the last host.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ipaddress
 import json
@@ -30,9 +27,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 NETWORK = ipaddress.ip_network("10.213.88.0/24")
 DECOY = "172.17.0.1/16"
@@ -49,7 +50,7 @@ TIMEOUT = 10.0
 """Seconds that any single step of building, or of a fault, may take."""
 
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
-_SEARCH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+SEARCH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 # Process 1 of a host: makes the namespaces look like a host, starts sshd, and reaps what is orphaned.
 _HOST = r"""
@@ -109,7 +110,7 @@ def why_not() -> str | None:
     """Why there can be no such cluster here; None where there can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
-    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool, path=_SEARCH)})
+    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool, path=SEARCH)})
     if missing:
         return f"apt-get install {' '.join(missing)}"
     command = [
@@ -128,11 +129,8 @@ def why_not() -> str | None:
     return f"namespaces or bridges can't be made here: {tried.stderr.strip()}" if tried.returncode else None
 
 
-class Cluster:
-    """The hosts ``names``, up while this is entered.
-
-    Faults are context managers, which heal what they did; only ``power_off`` is for good.
-    """
+class Hosts:
+    """The hosts ``names``, up while this is entered."""
 
     def __init__(self, names: Sequence[str] = ("login", "node0", "node1", "node2", "node3")) -> None:
         self.names = tuple(names)
@@ -144,7 +142,7 @@ class Cluster:
         self._init: dict[str, int] = {}
 
     @classmethod
-    def at(cls, directory: Path) -> Cluster:
+    def at(cls, directory: Path) -> Self:
         """The cluster that another process has up, with its files in ``directory``."""
         state = json.loads((directory / "cluster.json").read_text())
         cluster = cls(state["names"])
@@ -153,7 +151,7 @@ class Cluster:
 
     # ---- up and down
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix="cpulaunch-cluster-"))
         self._running: list[subprocess.Popen[str]] = []
         try:
@@ -174,7 +172,7 @@ class Cluster:
                 if pipe:
                     pipe.close()
         for pid in self._init.values():
-            _until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid} to be gone")
+            until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid} to be gone")
         shutil.rmtree(self.directory)
 
     def _up(self) -> None:
@@ -260,11 +258,11 @@ class Cluster:
 
     def _spawn(self, name: str, script: str) -> None:
         env = {
-            "PATH": _SEARCH,
+            "PATH": SEARCH,
             "NAME": name,
             "D": str(self.directory / name),
             "LC_ALL": "C",
-            "SSHD": shutil.which("sshd", path=_SEARCH) or "",
+            "SSHD": shutil.which("sshd", path=SEARCH) or "",
         }
         command = [
             "unshare",
@@ -351,7 +349,7 @@ class Cluster:
     def signal(self, process: subprocess.Popen[str], number: int) -> None:
         """Send a signal to what ``start`` started: nsenter's child, as nsenter hands none on."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        _until(lambda: bool(children.read_text().split()), "nsenter to have a child")
+        until(lambda: bool(children.read_text().split()), "nsenter to have a child")
         os.kill(int(children.read_text().split()[0]), number)
 
     def processes(self, name: str | None = None) -> list[str]:
@@ -379,134 +377,7 @@ class Cluster:
         file.write_text("".join(f"{name}{count}\n" for name, count in zip(names, counts, strict=True)))
         return file
 
-    # ---- faults
-
-    def power_off(self, name: str) -> None:
-        """The host is gone, and says no word of goodbye.  There is no way back."""
-        self._batch("switch", f"link set p-{name} nomaster")
-        os.kill(self._init.pop(name), signal.SIGKILL)
-
-    @contextlib.contextmanager
-    def cut(self, name: str) -> Iterator[None]:
-        """The cable is out at the switch's end: nothing arrives, and the host sees nothing of it."""
-        self._batch("switch", f"link set p-{name} nomaster")
-        try:
-            yield
-        finally:
-            self._batch("switch", f"link set p-{name} master br0")
-
-    @contextlib.contextmanager
-    def dropping(self, name: str) -> Iterator[None]:
-        """The host answers no packet, though it is there: what a firewall that drops looks like."""
-        self._batch(
-            name, *(f"route add blackhole {address}" for n, address in self.addresses.items() if n != name)
-        )
-        try:
-            yield
-        finally:
-            self._batch(
-                name,
-                *(f"route del blackhole {address}" for n, address in self.addresses.items() if n != name),
-            )
-
-    @contextlib.contextmanager
-    def unroutable(self, name: str, other: str) -> Iterator[None]:
-        """The host can send nothing to one other host."""
-        self._batch(name, f"route add blackhole {self.addresses[other]}")
-        try:
-            yield
-        finally:
-            self._batch(name, f"route del blackhole {self.addresses[other]}")
-
-    @contextlib.contextmanager
-    def without_sshd(self, name: str, sessions: bool = False) -> Iterator[None]:
-        """No sshd listens; with ``sessions``, those that are open end too."""
-        what = "kill $(cat /run/sshd.pid)" + ("; pkill -KILL -x sshd || true" if sessions else "")
-        self._inside(name, "sh", "-c", what)
-        try:
-            yield
-        finally:
-            _until(lambda: not self._listens(name), "sshd to be gone")
-            self._inside(name, shutil.which("sshd", path=_SEARCH) or "sshd")
-
-    @contextlib.contextmanager
-    def unknown_key(self, name: str) -> Iterator[None]:
-        """No host knows this one's key."""
-        self._know({other: key for other, key in self._host_keys().items() if other != name})
-        try:
-            yield
-        finally:
-            self._know(self._host_keys())
-
-    @contextlib.contextmanager
-    def changed_key(self, name: str) -> Iterator[None]:
-        """All hosts know another key for this one."""
-        other = next(key for each, key in self._host_keys().items() if each != name)
-        self._know({**self._host_keys(), name: other})
-        try:
-            yield
-        finally:
-            self._know(self._host_keys())
-
-    @contextlib.contextmanager
-    def refusing_users(self, name: str) -> Iterator[None]:
-        """The host lets nobody in: the user's key isn't among those that it accepts."""
-        file = self.directory / name / "ssh" / "authorized_keys"
-        before = file.read_text()
-        file.write_text("")
-        try:
-            yield
-        finally:
-            file.write_text(before)
-
-    @contextlib.contextmanager
-    def hidden(self, name: str, path: str | Path) -> Iterator[None]:
-        """The directory ``path`` is empty on this host."""
-        self._inside(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
-        try:
-            yield
-        finally:
-            self._inside(name, "umount", "--lazy", str(path))
-
-    @contextlib.contextmanager
-    def replaced(self, name: str, path: str | Path, text: str) -> Iterator[None]:
-        """The file ``path`` has another text on this host."""
-        ours = self.directory / f"replaced-{uuid.uuid4().hex}"
-        ours.write_text(text)
-        ours.chmod(Path(path).stat().st_mode)
-        self._inside(name, "mount", "--bind", str(ours), str(path))
-        try:
-            yield
-        finally:
-            self._inside(name, "umount", "--lazy", str(path))
-
-    @contextlib.contextmanager
-    def limited(self, name: str, cpus: str) -> Iterator[None]:
-        """Whoever comes in by ssh may use only these CPUs, as on a smaller host."""
-        before = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        self._inside(name, "sh", "-c", f"taskset -cp {cpus} $(cat /run/sshd.pid) >/dev/null")
-        try:
-            yield
-        finally:
-            self._inside(name, "sh", "-c", f"taskset -cp {before} $(cat /run/sshd.pid) >/dev/null")
-
-    @contextlib.contextmanager
-    def shaped(self, name: str, rate: str) -> Iterator[None]:
-        """The host sends at ``rate`` at most, such as ``1gbit``; needs the kernel's tbf."""
-        at = ["dev", self.interfaces[name], "root"]
-        self._inside(
-            name, "tc", "qdisc", "add", *at, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"
-        )
-        try:
-            yield
-        finally:
-            self._inside(name, "tc", "qdisc", "del", *at)
-
     # ---- helpers
-
-    def _listens(self, name: str) -> bool:
-        probe = self._nsenter(name, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22")
-        return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0
 
     def _nsenter(self, name: str, *argv: str) -> list[str]:
         return ["nsenter", f"--target={self._init[name]}", *_NAMESPACES, *argv]
@@ -517,7 +388,7 @@ class Cluster:
             check=True,
             timeout=TIMEOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PATH": _SEARCH},
+            env={**os.environ, "PATH": SEARCH},
         )
 
     def _batch(self, name: str, *lines: str) -> None:
@@ -528,11 +399,11 @@ class Cluster:
             timeout=TIMEOUT,
             text=True,
             input="\n".join(lines) + "\n",
-            env={**os.environ, "PATH": _SEARCH},
+            env={**os.environ, "PATH": SEARCH},
         )
 
 
-def _until(true: object, what: str) -> None:
+def until(true: object, what: str) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not true():  # type: ignore[operator]
         if time.monotonic() > deadline:

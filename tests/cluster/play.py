@@ -20,7 +20,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from namespaces import Cluster, why_not
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from cluster.faults import Cluster  # noqa: E402
+from cluster.namespaces import why_not  # noqa: E402
 
 FAULTS = ("dropping", "cut", "unknown_key", "changed_key", "refusing_users", "without_sshd")
 

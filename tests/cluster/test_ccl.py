@@ -14,7 +14,7 @@ import pytest
 from conftest import clean_environment, mpi_options
 
 from cluster.conftest import Run
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 from cpulaunch.ccl.installed import state
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 from conftest import mpi_options
 
 from cluster import chaos
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import REPOSITORY, mpi_options
 
 from cluster.conftest import HOSTS, Run
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 from cpulaunch.ccl.installed import state
 from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
 

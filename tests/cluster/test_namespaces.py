@@ -14,7 +14,7 @@ import pytest
 from conftest import REPOSITORY
 
 from cluster.conftest import need_cluster
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1"]
 

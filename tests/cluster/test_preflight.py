@@ -14,7 +14,7 @@ import pytest
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run, need_cluster
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 from conftest import clean_environment
 
 from config.terminal import Terminal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import HOSTS, cluster, cpulaunch, the_cluster
-from cluster.namespaces import Cluster
+from cluster.faults import Cluster
 
 from config.terminal import ENTER, UP, Terminal
 
