@@ -3,22 +3,20 @@
     python scripts/bench/multihost.py [start] [training] [--rounds N]
 
 Needs root: the hosts are network namespaces of this machine (tests/cluster), with a real sshd each, so all
-ranks share its cores.  Prints Markdown tables; every figure is a median of interleaved rounds.
+ranks share its cores.  Prints Markdown tables: min / median / max of rounds in turn, ratios within a round.
 
 ``start``: seconds from the command to the first line that a rank prints, 4 hosts with one rank each: the
 bare mpiexec.hydra, cpulaunch without and with preflight.
 ``training``: milliseconds of a DDP step of an MLP with 8 M parameters (fp32 gradients of 32 MB), 2 hosts
 with one rank each, over a link shaped with tc; with gloo, and with ccl where its group is built; gradients
-as they are, and compressed to bf16.
+as they are, and with `--compress-gradients bf16`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -34,26 +32,19 @@ from cluster.namespaces import why_not  # noqa: E402
 TIMEOUT = 300.0
 """Seconds that one run may take."""
 
+COMPRESSION = {"fp32": "none", "bf16": "bf16"}
 PRINT = "print('line', flush=True)"
 
 TRAIN = """\
-import os, sys, time
+import time
 import torch, torch.distributed as dist
 from torch import nn
+import cpulaunch
 
-backend, compress = sys.argv[1:]
-dist.init_process_group(backend)
+cpulaunch.init()
 torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))))
-if compress == "bf16":
-    def to_bf16(state, bucket):
-        small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
-        done = dist.all_reduce(small, async_op=True).get_future()
-        def back(future):
-            return bucket.buffer().copy_(small)
-        return done.then(back)
-    model.register_comm_hook(None, to_bf16)
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+model, optimizer = cpulaunch.prepare(model, torch.optim.AdamW(model.parameters()))
 x = torch.randn(16, 1024)
 times = []
 for step in range(12):
@@ -62,7 +53,7 @@ for step in range(12):
     model(x).square().mean().backward()
     optimizer.step()
     times.append(time.perf_counter() - started)
-if dist.get_rank() == 0:
+if cpulaunch.is_main():
     print("ms", 1000 * sorted(times[2:])[5])
 dist.destroy_process_group()
 """
@@ -102,9 +93,13 @@ def start(cluster: Cluster, hostfile: Path, work: Path, rounds: int) -> None:
     for _ in range(rounds):
         for name, command in commands.items():
             times[name].append(first_line(cluster, command, work))
-    print("| 4 hosts, 1 rank each | s to the first line | range |\n|---|---|---|")
+    print("| 4 hosts, 1 rank each | s to the first line | / mpiexec.hydra | s more than it |")
+    print("|---|---|---|---|")
+    raw = times["mpiexec.hydra"]
     for name, each in times.items():
-        print(f"| `{name}` | {statistics.median(each):.2f} | {min(each):.2f} to {max(each):.2f} |")
+        ratios = [mine / theirs for mine, theirs in zip(each, raw, strict=True)]
+        more = [mine - theirs for mine, theirs in zip(each, raw, strict=True)]
+        print(f"| `{name}` | {spread(each)} | {spread(ratios)} | {spread(more)} |")
     print()
 
 
@@ -122,40 +117,40 @@ def first_line(cluster: Cluster, command: Iterable[object], work: Path) -> float
 
 def training(cluster: Cluster, hostfile: Path, work: Path, rounds: int) -> None:
     (script := work / "train.py").write_text(TRAIN)
-    backends = ["gloo", *(["ccl"] if ccl_is_built() else [])]
-    print("| link | backend | gradients | ms a step | range |\n|---|---|---|---|---|")
+    kinds = [(backend, bits) for backend in backends() for bits in ("fp32", "bf16")]
+    print("| link | backend | gradients | ms a step | gloo fp32 / this |\n|---|---|---|---|---|")
     for rate in ("1gbit", "10gbit"):
-        times: dict[tuple[str, str], list[float]] = {}
+        times: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
         with ExitStack() as shaped:
             for name in ("node0", "node1"):
                 shaped.enter_context(cluster.shaped(name, rate))
             for _ in range(rounds):
-                for backend in backends:
-                    for compress in ("fp32", "bf16"):
-                        took = step(cluster, hostfile, script, backend, compress)
-                        times.setdefault((backend, compress), []).append(took)
-        for (backend, compress), each in times.items():
-            figures = f"{statistics.median(each):.0f} | {min(each):.0f} to {max(each):.0f}"
-            print(f"| {rate[:-4]} Gbit/s | {backend} | {compress} | {figures} |")
+                for kind in kinds:
+                    times[kind].append(step(cluster, hostfile, script, *kind))
+        for (backend, bits), each in times.items():
+            ratios = [first / mine for first, mine in zip(times["gloo", "fp32"], each, strict=True)]
+            print(f"| {rate[:-4]} Gbit/s | {backend} | {bits} | {spread(each, 0)} | {spread(ratios)} |")
 
 
-def step(cluster: Cluster, hostfile: Path, script: Path, backend: str, compress: str) -> float:
+def step(cluster: Cluster, hostfile: Path, script: Path, backend: str, bits: str) -> float:
     command = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--threads", "1"]
-    done = cluster.run(
-        "node0",
-        [*command, "--backend", backend, script, backend, compress],
-        timeout=TIMEOUT,
-        directory=script.parent,
-    )
+    options = ["--precision", "fp32", "--backend", backend, "--compress-gradients", COMPRESSION[bits]]
+    done = cluster.run("node0", [*command, *options, script], timeout=TIMEOUT, directory=script.parent)
     found = re.search(r"ms ([\d.]+)", done.stdout)
     if not found:
-        raise RuntimeError(f"{backend}, {compress}: {done.stderr}")
+        raise RuntimeError(f"{backend}, {bits}: {done.stderr}")
     return float(found[1])
 
 
-def ccl_is_built() -> bool:
-    code = "from cpulaunch.ccl.installed import state; raise SystemExit(state().built is None)"
-    return subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=60).returncode == 0
+def backends() -> tuple[str, ...]:
+    """Those that can be used here."""
+    from cpulaunch.ccl.installed import state
+
+    return ("gloo", "ccl") if state().built else ("gloo",)
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    return " / ".join(f"{f(values):.{digits}f}" for f in (min, statistics.median, max))
 
 
 if __name__ == "__main__":
