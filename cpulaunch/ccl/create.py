@@ -16,6 +16,7 @@ from torch import distributed
 from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch.ccl import installed, load
+from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.errors import HostError
 
 _PEERS = "peer/"
@@ -135,6 +136,7 @@ def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
 def _leave(module: ModuleType) -> None:
     """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
     module.shutdown()
+    leave_mpi()
     _unlink_shared_memory()
 
 

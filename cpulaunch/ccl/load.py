@@ -81,9 +81,10 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, st
             "CCL_LOCAL_RANK": str(neighbours.local_rank),
             "CCL_LOCAL_SIZE": str(neighbours.local_ranks),
         }
-    library = libfabric()
-    if library is not None:
+    if library := installed_library("libfabric.so.1"):
         wanted |= {"CCL_OFI_LIBRARY_PATH": str(library), "FI_PROVIDER_PATH": str(library.parent)}
+    if situation.transport == "mpi" and (library := installed_library("libmpi.so.12")):
+        wanted["CCL_MPI_LIBRARY_PATH"] = str(library)
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
@@ -98,9 +99,8 @@ def set_up(module: ModuleType, neighbours: Neighbours) -> None:
     )
 
 
-def libfabric() -> Path | None:
-    """``libfabric.so.1`` of this environment, its providers beside it; None to leave it to the system."""
-    name = "libfabric.so.1"
+def installed_library(name: str) -> Path | None:
+    """A library of Intel MPI's wheel in this environment; None to leave it to the system."""
     beside = Path(sys.prefix) / "lib" / name
     if beside.exists():
         return beside

@@ -38,12 +38,18 @@ class Situation:
 def communication_defaults(situation: Situation) -> dict[str, str]:
     """Environment variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
 
-    Raises PlanError for a backend or transport that does not exist.
+    Raises PlanError for a backend or transport that does not exist, or that the starter doesn't go with.
     """
     if situation.backend not in BACKENDS:
         raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
     if situation.transport not in TRANSPORTS:
         raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
+    if situation.backend == "ccl" and situation.transport == "mpi" and situation.starter != "intel":
+        # oneCCL itself would take ofi without a word.
+        raise PlanError(
+            f"oneCCL's transport mpi needs ranks that Intel MPI starts; starter here: {situation.starter}",
+            hint="--mpi intel, or --ccl-transport ofi",
+        )
     variables: dict[str, str] = {}
     if situation.backend == "ccl":
         variables |= _oneccl(situation)

@@ -45,3 +45,9 @@ def test_defaults(change: dict[str, object], expected: dict[str, str | None]) ->
 def test_what_does_not_exist_is_named(change: dict[str, str]) -> None:
     with pytest.raises(PlanError, match=next(iter(change.values()))):
         communication_defaults(replace(CCL, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("starter", ["local", "torchrun", "mpich", "openmpi"])
+def test_the_transport_mpi_is_for_intels_ranks(starter: str) -> None:
+    with pytest.raises(PlanError, match=f"needs ranks that Intel MPI starts; starter here: {starter}"):
+        communication_defaults(replace(CCL, transport="mpi", starter=starter))

@@ -48,6 +48,14 @@ def test_ccl_is_what_a_run_takes_by_itself(cpulaunch: Run) -> None:
     assert "backend ccl" in done.stdout, done.stderr
 
 
+def test_oneccl_can_go_through_mpi(cpulaunch: Run) -> None:
+    options = (*mpi_options("intel"), "--ccl-transport", "mpi", "--env", "CCL_LOG_LEVEL=info")
+    done = cpulaunch("run", "-n", "2", *options, DIGITS, "--epochs", "1", timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert "atl-mpi" in done.stdout + done.stderr
+    assert accuracy(done.stdout) > 80
+
+
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS], env=clean_environment(TMPDIR=str(tmp_path)), text=True,
