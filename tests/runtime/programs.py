@@ -268,6 +268,13 @@ def refused(*kinds: str) -> dict:
     return {what: misuse(what)["error"] for what in kinds}
 
 
+def use_ipex_if_asked(target: Any) -> None:
+    if os.environ.get("TEST_USE_IPEX"):
+        import cpulaunch.integrations
+
+        cpulaunch.integrations.use_ipex(target)
+
+
 def trainer(options: str, model: str = "bert") -> dict:
     """transformers' Trainer, as anybody writes it."""
     from torch.distributed.tensor import DTensor
@@ -287,10 +294,7 @@ def trainer(options: str, model: str = "bert") -> dict:
             save_strategy="no", **json.loads(options),
         )  # fmt: skip
         it = Trainer(model=net, args=arguments, train_dataset=data, eval_dataset=data)
-        if os.environ.get("TEST_USE_IPEX"):
-            import cpulaunch.integrations
-
-            cpulaunch.integrations.use_ipex(it)
+        use_ipex_if_asked(it)
         it.train()
         evaluated, predicted = it.evaluate(), it.predict(data)
     optimizer = getattr(it.optimizer, "optimizer", it.optimizer)
@@ -313,12 +317,14 @@ def accelerated(options: str) -> dict:
     from accelerate import Accelerator
 
     accelerator = Accelerator(**json.loads(options))
+    use_ipex_if_asked(accelerator)
     torch.manual_seed(accelerator.process_index)
     model = mlp()
     kinds = []
     model[0].register_forward_hook(lambda module, inputs, output: kinds.append(str(output.dtype)))
     optimizer = torch.optim.AdamW(model.parameters())
     loader = DataLoader(TensorDataset(*batch_of("mlp", 0, 32)), batch_size=4)
+    before = digest(model)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in loader:
         accelerator.backward(loss_of("mlp", model, batch))
@@ -330,6 +336,8 @@ def accelerated(options: str) -> dict:
         "size": accelerator.num_processes,
         "batches": len(loader),
         "kinds": sorted(set(kinds)),
+        "layers": sorted({type(m).__name__ for m in model.modules()} & {"_IPEXLinear"}),
+        "learnt": digest(model) != before,
         "digest": digest(model),
     }
 

@@ -62,6 +62,14 @@ def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
         assert result["backend"] == "ccl"
 
 
+def test_an_accelerator_gets_it_by_one_line(intel_job: Start) -> None:
+    first, second = intel_job(
+        2, "accelerated", '{"cpu": true, "mixed_precision": "bf16"}', TEST_USE_IPEX="1"
+    ).results
+    assert first == second  # ranks began with unlike weights
+    assert (first["layers"], first["backend"], first["learnt"]) == (["_IPEXLinear"], "ccl", True)
+
+
 def test_without_ipex_the_one_line_says_why_and_training_goes_on(job: Start) -> None:
     done = job(2, "trainer", "{}", TEST_USE_IPEX="1")
     assert all(result["kinds"] == [] for result in done.results)
