@@ -1,4 +1,4 @@
-"""Rank processes that stay alive and run functions of `programs`, so that torch is imported once."""
+"""Rank processes that stay alive and run functions of `programs` and `programs_torch`, so that torch is imported once."""
 
 from __future__ import annotations
 
