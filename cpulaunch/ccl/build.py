@@ -52,6 +52,15 @@ def build(progress: Progress = lambda text: None, *, force: bool = False) -> Bui
     there = installed.state()
     if there.built and not force:
         return there.built
+    compiler, identity = check(there)
+    with _lock(progress):
+        if not force and (built := installed.state().built):
+            return built  # another process has just built it
+        return _build(_ask_torch(), compiler, identity, progress)
+
+
+def check(there: installed.State) -> tuple[str, str]:
+    """The C++ compiler to build with, and what it calls itself.  Raises HostError where it can't be built."""
     if there.torch is None or not installed.is_supported(there.torch):
         raise HostError(
             f"the oneCCL process group cannot be built: {there.problem}", hint="Take `--backend gloo`."
@@ -60,12 +69,9 @@ def build(progress: Progress = lambda text: None, *, force: bool = False) -> Bui
         raise HostError(
             f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--backend gloo`."
         )
-    compiler, identity = _compiler()
+    found = _compiler()
     _check_headers()
-    with _lock(progress):
-        if not force and (built := installed.state().built):
-            return built  # another process has just built it
-        return _build(_ask_torch(), compiler, identity, progress)
+    return found
 
 
 def _build(torch: _Torch, compiler: str, identity: str, progress: Progress) -> Built:

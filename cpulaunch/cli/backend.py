@@ -16,22 +16,22 @@ def ccl_missing(config: Config, *, build: bool, tell: Callable[[str], None]) -> 
     """
     if config["training.backend"] not in ("auto", "ccl"):
         return None
-    from cpulaunch.ccl.installed import is_supported, state, use_bindings
+    from cpulaunch.ccl.installed import state, use_bindings
 
     there = state()
     if use_bindings(config["ccl.binding"], there) or there.problem is None:
         return None
-    if not build:
-        if not there.torch or not is_supported(there.torch):
-            return there.problem
-        tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
-        return None
     from cpulaunch.ccl.build import build as build_group
+    from cpulaunch.ccl.build import check
 
     try:
-        build_group(tell)
+        if build:
+            build_group(tell)
+        else:
+            check(there)
+            tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
     except HostError as e:
-        if config["training.backend"] == "ccl":
+        if build and config["training.backend"] == "ccl":
             raise
-        return str(e)
+        return f"{e} ({e.hint})" if e.hint else str(e)
     return None

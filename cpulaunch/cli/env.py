@@ -12,7 +12,7 @@ from importlib import metadata
 from cpulaunch import __version__
 from cpulaunch.ccl.installed import BINDINGS, describe, state
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.show import FLAVOUR_NAMES
+from cpulaunch.cli.show import FLAVOUR_NAMES, counted
 from cpulaunch.config.load import DEFAULT, Config
 
 EPILOG = """\
@@ -68,8 +68,8 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
 
     facts = facts_here()
     topology = facts.topology
-    yield "CPU", (f"{len(topology.sockets)} sockets, {len(topology.nodes)} NUMA nodes, "
-                  f"{len(topology.cores)} cores that this process may use")  # fmt: skip
+    yield "CPU", (f"{counted(len(topology.sockets), 'socket')}, {counted(len(topology.nodes), 'NUMA node')}, "
+                  f"{counted(len(topology.cores), 'core')} that this process may use")  # fmt: skip
     yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())

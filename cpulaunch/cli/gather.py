@@ -54,6 +54,8 @@ def gather(
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
+    if all(host.name in names for host in listed):
+        _demand_interface(config)  # else preflight asks all hosts
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     hosts = {host.name: here for host in listed if host.name in names}
@@ -79,6 +81,18 @@ def gather(
         free_port=free_port,
         ccl_missing=missing,
     )
+
+
+def _demand_interface(config: Config) -> None:
+    """ConfigError where the interface that was asked for isn't there."""
+    from cpulaunch.cluster.interfaces import interfaces_here
+
+    there = sorted({interface.name for interface in interfaces_here()})
+    if config["ccl.interface"] not in ("auto", *there):
+        raise ConfigError(
+            f"{config.where('ccl.interface')}: this machine has no interface {config['ccl.interface']}",
+            hint=f"it has {', '.join(there)}",
+        )
 
 
 def listed_hosts(config: Config, tell: Callable[[str], None] = say) -> tuple[Host, ...]:

@@ -10,7 +10,6 @@ from cpulaunch.cli.gather import gather
 from cpulaunch.cli.show import counted, crowded, started
 from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.cluster.facts import Facts
-from cpulaunch.cluster.interfaces import interfaces_here
 from cpulaunch.config.load import Config
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.plan.binding import Binding, Seat
@@ -79,10 +78,6 @@ def unwise(config: Config) -> Iterator[str]:
     yield from crowded(config, plan)
     if plan.env["CPULAUNCH_BACKEND"] != "ccl" and workers != "auto":
         yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env['CPULAUNCH_BACKEND']}"
-    interface, there = config["ccl.interface"], _interfaces()
-    if there and interface not in ("auto", *there):
-        yield (f"{config.where('ccl.interface')}: this machine has no interface {interface}; "
-               f"it has {', '.join(there)}")  # fmt: skip
     if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
         yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip
@@ -92,10 +87,3 @@ def _unwise_environment(env: Mapping[str, str]) -> Iterator[str]:
     for name in PINNING:
         if name in env:
             yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may fight"
-
-
-def _interfaces() -> list[str]:
-    try:
-        return sorted({interface.name for interface in interfaces_here()})
-    except OSError:
-        return []

@@ -68,9 +68,13 @@ def demand_ready(reports: Sequence[Report]) -> None:
     if bad:
         for line in complaints(bad):
             say(line)
-        count = f"{len(bad)} of {len(reports)} hosts are" if len(reports) > 1 else f"{bad[0].host} is"
-        others = "; --exclude leaves hosts out" if len(bad) < len(reports) else ""
-        raise HostError(f"{count} not ready", hint=f"--skip-preflight starts all the same{others}")
+        several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
+        hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) else []
+        if not any(problem.hopeless for report in bad for problem in report.problems):
+            hints.insert(0, "--skip-preflight starts all the same")
+        raise HostError(
+            f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready", hint="; ".join(hints) or None
+        )
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:

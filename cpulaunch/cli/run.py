@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from cpulaunch.cli.main import say
@@ -66,6 +67,9 @@ def main(arguments: list[str]) -> int:
 
         for warning in crowded(config, plan):
             say(f"warning: {warning}")
+    if config["training.engine"] == "ipex" and find_spec("intel_extension_for_pytorch") is None:
+        where = config.where("training.engine")
+        say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
     commands = render(plan)
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_text

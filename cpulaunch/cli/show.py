@@ -17,6 +17,9 @@ from cpulaunch.plan.plan import HostPlan, Plan
 
 FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
 
+FEW = 3
+"""Notes on the plan that a run shows unasked."""
+
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     """What is about to run, in a line or two."""
@@ -31,7 +34,9 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         f"logs in {shown_path(directory)}",
     )
     yield (" · " if has_unicode() else " - ").join(parts)
-    yield from plan.notes if verbose else ()
+    yield from plan.notes if verbose else plan.notes[:FEW]
+    if not verbose and len(plan.notes) > FEW:
+        yield f"{len(plan.notes) - FEW} more notes: -v shows them"
 
 
 def started(plan: Plan) -> str:

@@ -88,7 +88,7 @@ def _last_words(log: Path) -> list[str]:
         return []
     _, fatal, after = text.rpartition(FATAL)
     if fatal:
-        lines = (fatal + after).rstrip().splitlines()
+        lines = (fatal + after).partition("\n\nExtension modules: ")[0].rstrip().splitlines()
         while len(lines) > 1 and OURS in lines[-1]:
             del lines[-1]
         return lines

@@ -42,6 +42,7 @@ class Problem:
 
     what: str
     remedy: str
+    hopeless: bool = False  # nothing can be started there
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _no_answer(host: str, reply: Reply, question: Question) -> Problem:
         for words, remedy in _SSH_SAYS:
             if words in reply.error:
                 said = next(line for line in reply.error.splitlines() if words in line).strip(" @")
-                return Problem(f"ssh: {said.removeprefix('ssh: ')}", remedy.format(host=host))
+                return Problem(f"ssh: {said.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
         return Problem(
             f"ssh: {last or 'ended without a word'}", f"`ssh {host} true` must work without a question"
         )

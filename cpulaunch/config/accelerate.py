@@ -29,7 +29,7 @@ REASONS = {
     "downcast_bf16": "for TPUs",
     "gpu_ids": "for GPUs",
     "deepspeed_config": "models are replicated on every rank (DDP); DeepSpeed isn't used",
-    "fsdp_config": "models are replicated on every rank (DDP), not sharded",
+    "fsdp_config": "sharding is the script's to say: accelerate's fsdp_plugin, transformers' fsdp",
     "megatron_lm_config": "models are replicated on every rank (DDP); Megatron-LM isn't used",
     "tp_config": "models are replicated on every rank (DDP), not split",
     "parallelism_config": "models are replicated on every rank (DDP), not split",

@@ -45,6 +45,20 @@ class Text(Kind):
         return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
 
 
+class Numbers(Text):
+    """A list of CPU or node numbers and ranges, as text, or ``auto``."""
+
+    _LIST = re.compile(r"(\s*[0-9]+(-[0-9]+(:[0-9]+)?)?\s*(,(?=.)|$))+")
+
+    def __init__(self) -> None:
+        super().__init__("LIST", "auto, or a list such as 0-13,28")
+
+    def from_text(self, text: str) -> str:
+        if text != "auto" and not self._LIST.fullmatch(text):
+            raise ValueError
+        return text
+
+
 class Switch(Kind):
     """True or false."""
 

@@ -266,7 +266,7 @@ class _YamlReader:
         if type(schema) is int and schema > SCHEMA:
             raise ConfigError(
                 f"{origin}: written for schema {schema}; this cpulaunch knows schema {SCHEMA}",
-                hint="pip install --upgrade cpulaunch",
+                hint="a newer cpulaunch reads it",
             )
         if schema != SCHEMA or type(schema) is not int:
             raise ConfigError(f"{origin}: {schema!r} is not a schema: expected `cpulaunch: {SCHEMA}`")

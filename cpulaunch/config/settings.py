@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpulaunch.config.kinds import Choice, Kind, Number, Ranks, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Kind, Number, Numbers, Ranks, Switch, Text, Variables, Words
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ _TABLE = (
         "physical cores of each rank, workers' cores included; max shares out leftover cores too",
         ("--cores-per-rank",),
     ),
-    Setting("cpu.cores", Text("LIST"), "auto", "CPUs to use, such as 0-13,28", ("--cores",)),
-    Setting("cpu.numa_nodes", Text("LIST"), "auto", "NUMA nodes to use", ("--numa-nodes",)),
+    Setting("cpu.cores", Numbers(), "auto", "CPUs to use, such as 0-13,28", ("--cores",)),
+    Setting("cpu.numa_nodes", Numbers(), "auto", "NUMA nodes to use", ("--numa-nodes",)),
     Setting("cpu.bind_numa", Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",)),
     Setting(
         "cpu.logical_cores",

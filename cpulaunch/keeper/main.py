@@ -139,6 +139,7 @@ class Keeper:
             LOCAL_WORLD_SIZE=str(me.local_size),
             GROUP_RANK=str(group_rank),
         )
+        env.setdefault("CPULAUNCH_JOB_ID", "pasted")  # command.sh, started without a launcher
         if seating.python:
             program = [program[0], _RUN_PROGRAM, *program[1:]]
         streams = []

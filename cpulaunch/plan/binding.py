@@ -170,7 +170,7 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
         outside = request.cores - topology.allowed
         if outside:
             raise PlanError(
-                f"cores {request.cores}: not online and allowed on this host are {outside}",
+                f"cores {request.cores}: {outside} can't be used on this host",
                 hint=f"Those that are: {topology.allowed or 'none'}.",
             )
         topology = topology.restricted(request.cores)

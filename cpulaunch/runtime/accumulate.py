@@ -36,7 +36,7 @@ class Step:
         for batch in self._batches:
             if self._taken != self._done:
                 raise UsageError(
-                    f"{self._taken} batches of a step were taken, but step.backward(loss) was called "
+                    f"{self._taken} of a step's batches were taken, but step.backward(loss) was called "
                     f"{self._done} times: call it once for each batch, in place of loss.backward()"
                 )
             self._taken += 1

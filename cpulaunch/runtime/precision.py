@@ -84,7 +84,7 @@ def choose(plan: Planned, flags: Collection[str], torch_version: str, ipex: str 
             Choice("native", "bf16", problem) if problem else Choice("ipex", "bf16", f"as asked, IPEX {ipex}")
         )
     if problem:
-        return Choice("native", "bf16", f"{best}; {problem}")
+        return Choice("native", "bf16", f"{best}; {problem}" if ipex else str(best))
     for row in MEASURED:
         if (row.flag, row.torch) == (best, _series(torch_version)):
             speed = f"with {best} and torch {row.torch} a step of ipex takes {row.ratio:.2f} x native's"
@@ -125,11 +125,11 @@ def ipex_version() -> str | None:
 def ipex_problem(ipex: str | None, torch_version: str) -> str | None:
     """Why this IPEX can't be used with this torch; None where it can."""
     if ipex is None:
-        return "IPEX is not installed (pip install 'cpulaunch[intel]')"
+        return "IPEX is not installed (it wants an environment of its own, with torch 2.8)"
     if _series(ipex) != _series(torch_version):
         return (
             f"IPEX {ipex} is for torch {_series(ipex)}.*, and this is torch {torch_version} "
-            "(pip install 'cpulaunch[intel]' brings a pair that fits)"
+            "(an environment of its own, with cpulaunch's extra `intel`, has a pair that fits)"
         )
     return None
 

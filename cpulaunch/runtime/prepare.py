@@ -25,7 +25,7 @@ from cpulaunch.runtime.say import say
 
 T = TypeVar("T")
 
-_prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 _became: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """What was given → what came back, where that is another object."""
 
@@ -82,7 +82,7 @@ def prepare(
     if compress not in ("none", "bf16"):
         raise UsageError(f"prepare: compress_gradients is {compress!r}; valid: none, bf16")
     distributed.init()
-    fresh = [thing for thing in objects if thing not in _prepared and _known(thing) is None]
+    fresh = [thing for thing in objects if thing not in prepared and _known(thing) is None]
     models = [m for m in fresh if isinstance(m, nn.Module) and not isinstance(m, DistributedDataParallel)]
     optimizers = [o for o in fresh if isinstance(o, Optimizer)]
 
@@ -111,7 +111,7 @@ def prepare(
                 result.register_forward_pre_hook(_check_autocast)
         elif isinstance(thing, Optimizer):
             _watch(thing)
-        _prepared.add(result)
+        prepared.add(result)
         alive.append(result)
         if result is not thing:
             _became[thing] = weakref.ref(result)

@@ -5,6 +5,7 @@ cpulaunch job only. Then, unless ``training.as_written``:
 
 - ``init_process_group`` without a backend, or with gloo or mpi, makes a group of the planned backend;
 - accelerate and transformers train on the CPU, with the planned precision where the script names none;
+- so does a DistributedDataParallel of the script's own: a forward pass outside of all autocast contexts;
 - optimizers take their fused step, where torch has one and the script has not chosen.
 
 A program that doesn't import torch pays nothing for this.
@@ -38,6 +39,8 @@ def autoload() -> None:
     if not distributed.is_available():
         return
     _redirect_init_process_group(plan)
+    if _mixed_precision(plan) == "bf16":
+        _autocast_data_parallel()
     _fuse_optimizers()
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     os.environ.setdefault("ACCELERATE_MIXED_PRECISION", _mixed_precision(plan))
@@ -76,14 +79,69 @@ def _tell(said: str | None, plan: Planned) -> None:
     if _accelerate_starts:
         precision = _mixed_precision(plan)
         changes.append(f"accelerate on the CPU, in {_WORDS[precision]} where the script names no precision")
-    if changes:
-        _told.append("; ".join([*changes, "optimizers fused where torch can"]))
+    elif _mixed_precision(plan) == "bf16":
+        changes.append("DDP in bf16 where the script has no autocast")
+    if said != plan.backend or _accelerate_starts:
+        _say_overridden(*changes, "optimizers fused where torch can")
+
+
+def _say_overridden(*changes: str) -> None:
+    if not _told:
+        _told.append("; ".join(changes))
         say(f"overridden in this script: {_told[0]} (--as-written leaves it as it is)")
 
 
 _told: list[str] = []
 _accelerate_starts: list[bool] = []  # not empty while accelerate makes its group
 _WORDS = {"bf16": "bf16", "no": "fp32"}
+
+
+def _autocast_data_parallel() -> None:
+    """The forward pass of a model that the script itself made a DistributedDataParallel, as accelerate's."""
+    from torch import autocast, bfloat16
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils._pytree import tree_map
+
+    original: Any = DistributedDataParallel.forward
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not _is_plain(self):
+            return original(self, *inputs, **kwargs)
+        _say_overridden("DDP in bf16, as the script has no autocast")
+        with autocast("cpu", bfloat16):
+            outputs = original(self, *inputs, **kwargs)
+        return tree_map(_as_fp32, outputs)
+
+    DistributedDataParallel.forward = functools.wraps(original)(forward)  # type: ignore[method-assign]
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether nobody else has seen to the precision of this DistributedDataParallel."""
+    import torch
+
+    nesting = torch.autocast_increment_nesting() - 1  # `enabled=False` is a word, too
+    torch.autocast_decrement_nesting()
+    accelerate = sys.modules.get("accelerate.state")
+    return (
+        nesting == 0
+        and model not in _prepared()
+        and not (accelerate and accelerate.PartialState._shared_state)
+        and all(
+            weights.dtype == torch.float32 for weights in model.parameters() if weights.is_floating_point()
+        )
+    )
+
+
+def _prepared() -> Any:
+    """Models that `cpulaunch.prepare` has made ready; it says itself what is wrong with them."""
+    prepare = sys.modules.get("cpulaunch.runtime.prepare")
+    return prepare.prepared if prepare else ()
+
+
+def _as_fp32(thing: Any) -> Any:
+    import torch
+
+    return thing.float() if isinstance(thing, torch.Tensor) and thing.dtype == torch.bfloat16 else thing
 
 
 def _fuse_optimizers() -> None:
@@ -99,9 +157,7 @@ def _fuse_optimizers() -> None:
         seen.add(optimizer)
         if native.fuse(optimizer):
             native.keep_layouts(optimizer)
-            if not _told:
-                name = type(optimizer).__name__
-                say(f"overridden in this script: {name} takes its fused step (--as-written leaves it)")
+            _say_overridden(f"{type(optimizer).__name__} takes its fused step")
 
     register_optimizer_step_pre_hook(before_step)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.config.kinds import Choice, Number, Ranks, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Number, Numbers, Ranks, Switch, Text, Variables, Words
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
@@ -36,6 +36,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
     if isinstance(kind, Ranks):
         return st.sampled_from(["all", "none", "0", "0,4-7", "0-6:2, 9"])
+    if isinstance(kind, Numbers):
+        return st.sampled_from(["auto", "0", "0-13,28", "0-6:2, 9"])
     assert isinstance(kind, Text)
     return ANY_TEXT.filter(str.strip)
 

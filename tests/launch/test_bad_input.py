@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from conftest import TIMEOUT, Run, mpi_options
@@ -32,6 +33,8 @@ from launch.jobs import outputs
             2,
             "localhost and 127.0.0.1 are both this machine",
         ),
+        (["-n", "1", "--interface", "eth99", "show.py"], 2, "this machine has no interface eth99"),
+        (["-n", "1", "--cores", "0,,1", "show.py"], 2, "--cores: '0,,1' does not fit cpu.cores"),
         (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
         (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
         (["-n"], 2, "-n wants a value"),
@@ -76,6 +79,20 @@ def test_a_command_without_its_own_shows_its_help(cpulaunch: Run, command: str) 
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("usage: ")
     assert cpulaunch(command, "--help").returncode == 0
+
+
+def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None:
+    pytest.importorskip("torch")
+    done = cpulaunch("run", "-n", "1", "--dry-run", "--engine", "ipex", "show.py")
+    assert ("IPEX is not installed" in done.stderr) == (find_spec("intel_extension_for_pytorch") is None)
+
+
+def test_without_a_compiler_gloo_is_taken_and_said(cpulaunch: Run, show) -> None:
+    env = {"XDG_CACHE_HOME": str(show.parent), "CXX": "no-such-compiler"}
+    dry = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env=env)
+    run = cpulaunch("run", "-n", "1", "show.py", env=env)
+    for text in (dry.stdout, run.stderr):
+        assert "backend gloo, as ccl can't be used: no C++ compiler: there is no 'no-such-compiler'" in text
 
 
 def test_more_threads_than_cores_are_pointed_out(cpulaunch: Run, show) -> None:

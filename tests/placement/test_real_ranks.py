@@ -18,7 +18,7 @@ from cpulaunch.cluster.libraries import FILES, find_libraries, import_directorie
 from cpulaunch.plan.binding import BindingRequest
 from cpulaunch.plan.seating import VARIABLE, Layout, Place, Seating
 
-KEEPER = Path(__file__).parent.parent.parent / "cpulaunch" / "rank" / "run_keeper.py"
+KEEPER = Path(__file__).parent.parent.parent / "cpulaunch" / "keeper" / "run_keeper.py"
 HERE = find_libraries(library_directories(), import_directories())
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2
 FIRST, *_, LAST = sorted(os.sched_getaffinity(0)) * 2

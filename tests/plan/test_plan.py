@@ -90,7 +90,7 @@ def test_sizes(settings, hosts, expected) -> None:
         (["launcher=local"], "a", "local starts ranks on this machine only"),
         (["hosts.nproc=57"], "", "57"),
         (["hosts.nproc_per_node=57"], "a", "a, taken to be like this machine: "),
-        (["cpu.cores=0-x"], "", "cpu.cores (--cpu.cores): "),
+        (["cpu.cores=0-x"], "", "--cpu.cores: '0-x' does not fit cpu.cores"),
         (["cpu.cores=500"], "", "500"),
         (["forward=NOPE"], "", "NOPE is not set in this environment"),
     ],

@@ -5,6 +5,7 @@ Its result goes to stdout as ``RESULT`` and JSON in one line, from every rank.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -338,6 +339,33 @@ def accelerated(options: str) -> dict:
         "kinds": sorted(set(kinds)),
         "layers": sorted({type(m).__name__ for m in model.modules()} & {"_IPEXLinear"}),
         "learnt": digest(model) != before,
+        "digest": digest(model),
+    }
+
+
+def plain(context: str) -> dict:
+    """A script with a DistributedDataParallel of its own, its forward pass in no autocast or one that is off."""
+    torch.distributed.init_process_group()
+    torch.manual_seed(0)
+    net = mlp()
+    kinds = []
+    net[0].register_forward_hook(lambda module, inputs, output: kinds.append(str(output.dtype)))
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    results, losses = [], []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", enabled=False) if context == "off" else contextlib.nullcontext():
+            results.append(model(batch_of("mlp", 0, 8)[0]))
+            loss = loss_of("mlp", model, batch_of("mlp", 0, 8))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "kinds": sorted(set(kinds)),
+        "results": sorted({str(result.dtype) for result in results}),
+        "weights": sorted({str(p.dtype) for p in model.parameters()}),
+        "falls": losses[-1] < losses[0],
         "digest": digest(model),
     }
 

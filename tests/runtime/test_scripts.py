@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
+from conftest import TIMEOUT, Run, clean_environment
 
 from runtime.conftest import Start
 
@@ -17,6 +21,36 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
     assert len(lines) == (said != ("ccl",))
     if lines:
         assert f"backend {said[0] if said else '(none named)'} -> ccl" in lines[0]
+
+
+def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:
+    done = job(2, "plain", "none")
+    first, second = done.results
+    assert first == second
+    assert first["kinds"] == ["torch.bfloat16"]
+    assert first["results"] == first["weights"] == ["torch.float32"]
+    assert first["falls"]
+    (line,) = [line for line in done.ours() if "overridden" in line]
+    assert "backend (none named) -> ccl; DDP in bf16 where the script has no autocast" in line
+
+
+@pytest.mark.parametrize(
+    ("context", "options"),
+    [("off", ()), ("none", ("--precision", "fp32")), ("none", ("--as-written",))],
+)
+def test_but_not_where_the_script_or_the_user_says_another(job: Start, context: str, options) -> None:
+    for result in job(2, "plain", context, options=options).results:
+        assert result["kinds"] == ["torch.float32"]
+
+
+def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "group.py").write_text(
+        "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_backend(), d.get_world_size())"
+    )
+    lines = cpulaunch("run", "-n", "2", "--dry-run", "--format", "shell", "group.py").stdout
+    done = subprocess.run(["sh", "-c", lines], cwd=tmp_path, env=clean_environment(), capture_output=True,
+                          text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["[0] ccl 2", "[1] ccl 2"], done.stderr
 
 
 def test_a_switch_leaves_scripts_as_they_are_written(job: Start) -> None:

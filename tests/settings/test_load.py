@@ -178,7 +178,11 @@ BAD_FILES = [
         "",
     ),
     ('launcher: local\nenv: {A: "\x01"}\n', "cpulaunch.yaml:2: a character that YAML does not allow", ""),
-    ("cpulaunch: 2\n", "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1", "upgrade"),
+    (
+        "cpulaunch: 2\n",
+        "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1",
+        "a newer cpulaunch",
+    ),
     ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
     ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
     ("env: {A=B: 1}\n", "cpulaunch.yaml:1: {'A=B': '1'} does not fit env", ""),
