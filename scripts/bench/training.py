@@ -2,6 +2,7 @@
 
     python scripts/bench/training.py --intel VENV/bin [--rounds 3] [--models bert resnet gpt2] [--out FILE]
     python scripts/bench/training.py --report [--out FILE]       # the tables of what was measured
+    python scripts/bench/training.py --profile [--models bert]   # where the time of (e) goes, by operation
 
 Stacks: (a) torchrun as a user types it; (b) torchrun with bf16 autocast and fused AdamW, unpinned;
 (c) `accelerate launch --cpu` with bf16, and (c mpi) the same script under mpiexec; (d) IPEX and AdamW as
@@ -92,10 +93,19 @@ def main() -> int:
     parser.add_argument("--intel", type=Path, default=os.environ.get("CPULAUNCH_TEST_INTEL"), metavar="BIN")
     parser.add_argument("--out", type=Path, default=Path("training.json"))
     parser.add_argument("--report", action="store_true", help="only show what was measured")
+    parser.add_argument("--profile", action="store_true", help="show what (e) spends its time on")
     parser.add_argument("--way", help=argparse.SUPPRESS)  # in a rank
     options = parser.parse_args()
     if options.way:
-        return run_rank(options.way, options.models[0], options.steps)
+        return run_rank(options.way, options.models[0], options.steps, options.profile)
+    if options.profile:
+        (stack,) = (s for s in STACKS if s.key == "e")
+        for model in options.models:
+            result = run(stack, model, options) or {"profile": []}
+            print(f"\n{SHAPES[model]}\n\n| operation | % of the step |\n|---|---|")
+            for name, share in result["profile"]:
+                print(f"| `{name}` | {share:.1f} |")
+        return 0
     rounds = json.loads(options.out.read_text()) if options.out.exists() else []
     if not options.report:
         stacks = [s for s in STACKS if options.stacks is None or s.key in options.stacks]
@@ -120,6 +130,7 @@ def run(stack: Stack, model: str, options: argparse.Namespace) -> dict[str, Any]
         model,
         "--steps",
         str(options.steps),
+        *(["--profile"] if options.profile else []),
     ]
     ranks = str(stack.ranks)
     start = {
@@ -161,7 +172,7 @@ def run(stack: Stack, model: str, options: argparse.Namespace) -> dict[str, Any]
 # --- in a rank
 
 
-def run_rank(way: str, name: str, steps: int) -> int:
+def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
     import torch
 
     torch.manual_seed(0)
@@ -222,6 +233,13 @@ def run_rank(way: str, name: str, steps: int) -> int:
     if way == "ours" and size > 1:
         alone = [step(synchronise=False)[0] for _ in range(max(3, steps // 2))]
         result["step_without_communication_ms"] = 1e3 * statistics.median(alone)
+    if profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for _ in range(steps):
+                step()
+        events = sorted(profiler.key_averages(), key=lambda e: -e.self_cpu_time_total)
+        whole = sum(event.self_cpu_time_total for event in events)
+        result["profile"] = [(e.key, 100 * e.self_cpu_time_total / whole) for e in events[:14]]
     if rank == 0:
         print("MEASURED " + json.dumps(result), flush=True)
     return 0
