@@ -162,15 +162,23 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "hint"),
-    [("nod1", "--skip-preflight starts all the same\n"), ("node0,nod1", "; --exclude leaves hosts out\n")],
+    [
+        ("node1", "--skip-preflight starts all the same"),
+        ("node0,node1", "--skip-preflight starts all the same; --exclude leaves hosts out"),
+        ("nod1", None),
+        ("node0,nod1", "--exclude leaves hosts out"),
+    ],
 )
 def test_a_run_says_what_can_be_done_about_a_host(
-    cluster: Cluster, cpulaunch: Run, tmp_path: Path, hosts: str, hint: str
+    cluster: Cluster, cpulaunch: Run, tmp_path: Path, hosts: str, hint: str | None
 ) -> None:
-    (tmp_path / "train.py").write_text("")
-    done = cpulaunch("run", "--hosts", hosts, "train.py", on="login")
+    (code := tmp_path / "code").mkdir()
+    (script := code / "train.py").write_text("")
+    with cluster.hidden("node1", code):
+        done = cpulaunch("run", "--hosts", hosts, script, on="login")
     assert done.returncode == 3
-    assert hint in done.stderr
+    hints = [line for line in done.stderr.splitlines() if "hint: " in line]
+    assert hints == ([f"cpulaunch: hint: {hint}"] if hint else [])
 
 
 def test_two_names_of_this_host_are_one_too_many(cluster: Cluster, cpulaunch: Run, tmp_path: Path) -> None:
@@ -287,5 +295,5 @@ def test_run_does_not_start_where_a_host_is_not_ready(
     assert done.returncode == 3
     assert done.stdout == ""
     assert "✗ node2: ssh: Host key verification failed" in done.stderr
-    assert "cpulaunch: error: 1 of 4 hosts are not ready" in done.stderr
+    assert "cpulaunch: error: 1 of 4 hosts is not ready" in done.stderr
     assert not (tmp_path / "runs").exists()

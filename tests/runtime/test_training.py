@@ -110,7 +110,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(job: Start, tmp_path) -> None:
 
 REFUSED = {
     "unused": "2 parameters got no gradient in the last step on rank 0: spare.weight, spare.bias.",
-    "plain backward": "1 batches of a step were taken, but step.backward(loss) was called 0 times",
+    "plain backward": "1 of a step's batches were taken, but step.backward(loss) was called 0 times",
     "backward twice": "step.backward(loss) was called twice for one batch",
     "early step": "the optimizer stepped after 1 of 2 batches",
     "not finished": "the optimizer stepped after 1 of 2 batches",
