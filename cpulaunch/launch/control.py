@@ -88,7 +88,7 @@ class Control:
         try:
             salt = os.urandom(16).hex()
             writer.write(encode({"type": "challenge", "salt": salt}))
-            hello = decode(await asyncio.wait_for(reader.readuntil(b"\n"), HANDSHAKE_TIMEOUT))
+            hello = decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_TIMEOUT))
         finally:
             self._strangers -= 1
         rank: Any = hello.get("rank")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from conftest import TIMEOUT, clean_environment
 
@@ -45,6 +46,7 @@ class job:
         program: str,
         *further: str,
         wrapper: Sequence[str] = (),
+        stderr: IO[str] | None = None,
     ) -> None:
         (directory / "program.py").write_text(program)
         command = [
@@ -67,6 +69,7 @@ class job:
             env=clean_environment(**env),
             text=True,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             stdin=subprocess.DEVNULL,
         )
 
