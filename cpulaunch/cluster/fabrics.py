@@ -88,8 +88,8 @@ def common_provider(hosts: Mapping[str, tuple[Fabric, ...] | None]) -> tuple[str
     usable = {
         host: [card.provider for card in cards or () if not card.unusable] for host, cards in hosts.items()
     }
-    first, *others = usable.values()
-    shared = next((p for p in first if all(p in other for other in others)), None)
+    anywhere = (provider for providers in usable.values() for provider in providers)
+    shared = next((p for p in anywhere if all(p in providers for providers in usable.values())), None)
     if shared:
         return shared, {}
     without = [host for host, providers in usable.items() if not providers]

@@ -80,6 +80,7 @@ def test_a_libfabric_that_is_none(tmp_path: Path) -> None:
         ({"a": (VERBS,), "b": (VERBS,)}, "verbs", {}),
         ({"a": (PSM3, VERBS), "b": (VERBS,)}, "verbs", {}),
         ({"a": (), "b": ()}, None, {}),
+        ({}, None, {}),
         ({"a": (VERBS,), "b": ()}, None, {"a": "b has none that works"}),
         ({"a": (VERBS,), "b": None}, None, {"a": "b has none that works"}),
         ({"a": (VERBS,), "b": (PSM3,)}, None, {"a": "other hosts have other kinds", "b": "other hosts have other kinds"}),

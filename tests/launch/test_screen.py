@@ -84,18 +84,24 @@ def test_many_lines_pass_without_loss(cpulaunch: Run, tmp_path: Path) -> None:
         assert numbers == [str(i) for i in range(100_000)]
 
 
-def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) -> None:
-    (tmp_path / "wait.py").write_text(
+def waiting(directory: Path, env: dict[str, str], columns: int = 80) -> pexpect.spawn:
+    """A job on a terminal, whose ranks wait for a file ``go`` and then say "done"."""
+    (directory / "wait.py").write_text(
         "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\nprint('done')"
     )
-    terminal = pexpect.spawn(
+    return pexpect.spawn(
         sys.executable,
         ["-m", "cpulaunch", "run", "-n", "2", "wait.py"],
-        cwd=str(tmp_path),
-        env=clean_environment(**marked, TERM="xterm"),
+        cwd=str(directory),
+        env=clean_environment(**env, TERM="xterm"),
         timeout=TIMEOUT,
         encoding="utf-8",
+        dimensions=(24, columns),
     )
+
+
+def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) -> None:
+    terminal = waiting(tmp_path, marked)
     terminal.expect(r"cpulaunch: 2 of 2 ranks up · \d+ s")
     (tmp_path / "go").touch()
     terminal.expect(r"\r\x1b\[K\[[01]\] done")
@@ -106,18 +112,7 @@ def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) 
 
 
 def test_on_a_narrow_terminal_the_status_line_stays_one_line(marked, tmp_path: Path) -> None:
-    (tmp_path / "wait.py").write_text(
-        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)"
-    )
-    terminal = pexpect.spawn(
-        sys.executable,
-        ["-m", "cpulaunch", "run", "-n", "2", "wait.py"],
-        cwd=str(tmp_path),
-        env=clean_environment(**marked, TERM="xterm"),
-        timeout=TIMEOUT,
-        encoding="utf-8",
-        dimensions=(24, 20),
-    )
+    terminal = waiting(tmp_path, marked, columns=20)
     terminal.expect("cpulaunch: 2 of 2 r")
     (tmp_path / "go").touch()
     terminal.expect(pexpect.EOF)
