@@ -189,7 +189,7 @@ def _compile(
     include = torch.directory / "include"
     standard = "c++20" if installed.series(torch.version) >= (2, 10) else "c++17"
     flags = [
-        "-O2", "-fPIC", f"-std={standard}", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={torch.abi}",
+        "-O3", "-fPIC", f"-std={standard}", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={torch.abi}",
         *torch.flags, f"-I{oneccl / 'include'}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}",
         f"-I{sysconfig.get_path('include')}",
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ class Peer:
     host: str  # the same for ranks that see each other's processes and shared memory
     pid: int
     cpus: tuple[int, ...]
+    memory: int  # a descriptor, in this process, of memory for all ranks of the group; -1: has none
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -46,22 +48,25 @@ def create(options: Any, backend_options: Any) -> Any:
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = PrefixStore("cpulaunch-ccl", options.store)
-    peers = _meet(store, rank, size, timeout)
-    if not _state.ready:
-        load.set_up(module, _neighbours(rank, peers))
-        atexit.register(_leave, module)
-        _state.ready = True
-    here = peers[rank].host
-    group = module.ProcessGroupCCL(
-        store,
-        rank,
-        size,
-        timeout=timeout.total_seconds(),
-        name=options.group_id,
-        local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
-        heartbeat=_heartbeat(rank, peers),
-        companion=_companion(store, rank, size, timeout),
-    )
+    with ExitStack() as stack:
+        memory = _memory_to_share(module, size, stack) if rank == 0 else -1
+        peers = _meet(store, rank, size, timeout, memory)
+        if not _state.ready:
+            load.set_up(module, _neighbours(rank, peers))
+            atexit.register(_leave, module)
+            _state.ready = True
+        here = peers[rank].host
+        group = module.ProcessGroupCCL(
+            store,
+            rank,
+            size,
+            timeout=timeout.total_seconds(),
+            name=options.group_id,
+            local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
+            heartbeat=_heartbeat(rank, peers),
+            shared_memory=_shared(peers, stack),
+            companion=_companion(store, rank, size, timeout),
+        )
     if distributed.group.WORLD is None:
         # This is the group of all ranks: they have mapped each other's shared memory, and nobody else will
         # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
@@ -97,8 +102,38 @@ def _companion(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
 
 
-def _meet(store: Any, rank: int, size: int, timeout: timedelta) -> list[Peer]:
-    me = Peer(_host(), os.getpid(), tuple(sorted(os.sched_getaffinity(0))))
+def _memory_to_share(module: ModuleType, size: int, stack: ExitStack) -> int:
+    """A descriptor of memory for the sums of the ranks of one host: without a name, so that nothing can stay.
+
+    Open until ``stack`` is closed; -1 where it is not wanted, or not to be had.
+    """
+    # Who names one of oneCCL's algorithms wants oneCCL's; several workers share the work among them.
+    if size == 1 or "CCL_ALLREDUCE" in os.environ or os.environ.get("CCL_WORKER_COUNT", "1") != "1":
+        return -1
+    try:
+        descriptor = os.memfd_create("cpulaunch-ccl")
+        stack.callback(os.close, descriptor)
+        os.ftruncate(descriptor, module.shared_bytes(size))
+    except OSError:
+        return -1
+    return descriptor
+
+
+def _shared(peers: list[Peer], stack: ExitStack) -> int:
+    """Rank 0's memory as a descriptor of this process; -1 where there is none to be had."""
+    first = peers[0]
+    if first.memory < 0 or any(peer.host != first.host for peer in peers):
+        return -1
+    try:
+        descriptor = os.open(f"/proc/{first.pid}/fd/{first.memory}", os.O_RDWR)
+    except OSError:
+        return -1  # of another user, for example
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _meet(store: Any, rank: int, size: int, timeout: timedelta, memory: int) -> list[Peer]:
+    me = Peer(_host(), os.getpid(), tuple(sorted(os.sched_getaffinity(0))), memory)
     store.set(f"{_PEERS}{rank}", json.dumps(me.__dict__))
     keys = [f"{_PEERS}{other}" for other in range(size)]
     try:
@@ -110,7 +145,7 @@ def _meet(store: Any, rank: int, size: int, timeout: timedelta) -> list[Peer]:
             f"{', '.join(missing[:20])}"
         ) from error
     said = [json.loads(store.get(key)) for key in keys]
-    return [Peer(one["host"], one["pid"], tuple(one["cpus"])) for one in said]
+    return [Peer(one["host"], one["pid"], tuple(one["cpus"]), one["memory"]) for one in said]
 
 
 def _host() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -283,6 +285,31 @@ def many_in_flight() -> str:
         assert works[i].is_success()
         assert (tensors[i] == i * size).all()
     return "ok"
+
+
+def host_sums(dtype: str) -> str:
+    """Sums of whole pieces, parts and remainders, of unaligned memory, several in flight; the sums' digest."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = getattr(torch, dtype)
+    lengths = (1, 5_000, 20_000, 65_536, 65_539, 200_001, 1_000_003)
+    tensors = [(torch.arange(n + 1) % 13 + rank).to(kind)[1:] for n in lengths]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for n, tensor, work in zip(lengths, tensors, works, strict=True):
+        work.wait()
+        expected = size * (torch.arange(n + 1) % 13)[1:] + size * (size - 1) // 2
+        assert torch.equal(tensor, expected.to(kind)), (dtype, n)
+    torch.manual_seed(rank)
+    noise = torch.randn(300_000).to(kind)
+    dist.all_reduce(noise)
+    return hashlib.sha256(noise.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def shared_memory() -> tuple[bool, bool]:
+    """Whether this rank has mapped the memory for sums within the host, and whether a descriptor of it is open."""
+    name = "memfd:cpulaunch-ccl"
+    descriptors = list(Path("/proc/self/fd").iterdir())
+    links = [os.readlink(one) for one in descriptors if one.is_symlink()]
+    return name in Path("/proc/self/maps").read_text(), any(name in link for link in links)
 
 
 def chained() -> float:

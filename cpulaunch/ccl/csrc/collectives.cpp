@@ -160,9 +160,14 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(const Ptr<Opera
     for (const auto& tensor : data) {
       if (tensor.numel() == 0) continue;
       const auto cells = cells_to_reduce(tensor, opts.reduceOp);
-      events.push_back(ccl::allreduce(tensor.data_ptr(), tensor.data_ptr(), tensor.numel() * cells.per_element,
-                                      cells.type, reduction_of(opts.reduceOp, tensor.scalar_type()),
-                                      *communicator_));
+      const auto count = tensor.numel() * cells.per_element;
+      const auto reduction = reduction_of(opts.reduceOp, tensor.scalar_type());
+      if (host_sum_ && HostSum::takes(cells.type, reduction)) {
+        operation->started(host_sum_, host_sum_->add(tensor.data_ptr(), count, cells.type));
+      } else {
+        events.push_back(ccl::allreduce(tensor.data_ptr(), tensor.data_ptr(), count, cells.type, reduction,
+                                        *communicator_));
+      }
     }
   });
 }

@@ -9,11 +9,15 @@ namespace cpulaunch {
 
 namespace {
 
-// How long an asynchronous collective is driven by its caller, where oneCCL has no core of its own.
+// How long an asynchronous collective is driven by its caller, where oneCCL has no core of its own, from its
+// start and from the last step of a sum within the host.
 constexpr auto kInline = std::chrono::microseconds(200);
 // A poll that computes longer has moved data, so the next one probably will too.
 constexpr auto kProgress = std::chrono::microseconds(3);
-// The background thread's nap between polls that moved nothing.
+// After a poll that moved data the background thread polls on for so many (some 50 us), as the peer is at it
+// too and its next piece comes soon ...
+constexpr unsigned kLinger = 100;
+// ... and then naps between polls.
 constexpr auto kShortNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned kShortNaps = 50;
@@ -58,7 +62,7 @@ void Engine::run(const c10::intrusive_ptr<Operation>& operation, bool asynchrono
     return;
   }
   if (!options_.offload) {
-    if (operation->drive(Clock::now() + kInline)) return;
+    if (operation->drive(Clock::now() + kInline, kInline)) return;
   } else if (operation->poll()) {
     return;
   }
@@ -114,7 +118,11 @@ void Engine::lead() {
                                                              pending_.end());
     lock.unlock();
     for (const auto& operation : checked) operation->check(before);  // may run callbacks, hence unlocked
-    if (idle > 0) std::this_thread::sleep_for(idle < kShortNaps ? kShortNap : kLongNap);
+    if (idle < kLinger) {
+      pause(idle);
+    } else {
+      std::this_thread::sleep_for(idle < kLinger + kShortNaps ? kShortNap : kLongNap);
+    }
     lock.lock();
   }
   led_ = false;

@@ -2,8 +2,8 @@
 //
 // oneCCL is entered by one thread at a time.  A synchronous collective is driven by its caller.  An
 // asynchronous one goes to a background thread, after a moment in which small ones complete.  On a rank's
-// only core a thread that polls would steal from the computation, so this one naps whenever a poll has
-// moved no data, and a late peer costs next to nothing.
+// only core a thread that polls would steal from the computation, so this one naps soon after the
+// last poll that has moved data, and a late peer costs next to nothing.
 
 #pragma once
 

@@ -1,5 +1,6 @@
 #include "group.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <future>
 
@@ -21,21 +22,25 @@ void start_oneccl() {
   ccl::init();
 }
 
-// A message between each two ranks, so that all shared memory is mapped from here on.
-void greet(const ccl::communicator& communicator) {
-  std::vector<char> from(communicator.size()), to(communicator.size());
+// A message between each two ranks, so that all of oneCCL's shared memory is mapped from here on.
+// True when all say yes.
+bool all_say(bool yes, const ccl::communicator& communicator) {
+  std::vector<char> from(communicator.size(), yes), to(communicator.size());
   ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, communicator).wait();
+  return std::find(to.begin(), to.end(), 0) == to.end();
 }
 
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers,
-                                 Heartbeat heartbeat, c10::intrusive_ptr<c10d::Backend> companion)
+                                 Heartbeat heartbeat, std::shared_ptr<HostSum> host_sum,
+                                 c10::intrusive_ptr<c10d::Backend> companion)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       companion_(std::move(companion)),
+      host_sum_(std::move(host_sum)),
       timeout_(timeout) {
   Sentinel::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
   try {
@@ -50,16 +55,20 @@ ProcessGroupCCL::~ProcessGroupCCL() { close(); }
 
 // In a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
 void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto made = std::make_shared<std::promise<std::unique_ptr<ccl::communicator>>>();
+  struct Connected {
+    std::unique_ptr<ccl::communicator> communicator;
+    bool all_share_memory;
+  };
+  auto made = std::make_shared<std::promise<Connected>>();
   auto result = made->get_future();
-  std::thread([made, store, rank = getRank(), size = getSize()] {
+  std::thread([made, store, rank = getRank(), size = getSize(), shares_memory = host_sum_ != nullptr] {
     try {
       auto inside = Engine::instance().enter();
       start_oneccl();
       auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
       auto communicator = ccl::create_communicator(size, rank, std::move(kvs));
-      greet(communicator);
-      made->set_value(std::make_unique<ccl::communicator>(std::move(communicator)));
+      const bool all = all_say(shares_memory, communicator);
+      made->set_value({std::make_unique<ccl::communicator>(std::move(communicator)), all});
     } catch (...) {
       made->set_exception(std::current_exception());
     }
@@ -76,7 +85,9 @@ void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
     }
   }
   try {
-    communicator_ = result.get();
+    auto connected = result.get();
+    communicator_ = std::move(connected.communicator);
+    if (!connected.all_share_memory) host_sum_.reset();
   } catch (const std::exception& error) {
     C10_THROW_ERROR(DistBackendError, c10::str("ccl: oneCCL could not connect the ", getSize(), " ranks of group '",
                                                state_->name, "': ", error.what()));

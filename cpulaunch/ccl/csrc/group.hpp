@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine.hpp"
+#include "hostsum.hpp"
 #include "oneccl.hpp"
 #include "sentinel.hpp"
 
@@ -13,10 +14,11 @@ class ProcessGroupCCL final : public c10d::Backend {
   // `companion` is a gloo group of the same ranks, for what oneCCL does not have on the host: point to
   // point, bitwise and sparse reductions, monitored barriers.  It is made together with this group: a
   // rank that takes no part in a send would never come to help make it later.
+  // `host_sum` is null where this rank shares no memory with the others, and is used if all have one.
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                   std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
-                  c10::intrusive_ptr<c10d::Backend> companion);
+                  std::shared_ptr<HostSum> host_sum, c10::intrusive_ptr<c10d::Backend> companion);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
@@ -86,6 +88,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   const std::shared_ptr<GroupState> state_;
   const Ptr<Options> options_;
   const Ptr<c10d::Backend> companion_;
+  std::shared_ptr<HostSum> host_sum_;
   Milliseconds timeout_;
   std::unique_ptr<ccl::communicator> communicator_;
   std::atomic<uint64_t> sequence_{0};

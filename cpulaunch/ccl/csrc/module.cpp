@@ -21,21 +21,23 @@ PYBIND11_MODULE(_group, module) {
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat,
-                       Holder<c10d::Backend> companion) {
+                       int shared_memory, Holder<c10d::Backend> companion) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own, next, next_host] = std::move(heartbeat);
              py::gil_scoped_release release;
+             auto host_sum = shared_memory < 0 ? nullptr : std::make_shared<HostSum>(shared_memory, rank, size);
              return c10::make_intrusive<ProcessGroupCCL>(std::move(store), rank, size,
                                                          Milliseconds(static_cast<int64_t>(timeout * 1e3)),
                                                          std::move(name), std::move(peers),
                                                          Heartbeat{std::move(own), std::move(next), std::move(next_host)},
-                                                         std::move(companion));
+                                                         std::move(host_sum), std::move(companion));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("companion"),
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("shared_memory"), py::arg("companion"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
-           "`heartbeat` is (key to write, key to listen to, name of the host that writes it), empty for none.");
+           "`heartbeat` is (key to write, key to listen to, name of the host that writes it), empty for none;\n"
+           "`shared_memory` is a descriptor of shared_bytes(size) zeroes that all ranks share, or -1.");
 
   module.def(
       "configure",
@@ -48,6 +50,7 @@ PYBIND11_MODULE(_group, module) {
       },
       py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
+  module.def("shared_bytes", &HostSum::bytes, py::arg("size"), "What the ranks of one host share for their sums.");
   module.def("in_flight", [] { return Engine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def(

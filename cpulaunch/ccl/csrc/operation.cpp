@@ -1,5 +1,7 @@
 #include "operation.hpp"
 
+#include <algorithm>
+
 #include <c10/util/Exception.h>
 
 #include "engine.hpp"
@@ -61,7 +63,7 @@ bool Operation::take() {
 
 bool Operation::claim() {
   auto& engine = Engine::instance();
-  if (engine.stopped()) return false;
+  if (engine.stopped() || (host_sum_ && !host_sum_->advance(ticket_))) return false;
   try {
     auto inside = engine.enter();
     if (state_.load(std::memory_order_acquire) != State::running) return false;
@@ -97,6 +99,7 @@ void Operation::fail(const std::string& what) {
   const auto text = c10::str(describe(), " ", what);
   group_->fail(text);
   if (!take()) return;
+  if (host_sum_) host_sum_->withdraw();
   // oneCCL may still write to the buffers: they and its requests live until the process ends.
   new auto(c10::intrusive_ptr<Operation>::unsafe_reclaim_from_nonowning(this));
   Sentinel::instance().alert(group_);  // which tells the other ranks
@@ -133,16 +136,22 @@ void Operation::check(Clock::time_point now) {
   }
 }
 
-bool Operation::drive(Clock::time_point until) {
+bool Operation::drive(Clock::time_point until, Clock::duration more) {
   const auto& engine = Engine::instance();
+  unsigned idle = 0;
+  uint64_t steps = 0;
   for (unsigned polls = 1; !poll(); ++polls) {
-    if (polls % kPollsPerCheck == 0 || engine.options().yield) {
+    const bool moved = host_sum_ && host_sum_->steps() != steps;
+    if (moved) steps = host_sum_->steps();
+    idle = moved ? 0 : idle + 1;
+    if (polls % kPollsPerCheck == 0 || engine.options().yield || host_sum_) {
       const auto now = Clock::now();
       check(now);
+      if (moved) until = std::max(until, now + more);
       if (now >= until) return done();
       if (engine.stopped()) return false;
     }
-    engine.pause(polls);
+    engine.pause(idle);
   }
   return true;
 }

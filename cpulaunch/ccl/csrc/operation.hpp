@@ -14,6 +14,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "hostsum.hpp"
+
 namespace cpulaunch {
 
 using Clock = std::chrono::steady_clock;
@@ -52,6 +54,10 @@ class Operation : public c10d::Work {
   void afterwards(std::function<void()> action) { afterwards_.push_back(std::move(action)); }
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   void started(std::vector<ccl::event> events) { events_ = std::move(events); }
+  void started(std::shared_ptr<HostSum> sum, uint64_t ticket) {
+    host_sum_ = std::move(sum);
+    ticket_ = ticket;
+  }
 
   // Looks once whether it is done, and completes it if so.  True when completed (or failed).
   bool poll();
@@ -59,8 +65,9 @@ class Operation : public c10d::Work {
   bool claim();
   void complete();
   void fail(const std::string& what);
-  // Polls until completed, or until `until`; false when it is not completed by then.
-  bool drive(Clock::time_point until);
+  // Polls until completed, or until `until`; false when it is not completed by then.  A step of a sum within
+  // the host gives it `more` time from there: the peers are at it too.
+  bool drive(Clock::time_point until, Clock::duration more = Clock::duration::zero());
   // Fails the operation if its time is up or its group has failed.
   void check(Clock::time_point now);
 
@@ -95,6 +102,8 @@ class Operation : public c10d::Work {
   std::vector<at::Tensor> outputs_;
   std::vector<std::function<void()>> afterwards_;
   std::vector<ccl::event> events_;
+  std::shared_ptr<HostSum> host_sum_;  // null where nothing goes that way
+  uint64_t ticket_ = 0;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
 };

@@ -1,0 +1,87 @@
+// Sums tensors among the ranks of one host, through memory that they share.
+//
+// oneCCL has large messages copied from process to process by the kernel, whole, so that each byte passes
+// through main memory several times.  Here a tensor goes through in pieces that stay in the cores' caches.
+// Each rank puts a piece into its slot; then each sums its part of the piece over all ranks, in the order
+// of the ranks, and collects the others' parts.  Two ranks, and any number with little data, sum the whole
+// piece instead, and need not wait for each other a second time.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+
+#include <oneapi/ccl.hpp>
+
+namespace cpulaunch {
+
+class HostSum {
+ public:
+  // What `descriptor` has to refer to: zeroes, this many bytes.
+  static size_t bytes(int size);
+  // float32, float64 and bfloat16, which is summed in float32.
+  static bool takes(ccl::datatype type, ccl::reduction reduction);
+
+  // Throws std::system_error where the memory cannot be mapped.
+  HostSum(int descriptor, int rank, int size);
+  ~HostSum();
+  HostSum(const HostSum&) = delete;
+  HostSum& operator=(const HostSum&) = delete;
+
+  // Every rank's `data` is to become their sum; the ranks add in the same order.  Returns the ticket.
+  uint64_t add(void* data, size_t count, ccl::datatype type);
+  // Does the next step that can be done now, for whichever tensor.  True when the ticket's is summed.
+  bool advance(uint64_t ticket);
+  // This rank has failed: nobody is to go on with what it has put there.
+  void withdraw();
+  // Counts the steps done: while it grows, the others are there.
+  uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+
+ private:
+  // How many pieces a rank has brought to each stage, since the beginning.
+  struct Progress {
+    alignas(64) std::atomic<uint64_t> put;
+    alignas(64) std::atomic<uint64_t> summed;
+    alignas(64) std::atomic<uint64_t> collected;
+  };
+  using Stage = std::atomic<uint64_t> Progress::*;
+
+  struct Kind;  // of numbers
+  static const Kind* kind_of(ccl::datatype type);
+
+  struct Piece {
+    char* data;
+    size_t bytes;
+    const Kind* kind;
+  };
+
+  struct Range {
+    size_t begin, end;
+  };
+
+  const Piece& piece(uint64_t number) const { return pieces_[number - collected_]; }
+  char* slot(int rank, uint64_t number) const;
+  bool is_whole(const Piece& piece) const;
+  Range part(const Piece& piece, int rank) const;
+  bool others_passed(Stage stage, uint64_t number) const;
+
+  void step();
+  void put(uint64_t number);
+  void sum(uint64_t number);
+  void collect(uint64_t number);
+
+  const int rank_;
+  const int size_;
+  char* memory_;
+  Progress* progress_;  // of each rank
+
+  std::atomic<uint64_t> steps_{0};
+  std::mutex mutex_;
+  std::deque<Piece> pieces_;  // those that are not collected
+  uint64_t added_ = 0, put_ = 0, summed_ = 0, collected_ = 0;
+  bool withdrawn_ = false;
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,24 @@
+"""Sums within a host go through memory that the ranks share, and through oneCCL where that is wanted."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import Ranks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> None:
+    assert ranks.call("shared_memory") == [[True, False]] * ranks.size
+    assert len(set(ranks.call("host_sums", dtype))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, {"CCL_WORKER_COUNT": "2"}], ids=str)
+def test_oneccl_sums_where_its_algorithm_or_its_workers_are_asked_for(variables: dict[str, str]) -> None:
+    asked = Ranks(2, **variables)
+    try:
+        assert asked.call("shared_memory") == [[False, False]] * 2
+        assert len(set(asked.call("host_sums", "float32"))) == 1
+    finally:
+        assert asked.close() == [0, 0]
