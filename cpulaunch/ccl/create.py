@@ -110,12 +110,9 @@ def _memory_to_share(module: ModuleType, size: int, stack: ExitStack) -> int:
     # Who names one of oneCCL's algorithms wants oneCCL's; several workers share the work among them.
     if size == 1 or "CCL_ALLREDUCE" in os.environ or os.environ.get("CCL_WORKER_COUNT", "1") != "1":
         return -1
-    try:
-        descriptor = os.memfd_create("cpulaunch-ccl")
+    descriptor: int = module.make_shared_memory(size)
+    if descriptor >= 0:
         stack.callback(os.close, descriptor)
-        os.ftruncate(descriptor, module.shared_bytes(size))
-    except OSError:
-        return -1
     return descriptor
 
 

@@ -287,7 +287,7 @@ def many_in_flight() -> str:
     return "ok"
 
 
-def host_sums(dtype: str) -> str:
+def host_sums(dtype: str = "bfloat16") -> str:
     """Sums of whole pieces, parts and remainders, of unaligned memory, several in flight; the sums' digest."""
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)

@@ -53,6 +53,12 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(late: str) -> N
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
 
+def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum() -> None:
+    for result in run_script(2, script("dist.all_reduce(torch.ones(100_000 * (rank + 1)))", seconds=10)):
+        assert result.returncode == 7, result.stderr
+        assert "reduces a tensor of another size or type" in result.stderr
+
+
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_killed_peer_surfaces_as_an_error_within_seconds(dead: int) -> None:
     began = time.monotonic()

@@ -117,11 +117,12 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<Operation>& oper
   Events events;
   try {
     auto inside = Engine::instance().enter();
+    ++state_->in_flight;
     submit(events);
     operation->started(std::move(events));
-    ++state_->in_flight;
   } catch (const ccl::exception& error) {
-    C10_THROW_ERROR(DistBackendError, c10::str(operation->describe(), " was refused by oneCCL: ", error.what()));
+    operation->fail(c10::str("was refused by oneCCL: ", error.what()));  // its other tensors may be under way
+    operation->wait();  // which throws that
   }
   Engine::instance().run(operation, asynchronous);
   return operation;

@@ -10,7 +10,7 @@ namespace cpulaunch {
 namespace {
 
 // How long an asynchronous collective is driven by its caller, where oneCCL has no core of its own, from its
-// start and from the last step of a sum within the host.
+// start; on a rank's only core also from the last step of a sum within the host.
 constexpr auto kInline = std::chrono::microseconds(200);
 // A poll that computes longer has moved data, so the next one probably will too.
 constexpr auto kProgress = std::chrono::microseconds(3);
@@ -62,7 +62,7 @@ void Engine::run(const c10::intrusive_ptr<Operation>& operation, bool asynchrono
     return;
   }
   if (!options_.offload) {
-    if (operation->drive(Clock::now() + kInline, kInline)) return;
+    if (operation->drive(Clock::now() + kInline, options_.only_core ? kInline : Clock::duration::zero())) return;
   } else if (operation->poll()) {
     return;
   }

@@ -19,6 +19,7 @@ namespace cpulaunch {
 struct EngineOptions {
   bool offload = false;        // oneCCL's workers make progress on cores of their own
   bool yield = false;          // more ranks than cores: give up the core between polls
+  bool only_core = false;      // of the rank: there is no computing beside driving
   std::vector<int> cores;      // where the background thread runs; empty: anywhere
 };
 

@@ -1,14 +1,15 @@
 #include "hostsum.hpp"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 #include <system_error>
 #include <vector>
-
-#include <c10/util/BFloat16.h>
 
 namespace cpulaunch {
 
@@ -17,15 +18,35 @@ namespace {
 // Two slots of this many bytes for each rank: one is filled while the other is read, and both fit into a
 // core's cache.  Measured with 32 KB to 1 MB and 2 to 8 slots.
 constexpr size_t kPiece = 256 << 10;
-constexpr uint64_t kSlots = 2;
 // Up to here, reading all that the others have costs less than waiting for them twice.
 constexpr size_t kWhole = 64 << 10;
 constexpr size_t kLine = 64, kPage = 4096;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
+// As c10::BFloat16, rounded to nearest even, but without branches, so that compilers make vectors of it.
+struct BFloat16 {
+  explicit BFloat16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, sizeof(word));
+    const uint32_t rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+    bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
+  }
+  explicit operator float() const {
+    const uint32_t word = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &word, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+};
+
 // One source, several instruction sets: the module may have been built on another kind of machine.
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+#define CPULAUNCH_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
 #define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 
 template <class T, class Wide>
 inline __attribute__((always_inline)) void sum_as(void* to, const std::vector<const char*>& from, size_t count) {
@@ -59,7 +80,7 @@ CPULAUNCH_CLONES void sum_double(void* to, const std::vector<const char*>& from,
 }
 
 CPULAUNCH_CLONES void sum_bfloat16(void* to, const std::vector<const char*>& from, size_t count) {
-  sum_as<c10::BFloat16, float>(to, from, count);
+  sum_as<BFloat16, float>(to, from, count);
 }
 
 }  // namespace
@@ -81,6 +102,15 @@ const HostSum::Kind* HostSum::kind_of(ccl::datatype type) {
 
 size_t HostSum::bytes(int size) { return round_up(size * sizeof(Progress), kPage) + size * kSlots * kPiece; }
 
+int HostSum::make_memory(int size) {
+  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
+  if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(bytes(size))) != 0) {
+    close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
 bool HostSum::takes(ccl::datatype type, ccl::reduction reduction) {
   return reduction == ccl::reduction::sum && kind_of(type);
 }
@@ -99,7 +129,7 @@ uint64_t HostSum::add(void* data, size_t count, ccl::datatype type) {
   const auto* kind = kind_of(type);
   const size_t total = count * kind->bytes;
   for (size_t begin = 0; begin < total; begin += kPiece) {
-    pieces_.push_back({static_cast<char*>(data) + begin, std::min(kPiece, total - begin), kind});
+    pieces_.push_back({static_cast<char*>(data) + begin, std::min(kPiece, total - begin), total - begin, kind});
     ++added_;
   }
   return added_;
@@ -107,7 +137,13 @@ uint64_t HostSum::add(void* data, size_t count, ccl::datatype type) {
 
 bool HostSum::advance(uint64_t ticket) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (collected_ < ticket && !withdrawn_) step();
+  // Small pieces many at a time; who waits is to look at the clock between large ones.
+  for (size_t moved = 0; collected_ < ticket && !withdrawn_ && moved < kPiece;) {
+    const size_t step = this->step();
+    if (step == 0) break;
+    moved += step;
+    steps_.fetch_add(1, std::memory_order_relaxed);
+  }
   return collected_ >= ticket;
 }
 
@@ -117,30 +153,45 @@ void HostSum::withdraw() {
   for (const auto stage : {&Progress::put, &Progress::summed, &Progress::collected}) (progress_[rank_].*stage).store(0);
 }
 
-// One at a time, so that who waits can look at the clock in between; the last stage first, which frees slots.
-void HostSum::step() {
+// The last stage first, which frees slots.
+size_t HostSum::step() {
   if (collected_ < summed_ && (is_whole(piece(collected_)) || others_passed(&Progress::summed, collected_))) {
-    collect(collected_);
-  } else if (summed_ < put_ && others_passed(&Progress::put, summed_)) {
-    sum(summed_);
-  } else if (put_ < added_ && (put_ < kSlots || others_passed(&Progress::collected, put_ - kSlots))) {
-    put(put_);
-  } else {
-    return;
+    return collect(collected_);
   }
-  steps_.fetch_add(1, std::memory_order_relaxed);
+  if (summed_ < put_ && others_passed(&Progress::put, summed_)) {
+    check_alike(summed_);
+    return sum(summed_);
+  }
+  if (put_ < added_ && (put_ < kSlots || others_passed(&Progress::collected, put_ - kSlots))) {
+    return put(put_);
+  }
+  return 0;
 }
 
-void HostSum::put(uint64_t number) {
+// Ranks that call something else, or with other tensors, would sum what lies in the slots by chance.
+void HostSum::check_alike(uint64_t number) const {
+  const auto mine = piece(number).signature();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (progress_[rank].signatures[number % kSlots] != mine) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " of the group reduces a tensor of another size or type");
+    }
+  }
+}
+
+size_t HostSum::Piece::signature() const { return left << 8 | kind->bytes; }
+
+size_t HostSum::put(uint64_t number) {
   const auto& from = piece(number);
   const auto own = is_whole(from) ? Range{0, 0} : part(from, rank_);  // nobody reads that
   char* to = slot(rank_, number);
   std::memcpy(to, from.data, own.begin);
   std::memcpy(to + own.end, from.data + own.end, from.bytes - own.end);
+  progress_[rank_].signatures[number % kSlots] = from.signature();
   progress_[rank_].put.store(++put_, std::memory_order_release);
+  return from.bytes;
 }
 
-void HostSum::sum(uint64_t number) {
+size_t HostSum::sum(uint64_t number) {
   const auto& to = piece(number);
   const auto [begin, end] = is_whole(to) ? Range{0, to.bytes} : part(to, rank_);
   std::vector<const char*> from;
@@ -148,10 +199,11 @@ void HostSum::sum(uint64_t number) {
   to.kind->sum(to.data + begin, from, (end - begin) / to.kind->bytes);
   if (!is_whole(to)) std::memcpy(slot(rank_, number) + begin, to.data + begin, end - begin);
   progress_[rank_].summed.store(++summed_, std::memory_order_release);
+  return to.bytes;
 }
 
-void HostSum::collect(uint64_t number) {
-  const auto& to = piece(number);
+size_t HostSum::collect(uint64_t number) {
+  const auto to = piece(number);
   for (int rank = 0; rank < size_ && !is_whole(to); ++rank) {
     if (rank == rank_) continue;
     const auto [begin, end] = part(to, rank);
@@ -159,6 +211,7 @@ void HostSum::collect(uint64_t number) {
   }
   pieces_.pop_front();
   progress_[rank_].collected.store(++collected_, std::memory_order_release);
+  return to.bytes;
 }
 
 char* HostSum::slot(int rank, uint64_t number) const {

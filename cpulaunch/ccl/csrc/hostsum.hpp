@@ -24,6 +24,9 @@ class HostSum {
   // float32, float64 and bfloat16, which is summed in float32.
   static bool takes(ccl::datatype type, ccl::reduction reduction);
 
+  // A descriptor of such memory, without a name, so that nothing of it can stay behind; -1 where there is none.
+  static int make_memory(int size);
+
   // Throws std::system_error where the memory cannot be mapped.
   HostSum(int descriptor, int rank, int size);
   ~HostSum();
@@ -32,7 +35,8 @@ class HostSum {
 
   // Every rank's `data` is to become their sum; the ranks add in the same order.  Returns the ticket.
   uint64_t add(void* data, size_t count, ccl::datatype type);
-  // Does the next step that can be done now, for whichever tensor.  True when the ticket's is summed.
+  // Does the next steps that can be done now, for whichever tensor.  True when the ticket's is summed.
+  // Throws std::runtime_error where the ranks' tensors differ.
   bool advance(uint64_t ticket);
   // This rank has failed: nobody is to go on with what it has put there.
   void withdraw();
@@ -40,9 +44,12 @@ class HostSum {
   uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
 
  private:
-  // How many pieces a rank has brought to each stage, since the beginning.
+  static constexpr uint64_t kSlots = 2;  // of each rank
+
+  // How many pieces a rank has brought to each stage, since the beginning, and what is in its slots.
   struct Progress {
     alignas(64) std::atomic<uint64_t> put;
+    size_t signatures[kSlots];  // written before `put`, on the same line
     alignas(64) std::atomic<uint64_t> summed;
     alignas(64) std::atomic<uint64_t> collected;
   };
@@ -54,7 +61,10 @@ class HostSum {
   struct Piece {
     char* data;
     size_t bytes;
+    size_t left;  // to the tensor's end, with this piece
     const Kind* kind;
+
+    size_t signature() const;
   };
 
   struct Range {
@@ -67,10 +77,12 @@ class HostSum {
   Range part(const Piece& piece, int rank) const;
   bool others_passed(Stage stage, uint64_t number) const;
 
-  void step();
-  void put(uint64_t number);
-  void sum(uint64_t number);
-  void collect(uint64_t number);
+  // Each returns how many bytes it was about; 0: nothing can be done now.
+  size_t step();
+  size_t put(uint64_t number);
+  size_t sum(uint64_t number);
+  size_t collect(uint64_t number);
+  void check_alike(uint64_t number) const;
 
   const int rank_;
   const int size_;

@@ -26,7 +26,12 @@ PYBIND11_MODULE(_group, module) {
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own, next, next_host] = std::move(heartbeat);
              py::gil_scoped_release release;
-             auto host_sum = shared_memory < 0 ? nullptr : std::make_shared<HostSum>(shared_memory, rank, size);
+             std::shared_ptr<HostSum> host_sum;
+             try {
+               if (shared_memory >= 0) host_sum = std::make_shared<HostSum>(shared_memory, rank, size);
+             } catch (const std::system_error&) {
+               // No room for it here: oneCCL sums.
+             }
              return c10::make_intrusive<ProcessGroupCCL>(std::move(store), rank, size,
                                                          Milliseconds(static_cast<int64_t>(timeout * 1e3)),
                                                          std::move(name), std::move(peers),
@@ -37,20 +42,22 @@ PYBIND11_MODULE(_group, module) {
            py::arg("local_peers"), py::arg("heartbeat"), py::arg("shared_memory"), py::arg("companion"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to listen to, name of the host that writes it), empty for none;\n"
-           "`shared_memory` is a descriptor of shared_bytes(size) zeroes that all ranks share, or -1.");
+           "`shared_memory` is a descriptor of what make_shared_memory(size) made in one of them, or -1.");
 
   module.def(
       "configure",
-      [](bool offload, bool yield_cores, std::vector<int> cores) {
+      [](bool offload, bool yield_cores, bool only_core, std::vector<int> cores) {
         EngineOptions options;
         options.offload = offload;
         options.yield = yield_cores;
+        options.only_core = only_core;
         options.cores = std::move(cores);
         Engine::instance().configure(std::move(options));
       },
-      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("cores"),
+      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
-  module.def("shared_bytes", &HostSum::bytes, py::arg("size"), "What the ranks of one host share for their sums.");
+  module.def("make_shared_memory", &HostSum::make_memory, py::arg("size"),
+             "A descriptor of what the ranks of one host share for their sums; -1 where it is not to be had.");
   module.def("in_flight", [] { return Engine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def(

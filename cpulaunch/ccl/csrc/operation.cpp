@@ -63,8 +63,10 @@ bool Operation::take() {
 
 bool Operation::claim() {
   auto& engine = Engine::instance();
-  if (engine.stopped() || (host_sum_ && !host_sum_->advance(ticket_))) return false;
+  if (engine.stopped()) return false;
   try {
+    if (host_sum_ && !host_sum_->advance(ticket_)) return false;
+    if (!uses_oneccl_) return take();  // without oneCCL's lock, which is held while a group is made
     auto inside = engine.enter();
     if (state_.load(std::memory_order_acquire) != State::running) return false;
     // Every event is tested, so that each call makes progress on all of them.
@@ -146,7 +148,7 @@ bool Operation::drive(Clock::time_point until, Clock::duration more) {
     idle = moved ? 0 : idle + 1;
     if (polls % kPollsPerCheck == 0 || engine.options().yield || host_sum_) {
       const auto now = Clock::now();
-      check(now);
+      if (idle % kPollsPerCheck == kPollsPerCheck - 1 || engine.options().yield) check(now);
       if (moved) until = std::max(until, now + more);
       if (now >= until) return done();
       if (engine.stopped()) return false;

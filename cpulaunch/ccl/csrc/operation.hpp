@@ -53,7 +53,10 @@ class Operation : public c10d::Work {
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
   void afterwards(std::function<void()> action) { afterwards_.push_back(std::move(action)); }
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
-  void started(std::vector<ccl::event> events) { events_ = std::move(events); }
+  void started(std::vector<ccl::event> events) {
+    events_ = std::move(events);
+    uses_oneccl_ = !events_.empty();
+  }
   void started(std::shared_ptr<HostSum> sum, uint64_t ticket) {
     host_sum_ = std::move(sum);
     ticket_ = ticket;
@@ -104,6 +107,7 @@ class Operation : public c10d::Work {
   std::vector<ccl::event> events_;
   std::shared_ptr<HostSum> host_sum_;  // null where nothing goes that way
   uint64_t ticket_ = 0;
+  bool uses_oneccl_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
 };
