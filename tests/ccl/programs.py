@@ -304,6 +304,22 @@ def host_sums(dtype: str = "bfloat16") -> str:
     return hashlib.sha256(noise.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
+def bfloat16_sums() -> str:
+    """Each bfloat16 there is, zeroes, subnormals, infinities and NaNs too, with others: rounded as torch does."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16)
+    tensor = every.roll(7919 * rank)
+    dist.all_reduce(tensor)
+    total = every.float()
+    for other in range(1, size):
+        total += every.roll(7919 * other).float()
+    expected = total.to(torch.bfloat16)
+    assert torch.equal(tensor.isnan(), expected.isnan())
+    numbers = ~expected.isnan()
+    assert torch.equal(tensor.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
+    return "ok"
+
+
 def shared_memory() -> tuple[bool, bool]:
     """Whether this rank has mapped the memory for sums within the host, and whether a descriptor of it is open."""
     name = "memfd:cpulaunch-ccl"

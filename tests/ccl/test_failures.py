@@ -39,16 +39,24 @@ def leaves_no_shared_memory() -> object:
     assert not {name for name in left if not Path("/proc", name.split(":")[0]).exists()}
 
 
+# The first through memory that the ranks share, the other through oneCCL.
+COLLECTIVES = pytest.mark.parametrize(
+    "collective", ["all_reduce(x", "broadcast(x, 1"], ids=["shared", "oneccl"]
+)
+
+
+@COLLECTIVES
 @pytest.mark.parametrize("late", ["False", "True"], ids=["sync", "async"])
-def test_a_late_rank_makes_the_others_raise_what_they_waited_for(late: str) -> None:
+def test_a_late_rank_makes_the_others_raise_what_they_waited_for(late: str, collective: str) -> None:
     first, second = run_script(2, script(
         "if rank == 1: time.sleep(7)",
-        f"work = dist.all_reduce(x, async_op={late})",
+        f"work = dist.{collective}, async_op={late})",
         "if work: work.wait()",
         seconds=3,
     ))  # fmt: skip
     assert first.returncode == 7, first.stderr
-    assert "all_reduce (sequence number 1, Float[1000, 10]) of group '0', rank 0 of 2" in first.stderr
+    name = collective.partition("(")[0]
+    assert f"{name} (sequence number 1, Float[1000, 10]) of group '0', rank 0 of 2" in first.stderr
     assert "timeout of 3 s" in first.stderr
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
@@ -59,10 +67,12 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
         assert "reduces a tensor of another size or type" in result.stderr
 
 
+@COLLECTIVES
 @pytest.mark.parametrize("dead", [0, 1])
-def test_a_killed_peer_surfaces_as_an_error_within_seconds(dead: int) -> None:
+def test_a_killed_peer_surfaces_as_an_error_within_seconds(dead: int, collective: str) -> None:
     began = time.monotonic()
-    results = run_script(2, script(f"if rank == {dead}: os.kill(os.getpid(), 9)", "dist.all_reduce(x)"))
+    collective = collective.replace("1", str(dead))  # a broadcast's root need not wait for others
+    results = run_script(2, script(f"if rank == {dead}: os.kill(os.getpid(), 9)", f"dist.{collective})"))
     survivor = results[1 - dead]
     assert results[dead].returncode == -9
     assert survivor.returncode == 7, survivor.stderr

@@ -12,6 +12,10 @@ def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> 
     assert len(set(ranks.call("host_sums", dtype))) == 1
 
 
+def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -> None:
+    assert ranks.call("bfloat16_sums") == ["ok"] * ranks.size
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, {"CCL_WORKER_COUNT": "2"}], ids=str)

@@ -120,8 +120,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<Operation>& oper
     ++state_->in_flight;
     submit(events);
     operation->started(std::move(events));
-  } catch (const ccl::exception& error) {
-    operation->fail(c10::str("was refused by oneCCL: ", error.what()));  // its other tensors may be under way
+  } catch (const std::exception& error) {
+    operation->fail(c10::str("could not be started: ", error.what()));  // its other tensors may be under way
     operation->wait();  // which throws that
   }
   Engine::instance().run(operation, asynchronous);

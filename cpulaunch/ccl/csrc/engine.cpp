@@ -102,28 +102,29 @@ void Engine::lead() {
   wake_.wait(lock, [&] { return stopped() || (!led_ && !pending_.empty()); });
   --idle_threads_;
   led_ = true;
-  std::vector<c10::intrusive_ptr<Operation>> completed;
+  std::vector<c10::intrusive_ptr<Operation>> polled, completed;
   unsigned idle = 0;
   while (completed.empty() && !pending_.empty() && !stopped()) {
+    polled.assign(pending_.begin(), pending_.end());
+    lock.unlock();  // others are to add theirs, and check() may run callbacks
     const auto before = Clock::now();
     const auto busy = thread_time();
-    pending_.remove_if([&](const auto& operation) {
-      if (!operation->claim()) return operation->done();
-      completed.push_back(operation);
-      return true;
-    });
-    if (!completed.empty()) break;
+    for (const auto& operation : polled) {
+      if (operation->claim()) completed.push_back(operation);
+    }
     idle = thread_time() - busy > kProgress ? 0 : idle + 1;
-    const std::vector<c10::intrusive_ptr<Operation>> checked(idle % kRoundsPerCheck == 0 ? pending_.begin() : pending_.end(),
-                                                             pending_.end());
-    lock.unlock();
-    for (const auto& operation : checked) operation->check(before);  // may run callbacks, hence unlocked
-    if (idle < kLinger) {
-      pause(idle);
-    } else {
-      std::this_thread::sleep_for(idle < kLinger + kShortNaps ? kShortNap : kLongNap);
+    if (completed.empty()) {
+      if (idle % kRoundsPerCheck == 0) {
+        for (const auto& operation : polled) operation->check(before);
+      }
+      if (idle < kLinger) {
+        pause(idle);
+      } else {
+        std::this_thread::sleep_for(idle < kLinger + kShortNaps ? kShortNap : kLongNap);
+      }
     }
     lock.lock();
+    pending_.remove_if([](const auto& operation) { return !operation->running(); });
   }
   led_ = false;
   if (!pending_.empty() && !stopped()) {

@@ -16,78 +16,100 @@ namespace cpulaunch {
 namespace {
 
 // Two slots of this many bytes for each rank: one is filled while the other is read, and both fit into a
-// core's cache.  Measured with 32 KB to 1 MB and 2 to 8 slots.
+// core's cache.
 constexpr size_t kPiece = 256 << 10;
-// Up to here, reading all that the others have costs less than waiting for them twice.
+// Up to so many bytes of all ranks together, each reads all of them rather than to wait for the others twice.
 constexpr size_t kWhole = 64 << 10;
-constexpr size_t kLine = 64, kPage = 4096;
+constexpr size_t kLine = 64, kBlock = 4 * kLine, kPage = 4096;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-// As c10::BFloat16, rounded to nearest even, but without branches, so that compilers make vectors of it.
-struct BFloat16 {
-  explicit BFloat16(float value) {
-    uint32_t word;
-    std::memcpy(&word, &value, sizeof(word));
-    const uint32_t rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
-    bits = static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
+#define CPULAUNCH_INLINE inline __attribute__((always_inline))
+
+// Vectors that compilers translate for whichever instruction set.
+typedef float Floats __attribute__((vector_size(kLine)));
+typedef double Doubles __attribute__((vector_size(kLine)));
+typedef uint32_t Words __attribute__((vector_size(kLine)));
+
+// The sum of lines, whose numbers are summed as they are.
+template <class Line>
+struct Plain {
+  CPULAUNCH_INLINE void start(const char* from) { std::memcpy(&sum, from, kLine); }
+  CPULAUNCH_INLINE void add(const char* from) {
+    Line line;
+    std::memcpy(&line, from, kLine);
+    sum += line;
   }
-  explicit operator float() const {
-    const uint32_t word = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &word, sizeof(value));
-    return value;
-  }
-  uint16_t bits;
+  CPULAUNCH_INLINE void store(char* to) const { std::memcpy(to, &sum, kLine); }
+
+  Line sum;
 };
 
-// One source, several instruction sets: the module may have been built on another kind of machine.
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define CPULAUNCH_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
+// bfloat16 is the upper half of a float.  A word holds two; summed apart, they need not change places, which
+// would cost more than the sum.
+struct Halves {
+  static constexpr uint32_t kUpper = 0xffff0000;
 
-template <class T, class Wide>
-inline __attribute__((always_inline)) void sum_as(void* to, const std::vector<const char*>& from, size_t count) {
-  if (from.size() == 2) {
-    const T *a = reinterpret_cast<const T*>(from[0]), *b = reinterpret_cast<const T*>(from[1]);
-    T* out = static_cast<T*>(to);
-    for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(static_cast<Wide>(a[i]) + static_cast<Wide>(b[i]));
-    return;
+  CPULAUNCH_INLINE void start(const char* from) {
+    lower = upper = -Floats{};  // -0, to which -0 may be added
+    add(from);
   }
-  constexpr size_t kBlock = 1024;
-  Wide sums[kBlock];
-  for (size_t start = 0; start < count; start += kBlock) {
-    const size_t length = std::min(kBlock, count - start);
-    const T* first = reinterpret_cast<const T*>(from[0]) + start;
-    for (size_t i = 0; i < length; ++i) sums[i] = static_cast<Wide>(first[i]);
+  CPULAUNCH_INLINE void add(const char* from) {
+    Words words;
+    std::memcpy(&words, from, kLine);
+    lower += reinterpret_cast<Floats>(words << 16);
+    upper += reinterpret_cast<Floats>(words & kUpper);
+  }
+  CPULAUNCH_INLINE void store(char* to) const {
+    Words low, high;
+    round(low, lower);
+    round(high, upper);
+    low = low >> 16 | (high & kUpper);
+    std::memcpy(to, &low, kLine);
+  }
+  // To the nearest bfloat16, of two to the even one; NaN stays NaN.
+  static CPULAUNCH_INLINE void round(Words& rounded, const Floats& value) {
+    const auto word = reinterpret_cast<Words>(value);
+    rounded = value == value ? word + 0x7fff + (word >> 16 & 1) : Words{} + 0x7fc00000;
+  }
+
+  Floats lower, upper;
+};
+
+// Sums `bytes`, whole blocks, of which each rank's are in `from`.
+template <class Sum>
+CPULAUNCH_INLINE void sum_blocks(char* to, const std::vector<const char*>& from, size_t bytes) {
+  constexpr size_t kLines = kBlock / kLine;
+  Sum sums[kLines];
+  for (size_t at = 0; at < bytes; at += kBlock) {
+    for (size_t i = 0; i < kLines; ++i) sums[i].start(from[0] + at + i * kLine);
     for (size_t rank = 1; rank < from.size(); ++rank) {
-      const T* next = reinterpret_cast<const T*>(from[rank]) + start;
-      for (size_t i = 0; i < length; ++i) sums[i] += static_cast<Wide>(next[i]);
+      for (size_t i = 0; i < kLines; ++i) sums[i].add(from[rank] + at + i * kLine);
     }
-    T* out = static_cast<T*>(to) + start;
-    for (size_t i = 0; i < length; ++i) out[i] = static_cast<T>(sums[i]);
+    for (size_t i = 0; i < kLines; ++i) sums[i].store(to + at + i * kLine);
   }
 }
 
-CPULAUNCH_CLONES void sum_float(void* to, const std::vector<const char*>& from, size_t count) {
-  sum_as<float, float>(to, from, count);
+// The module may run on another kind of machine than it was built on.
+#define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+
+CPULAUNCH_CLONES void sum_float(char* to, const std::vector<const char*>& from, size_t bytes) {
+  sum_blocks<Plain<Floats>>(to, from, bytes);
 }
 
-CPULAUNCH_CLONES void sum_double(void* to, const std::vector<const char*>& from, size_t count) {
-  sum_as<double, double>(to, from, count);
+CPULAUNCH_CLONES void sum_double(char* to, const std::vector<const char*>& from, size_t bytes) {
+  sum_blocks<Plain<Doubles>>(to, from, bytes);
 }
 
-CPULAUNCH_CLONES void sum_bfloat16(void* to, const std::vector<const char*>& from, size_t count) {
-  sum_as<BFloat16, float>(to, from, count);
+CPULAUNCH_CLONES void sum_bfloat16(char* to, const std::vector<const char*>& from, size_t bytes) {
+  sum_blocks<Halves>(to, from, bytes);
 }
 
 }  // namespace
 
 struct HostSum::Kind {
   size_t bytes;
-  void (*sum)(void* to, const std::vector<const char*>& from, size_t count);
+  void (*sum)(char* to, const std::vector<const char*>& from, size_t bytes);
 };
 
 const HostSum::Kind* HostSum::kind_of(ccl::datatype type) {
@@ -196,7 +218,16 @@ size_t HostSum::sum(uint64_t number) {
   const auto [begin, end] = is_whole(to) ? Range{0, to.bytes} : part(to, rank_);
   std::vector<const char*> from;
   for (int rank = 0; rank < size_; ++rank) from.push_back((rank == rank_ ? to.data : slot(rank, number)) + begin);
-  to.kind->sum(to.data + begin, from, (end - begin) / to.kind->bytes);
+  const size_t blocks = (end - begin) / kBlock * kBlock;
+  to.kind->sum(to.data + begin, from, blocks);
+  if (const size_t rest = end - begin - blocks) {
+    char own[kBlock] = {};  // slots have room up to the block's end, tensors have not
+    for (auto& source : from) source += blocks;
+    std::memcpy(own, from[rank_], rest);
+    from[rank_] = own;
+    to.kind->sum(own, from, kBlock);
+    std::memcpy(to.data + begin + blocks, own, rest);
+  }
   if (!is_whole(to)) std::memcpy(slot(rank_, number) + begin, to.data + begin, end - begin);
   progress_[rank_].summed.store(++summed_, std::memory_order_release);
   return to.bytes;
@@ -221,7 +252,7 @@ char* HostSum::slot(int rank, uint64_t number) const {
 bool HostSum::is_whole(const Piece& piece) const { return size_ == 2 || piece.bytes * size_ <= kWhole; }
 
 HostSum::Range HostSum::part(const Piece& piece, int rank) const {
-  const size_t length = round_up((piece.bytes + size_ - 1) / size_, kLine);
+  const size_t length = round_up((piece.bytes + size_ - 1) / size_, kBlock);
   return {std::min(piece.bytes, rank * length), std::min(piece.bytes, (rank + 1) * length)};
 }
 

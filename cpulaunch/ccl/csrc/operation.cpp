@@ -68,7 +68,7 @@ bool Operation::claim() {
     if (host_sum_ && !host_sum_->advance(ticket_)) return false;
     if (!uses_oneccl_) return take();  // without oneCCL's lock, which is held while a group is made
     auto inside = engine.enter();
-    if (state_.load(std::memory_order_acquire) != State::running) return false;
+    if (!running()) return false;
     // Every event is tested, so that each call makes progress on all of them.
     bool all = true;
     for (auto& event : events_) all = event.test() && all;
@@ -146,9 +146,10 @@ bool Operation::drive(Clock::time_point until, Clock::duration more) {
     const bool moved = host_sum_ && host_sum_->steps() != steps;
     if (moved) steps = host_sum_->steps();
     idle = moved ? 0 : idle + 1;
-    if (polls % kPollsPerCheck == 0 || engine.options().yield || host_sum_) {
+    const bool due = polls % kPollsPerCheck == 0 || engine.options().yield;
+    if (due || host_sum_) {
       const auto now = Clock::now();
-      if (idle % kPollsPerCheck == kPollsPerCheck - 1 || engine.options().yield) check(now);
+      if (due) check(now);
       if (moved) until = std::max(until, now + more);
       if (now >= until) return done();
       if (engine.stopped()) return false;

@@ -74,6 +74,7 @@ class Operation : public c10d::Work {
   // Fails the operation if its time is up or its group has failed.
   void check(Clock::time_point now);
 
+  bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   Clock::time_point since() const { return since_; }
   const std::shared_ptr<GroupState>& group() const { return group_; }
