@@ -12,6 +12,10 @@ def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> 
     assert len(set(ranks.call("host_sums", dtype))) == 1
 
 
+def test_ranks_that_get_ahead_of_each_other_take_nothing_twice(ranks: Ranks) -> None:
+    assert ranks.call("race") == ["ok"] * ranks.size
+
+
 def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -> None:
     assert ranks.call("bfloat16_sums") == ["ok"] * ranks.size
 

@@ -15,14 +15,16 @@ namespace cpulaunch {
 
 namespace {
 
-// Two slots of this many bytes for each rank: one is filled while the other is read, and both fit into a
-// core's cache.
-constexpr size_t kPiece = 256 << 10;
+// How many bytes a piece has: some for each rank to sum, and few enough that two slots, of which one is filled while
+// the other is read, stay in a core's cache beside the tensor.
+constexpr size_t kPart = 32 << 10, kMostOfAPiece = 256 << 10;
 // Up to so many bytes of all ranks together, each reads all of them rather than to wait for the others twice.
 constexpr size_t kWhole = 64 << 10;
 constexpr size_t kLine = 64, kBlock = 4 * kLine, kPage = 4096;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+size_t piece_of(int size) { return std::min(size * kPart, kMostOfAPiece); }
 
 #define CPULAUNCH_INLINE inline __attribute__((always_inline))
 
@@ -122,7 +124,7 @@ const HostSum::Kind* HostSum::kind_of(ccl::datatype type) {
   }
 }
 
-size_t HostSum::bytes(int size) { return round_up(size * sizeof(Progress), kPage) + size * kSlots * kPiece; }
+size_t HostSum::bytes(int size) { return round_up(size * sizeof(Progress), kPage) + size * kSlots * piece_of(size); }
 
 int HostSum::make_memory(int size) {
   const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
@@ -137,7 +139,7 @@ bool HostSum::takes(ccl::datatype type, ccl::reduction reduction) {
   return reduction == ccl::reduction::sum && kind_of(type);
 }
 
-HostSum::HostSum(int descriptor, int rank, int size) : rank_(rank), size_(size) {
+HostSum::HostSum(int descriptor, int rank, int size) : rank_(rank), size_(size), piece_(piece_of(size)) {
   void* memory = mmap(nullptr, bytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   memory_ = static_cast<char*>(memory);
@@ -150,8 +152,8 @@ uint64_t HostSum::add(void* data, size_t count, ccl::datatype type) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto* kind = kind_of(type);
   const size_t total = count * kind->bytes;
-  for (size_t begin = 0; begin < total; begin += kPiece) {
-    pieces_.push_back({static_cast<char*>(data) + begin, std::min(kPiece, total - begin), total - begin, kind});
+  for (size_t begin = 0; begin < total; begin += piece_) {
+    pieces_.push_back({static_cast<char*>(data) + begin, std::min(piece_, total - begin), total - begin, kind});
     ++added_;
   }
   return added_;
@@ -160,7 +162,7 @@ uint64_t HostSum::add(void* data, size_t count, ccl::datatype type) {
 bool HostSum::advance(uint64_t ticket) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Small pieces many at a time; who waits is to look at the clock between large ones.
-  for (size_t moved = 0; collected_ < ticket && !withdrawn_ && moved < kPiece;) {
+  for (size_t moved = 0; collected_ < ticket && !withdrawn_ && moved < piece_;) {
     const size_t step = this->step();
     if (step == 0) break;
     moved += step;
@@ -184,7 +186,7 @@ size_t HostSum::step() {
     check_alike(summed_);
     return sum(summed_);
   }
-  if (put_ < added_ && (put_ < kSlots || others_passed(&Progress::collected, put_ - kSlots))) {
+  if (put_ < added_ && (put_ < kSlots || all_collected(put_ - kSlots))) {
     return put(put_);
   }
   return 0;
@@ -246,7 +248,7 @@ size_t HostSum::collect(uint64_t number) {
 }
 
 char* HostSum::slot(int rank, uint64_t number) const {
-  return memory_ + round_up(size_ * sizeof(Progress), kPage) + (rank * kSlots + number % kSlots) * kPiece;
+  return memory_ + round_up(size_ * sizeof(Progress), kPage) + (rank * kSlots + number % kSlots) * piece_;
 }
 
 bool HostSum::is_whole(const Piece& piece) const { return size_ == 2 || piece.bytes * size_ <= kWhole; }
@@ -254,6 +256,10 @@ bool HostSum::is_whole(const Piece& piece) const { return size_ == 2 || piece.by
 HostSum::Range HostSum::part(const Piece& piece, int rank) const {
   const size_t length = round_up((piece.bytes + size_ - 1) / size_, kBlock);
   return {std::min(piece.bytes, rank * length), std::min(piece.bytes, (rank + 1) * length)};
+}
+
+bool HostSum::all_collected(uint64_t number) const {
+  return number < collected_ && others_passed(&Progress::collected, number);
 }
 
 bool HostSum::others_passed(Stage stage, uint64_t number) const {

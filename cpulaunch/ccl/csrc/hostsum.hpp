@@ -76,6 +76,7 @@ class HostSum {
   bool is_whole(const Piece& piece) const;
   Range part(const Piece& piece, int rank) const;
   bool others_passed(Stage stage, uint64_t number) const;
+  bool all_collected(uint64_t number) const;
 
   // Each returns how many bytes it was about; 0: nothing can be done now.
   size_t step();
@@ -86,6 +87,7 @@ class HostSum {
 
   const int rank_;
   const int size_;
+  const size_t piece_;  // bytes
   char* memory_;
   Progress* progress_;  // of each rank
 
