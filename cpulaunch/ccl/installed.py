@@ -92,9 +92,7 @@ def use_bindings(binding: str, there: State) -> bool:
     if binding == "cpulaunch":
         return False
     if binding == "oneccl_bind_pt" and not there.bindings_fit:
-        raise HostError(
-            bindings_advice(there), hint="Or take `--ccl-binding cpulaunch`, which needs no such match."
-        )
+        raise HostError(bindings_advice(there), hint="`--ccl-binding cpulaunch` takes cpulaunch's own group.")
     return there.bindings_fit
 
 

@@ -333,10 +333,18 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    valid = {s.environment_name for s in SETTINGS.values()} | _OUR_OTHER_VARIABLES
+    settings = {setting.environment_name for setting in SETTINGS.values()}
+    in_job = "CPULAUNCH_JOB_ID" in environ
     for name in environ:
-        if name.startswith("CPULAUNCH_") and name not in valid:
-            yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, valid)}"
+        if not name.startswith("CPULAUNCH_") or name in settings:
+            continue
+        if name not in _OUR_OTHER_VARIABLES:
+            yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, settings)}"
+        elif not in_job:
+            short = name.removeprefix("CPULAUNCH")
+            for setting in sorted(settings):
+                if setting.endswith(short):
+                    yield f"${name} is what ranks are told, and is ignored here: the setting is ${setting}"
 
 
 def _joined(before: str, origin: str) -> str:

@@ -113,5 +113,5 @@ def check_complete(optimizer: Optimizer) -> None:
         if not step.complete and step.concerns(optimizer):
             raise UsageError(
                 f"the optimizer stepped after {step._done} of {len(step)} batches of a step of accumulate: "
-                "step after the loop over its batches"
+                "step after the loop over its batches, which is not to be left early"
             )

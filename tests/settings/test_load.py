@@ -267,6 +267,17 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "setting"), [("PRECISION", "TRAINING_PRECISION"), ("BACKEND", "TRAINING_BACKEND")]
+)
+def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str) -> None:
+    config = load(environ={f"CPULAUNCH_{told}": "gloo"})
+    assert config.warnings == (
+        f"$CPULAUNCH_{told} is what ranks are told, and is ignored here: the setting is $CPULAUNCH_{setting}",
+    )
+    assert load(environ={f"CPULAUNCH_{told}": "gloo", "CPULAUNCH_JOB_ID": "1"}).warnings == ()
+
+
 class TestTable:
     def test_every_default_fits_its_own_kind(self) -> None:
         for setting in SETTINGS.values():

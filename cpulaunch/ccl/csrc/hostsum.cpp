@@ -196,13 +196,30 @@ size_t HostSum::step() {
 void HostSum::check_alike(uint64_t number) const {
   const auto mine = piece(number).signature();
   for (int rank = 0; rank < size_; ++rank) {
-    if (progress_[rank].signatures[number % kSlots] != mine) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " of the group reduces a tensor of another size or type");
+    const auto theirs = progress_[rank].signatures[number % kSlots];
+    if (theirs != mine) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " of the group reduces a tensor of another size or type: " +
+                               shown(theirs) + ", here " + shown(mine));
     }
   }
 }
 
 size_t HostSum::Piece::signature() const { return left << 8 | kind->bytes; }
+
+std::string HostSum::shown(size_t signature) {
+  const size_t bytes = signature & 0xff;
+  return std::to_string((signature >> 8) / bytes) + " numbers of " + std::to_string(8 * bytes) + " bits";
+}
+
+std::string HostSum::late() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (progress_[rank].put.load(std::memory_order_relaxed) >= put_) continue;
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return ranks;
+}
 
 size_t HostSum::put(uint64_t number) {
   const auto& from = piece(number);

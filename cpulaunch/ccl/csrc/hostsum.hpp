@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <string>
 
 #include <oneapi/ccl.hpp>
 
@@ -40,6 +41,8 @@ class HostSum {
   bool advance(uint64_t ticket);
   // This rank has failed: nobody is to go on with what it has put there.
   void withdraw();
+  // The ranks that have brought less than this one, such as "1, 3": those that it waits for, if it waits.
+  std::string late();
   // Counts the steps done: while it grows, the others are there.
   uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
 
@@ -84,6 +87,7 @@ class HostSum {
   size_t sum(uint64_t number);
   size_t collect(uint64_t number);
   void check_alike(uint64_t number) const;
+  static std::string shown(size_t signature);
 
   const int rank_;
   const int size_;

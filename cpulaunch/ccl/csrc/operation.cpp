@@ -128,9 +128,10 @@ void Operation::finish_with(std::exception_ptr error) {
 void Operation::check(Clock::time_point now) {
   const auto waited = now - since_;
   if (waited > timeout_) {
-    const double limit = timeout_.count() / 1e3;
-    fail(c10::str("was not completed within its timeout of ", limit,
-                  " s: a rank did not call it, called something else, or is gone"));
+    const auto late = host_sum_ ? host_sum_->late() : "";
+    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ",
+                  late.empty() ? "a rank" : "rank " + late,
+                  " did not call it, called something else, or is gone"));
   } else if (group_->failed()) {
     fail(c10::str("cannot complete: ", group_->reason()));
   } else if (waited > kAlertAfter) {
