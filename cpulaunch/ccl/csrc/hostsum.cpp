@@ -17,7 +17,7 @@ namespace {
 
 // How many bytes a piece has: some for each rank to sum, and few enough that two slots, of which one is filled while
 // the other is read, stay in a core's cache beside the tensor.
-constexpr size_t kPart = 32 << 10, kMostOfAPiece = 256 << 10;
+constexpr size_t kPart = 64 << 10, kMostOfAPiece = 256 << 10;
 // Up to so many bytes of all ranks together, each reads all of them rather than to wait for the others twice.
 constexpr size_t kWhole = 64 << 10;
 constexpr size_t kLine = 64, kBlock = 4 * kLine, kPage = 4096;
@@ -174,7 +174,7 @@ bool HostSum::advance(uint64_t ticket) {
 void HostSum::withdraw() {
   std::lock_guard<std::mutex> lock(mutex_);
   withdrawn_ = true;
-  for (const auto stage : {&Progress::put, &Progress::summed, &Progress::collected}) (progress_[rank_].*stage).store(0);
+  for (const auto stage : {&Progress::put, &Progress::summed}) (progress_[rank_].*stage).store(0);
 }
 
 // The last stage first, which frees slots.
@@ -186,7 +186,7 @@ size_t HostSum::step() {
     check_alike(summed_);
     return sum(summed_);
   }
-  if (put_ < added_ && (put_ < kSlots || all_collected(put_ - kSlots))) {
+  if (put_ < added_ && (put_ < kSlots || is_free(put_ - kSlots))) {
     return put(put_);
   }
   return 0;
@@ -247,20 +247,23 @@ size_t HostSum::sum(uint64_t number) {
     to.kind->sum(own, from, kBlock);
     std::memcpy(to.data + begin + blocks, own, rest);
   }
-  if (!is_whole(to)) std::memcpy(slot(rank_, number) + begin, to.data + begin, end - begin);
+  for (int rank = 0; rank < size_ && !is_whole(to); ++rank) {
+    if (rank != rank_) std::memcpy(slot(rank, number) + begin, to.data + begin, end - begin);
+  }
   progress_[rank_].summed.store(++summed_, std::memory_order_release);
   return to.bytes;
 }
 
 size_t HostSum::collect(uint64_t number) {
   const auto to = piece(number);
-  for (int rank = 0; rank < size_ && !is_whole(to); ++rank) {
-    if (rank == rank_) continue;
-    const auto [begin, end] = part(to, rank);
-    std::memcpy(to.data + begin, slot(rank, number) + begin, end - begin);
+  if (!is_whole(to)) {
+    const auto own = part(to, rank_);
+    const char* from = slot(rank_, number);
+    std::memcpy(to.data, from, own.begin);
+    std::memcpy(to.data + own.end, from + own.end, to.bytes - own.end);
   }
   pieces_.pop_front();
-  progress_[rank_].collected.store(++collected_, std::memory_order_release);
+  ++collected_;
   return to.bytes;
 }
 
@@ -268,15 +271,15 @@ char* HostSum::slot(int rank, uint64_t number) const {
   return memory_ + round_up(size_ * sizeof(Progress), kPage) + (rank * kSlots + number % kSlots) * piece_;
 }
 
-bool HostSum::is_whole(const Piece& piece) const { return size_ == 2 || piece.bytes * size_ <= kWhole; }
+bool HostSum::is_whole(const Piece& piece) const { return piece.bytes * size_ <= kWhole; }
 
 HostSum::Range HostSum::part(const Piece& piece, int rank) const {
   const size_t length = round_up((piece.bytes + size_ - 1) / size_, kBlock);
   return {std::min(piece.bytes, rank * length), std::min(piece.bytes, (rank + 1) * length)};
 }
 
-bool HostSum::all_collected(uint64_t number) const {
-  return number < collected_ && others_passed(&Progress::collected, number);
+bool HostSum::is_free(uint64_t number) const {
+  return number < collected_ && others_passed(&Progress::summed, number);
 }
 
 bool HostSum::others_passed(Stage stage, uint64_t number) const {

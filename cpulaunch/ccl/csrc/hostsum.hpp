@@ -3,8 +3,9 @@
 // oneCCL has large messages copied from process to process by the kernel, whole, so that each byte passes
 // through main memory several times.  Here a tensor goes through in pieces that stay in the cores' caches.
 // Each rank puts a piece into its slot; then each sums its part of the piece over all ranks, in the order
-// of the ranks, and collects the others' parts.  Two ranks, and any number with little data, sum the whole
-// piece instead, and need not wait for each other a second time.
+// of the ranks, and leaves the sum in the others' slots, where their parts were and whose lines it holds by
+// now; then each collects the sums from its own.  With little data each sums the whole piece instead, and need
+// not wait for the others a second time.
 
 #pragma once
 
@@ -49,12 +50,11 @@ class HostSum {
  private:
   static constexpr uint64_t kSlots = 2;  // of each rank
 
-  // How many pieces a rank has brought to each stage, since the beginning, and what is in its slots.
+  // How many pieces a rank has put and summed, since the beginning, and what is in its slots.
   struct Progress {
     alignas(64) std::atomic<uint64_t> put;
     size_t signatures[kSlots];  // written before `put`, on the same line
     alignas(64) std::atomic<uint64_t> summed;
-    alignas(64) std::atomic<uint64_t> collected;
   };
   using Stage = std::atomic<uint64_t> Progress::*;
 
@@ -79,7 +79,7 @@ class HostSum {
   bool is_whole(const Piece& piece) const;
   Range part(const Piece& piece, int rank) const;
   bool others_passed(Stage stage, uint64_t number) const;
-  bool all_collected(uint64_t number) const;
+  bool is_free(uint64_t number) const;  // this rank's slot of that piece
 
   // Each returns how many bytes it was about; 0: nothing can be done now.
   size_t step();
