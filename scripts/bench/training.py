@@ -357,7 +357,8 @@ def draw(rounds: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     names = [name for name in MODELS if any(entry["model"] == name for entry in rounds)]
-    figure, axes = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 4), squeeze=False, sharey=True)
+    size = 3 + 3.5 * len(names), 4  # inches
+    figure, axes = pyplot.subplots(1, len(names), figsize=size, squeeze=False, sharey=True)
     for axis, name in zip(axes[0], names, strict=True):
         mine = [entry["stacks"] for entry in rounds if entry["model"] == name]
         shown = [stack for stack in STACKS if stack.ranks == 2 and list(values(mine, stack.key))]
@@ -365,6 +366,7 @@ def draw(rounds: list[dict[str, Any]], path: Path) -> None:
         colours = ["C0" if stack.way == "ours" else "0.7" for stack in shown]
         bars = axis.barh([f"({stack.key}) {stack.label}" for stack in shown], heights, color=colours)
         axis.bar_label(bars, fmt="%.1f", padding=2)
+        axis.margins(x=0.2)  # room for the labels
         axis.invert_yaxis()
         axis.set_title(SHAPES[name].replace(", ", "\n", 1), fontsize=9)
         axis.set_xlabel("samples/s, 2 ranks on 1 core each")
