@@ -117,7 +117,7 @@ def load(
             # An option and a variable say by themselves which setting they are.
             place = origins[key] if origins[key].startswith(("-", "$")) else f"{origins[key]}: {key}"
             raise ConfigError(f"{place}: {scalar(values[key])} is not built yet", hint=built_so_far(setting))
-    return Config(values, origins, environ, path, tuple(_unknown_variables(environ)))
+    return Config(values, origins, environ, path, tuple(_ignored_variables(environ)))
 
 
 def built_so_far(setting: Setting) -> str:
@@ -332,7 +332,7 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
     settings = {setting.environment_name for setting in SETTINGS.values()}
     in_job = "CPULAUNCH_JOB_ID" in environ
     for name in environ:
