@@ -13,7 +13,7 @@ In a training script::
         optimizer.step()
         optimizer.zero_grad()
 
-Importing this package is cheap and imports no torch, as the launcher and the keeper depend on it: the names
+Importing this package is cheap and imports no torch, as the launcher and the agent depend on it: the names
 below are imported when they are first used.
 """
 

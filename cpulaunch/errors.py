@@ -54,7 +54,7 @@ class HostError(CpulaunchError):
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
-    import difflib  # only errors need it, and the keeper wants to start quickly
+    import difflib  # only errors need it, and the agent wants to start quickly
 
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import distributed, ipex
+from cpulaunch.runtime import distributed
+from cpulaunch.runtime.engines import ipex
 from cpulaunch.runtime.precision import ipex_problem, ipex_version
 from cpulaunch.runtime.say import say
 

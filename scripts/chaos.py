@@ -10,6 +10,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from cluster.chaos import main
+from support.chaos import main
 
 sys.exit(main())

@@ -1,30 +1,25 @@
-"""What the tests share: running the real command line, and the MPIs at hand."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from support import programs
+from support.command import TIMEOUT, Run, clean_environment, mpi_options, processes_with
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-REPOSITORY = Path(__file__).parent.parent
-TIMEOUT = 60.0
-"""Seconds after which a command counts as hung."""
+# A busy machine is no failure.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out of scripts/test.sh --fast")
-
-
-def clean_environment(**further: str) -> dict[str, str]:
-    """Our environment without settings of cpulaunch or its field."""
-    names = ("CPULAUNCH_", "OMP_", "KMP_", "CCL_", "FI_", "I_MPI_", "MASTER_", "SLURM_", "PBS_", "XDG_CONFIG")
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(names)}, **further}
 
 
 @pytest.fixture
@@ -51,16 +46,6 @@ def cpulaunch(tmp_path: Path) -> Run:
     return run
 
 
-def mpi_options(flavour: str) -> list[str]:
-    """Options that choose an MPI: Intel's is in the venv; scripts/test.sh says where the others are."""
-    if flavour == "intel":
-        return ["--mpi", "intel"]
-    directory = os.environ.get(f"CPULAUNCH_TEST_{flavour.upper()}")
-    if not directory:
-        pytest.skip(f"CPULAUNCH_TEST_{flavour.upper()} is not set: scripts/test.sh sets it")
-    return ["--mpi", flavour, "--mpi-path", directory]
-
-
 @pytest.fixture(
     params=[
         "local",
@@ -74,18 +59,6 @@ def starter(request: pytest.FixtureRequest) -> list[str]:
     return ["--launcher", "local"] if request.param == "local" else mpi_options(request.param)
 
 
-def processes_with(variable: str) -> list[int]:
-    """The pids of all processes whose environment holds ``variable`` (NAME=VALUE)."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            pass
-    return found
-
-
 @pytest.fixture
 def marked(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment to run a job in; the test fails if a process with it is left at its end."""
@@ -95,3 +68,17 @@ def marked(tmp_path: Path) -> Iterator[dict[str, str]]:
     for pid in left:
         os.kill(pid, 9)
     assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    path = tmp_path / "show.py"
+    path.write_text(programs.SHOW)
+    return path
+
+
+@pytest.fixture
+def fail(tmp_path: Path) -> Path:
+    path = tmp_path / "fail.py"
+    path.write_text(programs.FAIL)
+    return path

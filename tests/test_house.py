@@ -14,45 +14,32 @@ PACKAGE = Path(__file__).parent.parent / "cpulaunch"
 # The longest matching prefix counts.  "stdlib" alone: nothing installed may be imported.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"stdlib"},
-    "channel": {"stdlib"},
+    "messages": {"stdlib"},
     "config": {"stdlib", "errors", "config"},
     "config.load": {"stdlib", "errors", "config", "yaml"},
     "config.accelerate": {"stdlib", "errors", "config", "yaml"},
-    "cluster": {"stdlib", "errors", "cluster"},
-    "cluster.probe": {"stdlib", "errors", "cluster", "psutil"},
-    "plan": {"stdlib", "errors", "config", "cluster", "plan"},
-    "launch": {"stdlib", "errors", "channel", "plan", "launch", "cluster.cores"},
-    "keeper": {
-        "stdlib",
-        "errors",
-        "channel",
-        "keeper",
-        "cluster.cores",
-        "cluster.topology",
-        "cluster.here",
-        "cluster.interfaces",
-        "cluster.libraries",
-        "cluster.network",
-        "plan.binding",
-        "plan.communication",
-        "plan.seating",
-        "plan.environment",
-    },
-    "keeper.bootstrap": {"stdlib", "keeper.gloo"},
-    "keeper.gloo": {"stdlib"},
+    "model": {"stdlib", "errors", "model", "discovery"},
+    "discovery": {"stdlib", "errors", "model", "discovery"},
+    "discovery.collect": {"*"},
+    "plan": {"stdlib", "errors", "config", "model", "discovery", "plan"},
+    "launchers": {"stdlib", "errors", "model", "plan", "launchers"},
+    "supervise": {"stdlib", "errors", "messages", "model", "plan", "launchers", "supervise"},
+    "supervise.failure_report": {"*"},
+    "agent": {"stdlib", "errors", "messages", "agent", "model", "discovery", "plan"},
+    "agent.bootstrap": {"stdlib", "agent.gloo"},
+    "agent.gloo": {"stdlib"},
     "runtime": {
         "stdlib",
         "torch",
         "errors",
-        "channel",
         "runtime",
-        "keeper.identity",
+        "agent.identity",
         "plan.communication",
         "ccl.installed",
     },
     "integrations": {"stdlib", "torch", "errors", "runtime", "accelerate", "transformers"},
-    "runtime.ipex": {"stdlib", "torch", "intel_extension_for_pytorch"},
-    "ccl": {"stdlib", "torch", "errors", "ccl", "keeper.identity", "plan.communication"},
+    "runtime.engines.ipex": {"stdlib", "torch", "intel_extension_for_pytorch"},
+    "ccl": {"stdlib", "torch", "errors", "ccl", "agent.identity", "plan.communication"},
     "cli": {"*"},
     "__main__": {"cli"},
     "__init__": {"stdlib", "runtime"},
@@ -79,7 +66,7 @@ def imports(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # `from cpulaunch.launch import local` imports a module, too.
+            # `from cpulaunch.launchers import local` imports a module, too.
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 is_module = (PACKAGE.parent / (inner.replace(".", "/") + ".py")).is_file()
@@ -108,25 +95,25 @@ def test_a_module_imports_only_what_its_room_may(module: str) -> None:
         assert fits, f"{module} imports {imported}"
 
 
-def test_launcher_and_keeper_never_import_torch() -> None:
+def test_launcher_and_agent_never_import_torch() -> None:
     code = (
-        "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.cli.gather, cpulaunch.launch.execute;"
-        "import cpulaunch.keeper.main; heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
+        "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.discovery.collect, cpulaunch.supervise.execute;"
+        "import cpulaunch.agent.loop; heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_keeper_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
+def test_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
     """-I -S: no site-packages at all.  It gets as far as finding no plan."""
-    keeper = PACKAGE / "keeper" / "run_keeper.py"
+    agent = PACKAGE / "agent" / "run_agent.py"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", keeper, "--", "true"],
+        [sys.executable, "-I", "-S", agent, "--", "true"],
         cwd=tmp_path,
         env={},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert "CPULAUNCH_SEATING" in done.stderr
+    assert "CPULAUNCH_PLACEMENT" in done.stderr

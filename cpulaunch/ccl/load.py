@@ -10,9 +10,9 @@ from importlib import machinery, util
 from pathlib import Path
 from types import ModuleType
 
+from cpulaunch.agent.identity import STARTERS
 from cpulaunch.ccl import installed
 from cpulaunch.errors import HostError
-from cpulaunch.keeper.identity import STARTERS
 from cpulaunch.plan.communication import Situation, communication_defaults
 
 _MODULE = "cpulaunch.ccl._group"

@@ -177,7 +177,7 @@ def _validate(arguments: list[str]) -> int:
     count = len(read_yaml(file).found)
     say(f"{file}: {count} setting{'' if count == 1 else 's'}, valid")
 
-    from cpulaunch.cli.outlook import unwise
+    from cpulaunch.cli.preview import unwise
 
     for warning in unwise(config):
         say(f"warning: {warning}")
@@ -224,7 +224,7 @@ def _import(arguments: list[str]) -> int:
 
 def _checked_hostfile(name: str) -> str:
     """The hostfile's path without ``~``; says what is wrong with the file."""
-    from cpulaunch.cluster.hosts import read_hostfile
+    from cpulaunch.model.hosts import read_hostfile
 
     path = Path(name).expanduser()
     try:

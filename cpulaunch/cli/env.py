@@ -63,8 +63,8 @@ def _software() -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    from cpulaunch.cluster.interfaces import interfaces_here
-    from cpulaunch.cluster.probe import facts_here, find_mpis
+    from cpulaunch.discovery.interfaces import interfaces_here
+    from cpulaunch.discovery.local import facts_here, find_mpis
 
     facts = facts_here()
     topology = facts.topology
@@ -107,9 +107,9 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _hosts(config: Config) -> int:
-    from cpulaunch.cli.gather import listed_hosts
     from cpulaunch.cli.preflight import ask, complaints, table
-    from cpulaunch.cluster.probe import names_here
+    from cpulaunch.discovery.collect import listed_hosts
+    from cpulaunch.discovery.local import names_here
 
     hosts = listed_hosts(config)
     if not hosts:

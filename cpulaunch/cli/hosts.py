@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.gather import listed_hosts, once_each, uses_mpi
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cluster.fabrics import common_provider
-from cpulaunch.cluster.facts import record
-from cpulaunch.cluster.hosts import Host
+from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
+from cpulaunch.discovery.fabrics import common_provider
 from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.model.facts import record
+from cpulaunch.model.hosts import Host
 
 EPILOG = """\
 Every host is asked over ssh at the same time: does ssh work without a password, are the interpreter,
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import ask, complaints, table
-    from cpulaunch.cluster.probe import find_mpis, names_here
+    from cpulaunch.discovery.local import find_mpis, names_here
 
     config = load_config(options)
     for warning in config.warnings:

@@ -9,12 +9,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cpulaunch.cli.show import FLAVOUR_NAMES, counted
-from cpulaunch.cluster.allocation import Allocation, allocation
-from cpulaunch.cluster.facts import HostFacts, Mpi
-from cpulaunch.cluster.here import read_file
-from cpulaunch.cluster.hosts import Host, read_hostfile
-from cpulaunch.cluster.interfaces import interfaces_here
+from cpulaunch.discovery.allocation import Allocation, allocation
+from cpulaunch.discovery.interfaces import interfaces_here
+from cpulaunch.discovery.this_host import read_file
 from cpulaunch.errors import CpulaunchError
+from cpulaunch.model.facts import HostFacts, Mpi
+from cpulaunch.model.hosts import Host, read_hostfile
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10
@@ -74,9 +74,9 @@ class Machine:
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine and this directory; takes a few tenths of a second."""
     from cpulaunch.cli.backend import ccl_missing
-    from cpulaunch.cluster.probe import facts_here, find_mpis
     from cpulaunch.config.load import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
+    from cpulaunch.discovery.local import facts_here, find_mpis
 
     values = {key: setting.default for key, setting in SETTINGS.items()}
     config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.cluster.hosts import Host
-from cpulaunch.cluster.interfaces import interfaces_here
-from cpulaunch.cluster.libraries import import_directories, library_directories
-from cpulaunch.cluster.network import Interface
-from cpulaunch.cluster.preflight import Report, judge, way_out
-from cpulaunch.cluster.probe_hosts import ask_hosts
-from cpulaunch.cluster.question import Question
 from cpulaunch.config.load import Config
+from cpulaunch.discovery.interfaces import interfaces_here
+from cpulaunch.discovery.libraries import import_directories, library_directories
+from cpulaunch.discovery.preflight import Report, judge, way_out
+from cpulaunch.discovery.probe import ask_hosts
+from cpulaunch.discovery.probe_messages import Question
 from cpulaunch.errors import HostError
+from cpulaunch.model.hosts import Host
+from cpulaunch.model.network import Interface
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cluster.facts import Facts
 from cpulaunch.errors import UsageError
-from cpulaunch.launch.command import Command, shell
+from cpulaunch.launchers.command import Command, shell
+from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Plan, Program
 
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
         say(f"warning: {warning}")
     program = _program(rest, options.no_python)
 
-    from cpulaunch.cli.gather import gather
-    from cpulaunch.launch.render import render
+    from cpulaunch.discovery.collect import gather
+    from cpulaunch.launchers.render import render
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 def _drawn(plan: Plan, facts: Facts) -> str:
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.outlook import seats_of_first_host
+    from cpulaunch.cli.preview import seats_of_first_host
 
     shown = sys.stdout.isatty()
     return seats_of_first_host(
@@ -166,11 +166,11 @@ def _check_script(path: Path) -> None:
 
 
 def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int | None) -> int:
-    from cpulaunch.launch.execute import execute
-    from cpulaunch.launch.job import new_job
-    from cpulaunch.launch.outcome import INTERRUPTED, OK
-    from cpulaunch.launch.output import Output, shown_ranks
-    from cpulaunch.launch.screen import Screen
+    from cpulaunch.supervise.attempt import new_job
+    from cpulaunch.supervise.execute import execute
+    from cpulaunch.supervise.outcome import INTERRUPTED, OK
+    from cpulaunch.supervise.output import Output, shown_ranks
+    from cpulaunch.supervise.terminal import Screen
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size)
@@ -201,7 +201,7 @@ def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int 
         raise
     output.keep("outcome.json", outcome.to_text().encode())
     if outcome.kind != OK:
-        from cpulaunch.cli.verdict import verdict
+        from cpulaunch.supervise.failure_report import verdict
 
         screen.put(2, verdict(outcome, directory).encode(errors="surrogateescape"))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)

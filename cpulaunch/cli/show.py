@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.cluster.cores import CoreSet
 from cpulaunch.config.load import Config
 from cpulaunch.config.write import scalar
-from cpulaunch.launch.command import Command
+from cpulaunch.launchers.command import Command
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.plan import HostPlan, Plan
 
 FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}

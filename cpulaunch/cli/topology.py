@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli import terminal
-from cpulaunch.cli.gather import gather
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.outlook import seats_of_first_host
+from cpulaunch.cli.preview import seats_of_first_host
+from cpulaunch.discovery.collect import gather
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
+from cpulaunch.cli.host_prompt import Places, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.outlook import in_short, outlook, seats_of_first_host
-from cpulaunch.cli.places import Places, several
+from cpulaunch.cli.preview import in_short, preview, seats_of_first_host
 from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
@@ -212,7 +212,7 @@ class Wizard:
         """Why no plan can be made with ``changed`` values."""
         try:
             config = self.draft.config(self.environ, changed)
-            outlook(dataclasses.replace(config, origins=dict.fromkeys(config.origins, "your answer")))
+            preview(dataclasses.replace(config, origins=dict.fromkeys(config.origins, "your answer")))
         except CpulaunchError as e:
             return e
         return None
@@ -220,7 +220,7 @@ class Wizard:
     def ranks_per_host(self, setting: Setting) -> str | None:
         """How many ranks ``auto`` means."""
         try:
-            _, plan = outlook(self.draft.config(self.environ, {**self.later(setting), setting.key: None}))
+            _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting.key: None}))
         except CpulaunchError:
             return None
         counts = sorted({len(host.ranks) for host in plan.hosts})
@@ -231,7 +231,7 @@ class Wizard:
     def picture(self, setting: Setting, *, always: bool) -> None:
         """Who would sit where after the answer; again only where ``always``, or where that has changed."""
         try:
-            facts, plan = outlook(self.draft.config(self.environ, self.later(setting)))
+            facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
             self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
@@ -299,7 +299,7 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
     """The plan in short, or why there is none yet."""
     try:
         config = draft.config(environ)
-        _, plan = outlook(config)
+        _, plan = preview(config)
     except CpulaunchError as e:
         yield _with_keys(f"warning: can't run from here yet: {e}")
         if e.hint:

@@ -1,6 +1,6 @@
 """Which cores each rank of a host gets: one pure function, ``bind``.
 
-The planner calls it for every host that was looked at; the keeper calls it with its own host's topology
+The planner calls it for every host that was looked at; the agent calls it with its own host's topology
 where the plan only assumed one.
 """
 
@@ -12,9 +12,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 
-from cpulaunch.cluster.cores import CoreSet
-from cpulaunch.cluster.topology import Core, Topology
 from cpulaunch.errors import PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Core, Topology
 
 SMALL_RANK = 4
 """With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cpulaunch.cluster.cores import CoreSet
-from cpulaunch.cluster.libraries import FILES, TORCHS_OWN
-from cpulaunch.cluster.topology import Topology
+from cpulaunch.discovery.libraries import FILES, TORCHS_OWN
 from cpulaunch.errors import PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding, Seat
 
 AFFINITY = "CCL_WORKER_AFFINITY"

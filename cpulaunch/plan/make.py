@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cpulaunch.cluster.cores import CoreSet
-from cpulaunch.cluster.fabrics import common_provider
-from cpulaunch.cluster.facts import Facts, HostFacts
-from cpulaunch.cluster.hosts import Host
-from cpulaunch.cluster.libraries import FILES
-from cpulaunch.cluster.topology import Topology
 from cpulaunch.config.load import Config
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.discovery.fabrics import common_provider
+from cpulaunch.discovery.libraries import FILES
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import Host
+from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding, BindingRequest, bind
 from cpulaunch.plan.communication import Situation, communication_defaults
 from cpulaunch.plan.environment import (
@@ -34,7 +34,7 @@ from cpulaunch.plan.environment import (
     workers_environment,
 )
 from cpulaunch.plan.plan import LOCALHOST, HostPlan, Plan, Program, RankPlan
-from cpulaunch.plan.starting import (
+from cpulaunch.plan.select import (
     checked_forward,
     chosen_hosts,
     chosen_launcher,
@@ -184,7 +184,7 @@ def _bindings(
         dedicate = all(b.worker_affinity for b in bindings)
         request = replace(request, worker_count=workers, dedicate_workers=dedicate)
         bindings = bind_all(request)
-    # Keepers that bind anew must not come to another number.
+    # Agents that bind anew must not come to another number.
     request = replace(
         request,
         worker_count=max(1, bindings[0].worker_count),
@@ -313,7 +313,7 @@ def _libraries(
     for name, (facts, assumed) in zip(names, looked, strict=True):
         found = facts.libraries
         if assumed and found is not None and not {"auto", "default", *found}.issuperset(asked.values()):
-            found = None  # it may be there all the same: its keepers will see
+            found = None  # it may be there all the same: its agents will see
         try:
             chosen = choose_libraries(found, **asked, users=users)
         except PlanError as e:

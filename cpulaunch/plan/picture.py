@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from cpulaunch.cluster.cores import CoreSet
-from cpulaunch.cluster.topology import Core, Topology
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Core, Topology
 from cpulaunch.plan.binding import Binding
 
 BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cpulaunch.cluster.network import Interface
 from cpulaunch.errors import ConfigError
+from cpulaunch.model.network import Interface
 
 SCHEMA = 1
 LOCALHOST = "localhost"
@@ -19,7 +19,7 @@ class Program:
     """What every rank runs, and in which directory.
 
     ``python``: ``argv`` is an interpreter, and a script or ``-m module`` with their arguments.
-    ``interpreter`` is what runs the keepers.  Paths are absolute.
+    ``interpreter`` is what runs the agents.  Paths are absolute.
     """
 
     argv: tuple[str, ...]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpulaunch.cluster.facts import Facts, HostFacts
 from cpulaunch.config.load import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import PlanError
+from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.plan.plan import LOCALHOST
-from cpulaunch.plan.starting import some
+from cpulaunch.plan.select import some
 
 
 def chosen_backend(config: Config, facts: Facts, notes: list[str]) -> str:

@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import distributed, ipex, loaders, native
+from cpulaunch.runtime import distributed, loaders
 from cpulaunch.runtime.accumulate import check_complete
+from cpulaunch.runtime.engines import ipex, native
 from cpulaunch.runtime.planned import planned
 from cpulaunch.runtime.precision import chosen
 from cpulaunch.runtime.say import say

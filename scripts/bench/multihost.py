@@ -26,8 +26,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from cluster.faults import Cluster  # noqa: E402
-from cluster.namespaces import why_not  # noqa: E402
+from support.faults import Cluster  # noqa: E402
+from support.namespaces import why_not  # noqa: E402
 
 TIMEOUT = 300.0
 """Seconds that one run may take."""

@@ -2,7 +2,7 @@
 
     python scripts/bench/watching.py [--ranks 8] [--seconds 40] [--rounds 3]
 
-Printed: microseconds of a core per second, for the launcher and for each rank's keeper
+Printed: microseconds of a core per second, for the launcher and for each rank's agent
 (``/proc/PID/schedstat``), while the ranks sleep; then lines per second that two ranks print through cpulaunch
 and through a pipe each without it, in turn, and the launcher's largest memory (min, median, max).
 """
@@ -32,9 +32,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        launcher, keepers = idle(Path(directory), options.ranks, options.seconds)
+        launcher, agents = idle(Path(directory), options.ranks, options.seconds)
         print(f"{options.ranks} sleeping ranks, us of a core per second:")
-        print(f"  launcher {launcher:.0f}; keepers {spread(keepers)}")
+        print(f"  launcher {launcher:.0f}; agents {spread(agents)}")
         ours, plain, memory = [], [], []
         for _ in range(options.rounds):
             rate, megabytes = printing(Path(directory))
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def idle(directory: Path, ranks: int, seconds: float) -> tuple[float, list[float]]:
-    """Microseconds per second of the launcher, and of each keeper."""
+    """Microseconds per second of the launcher, and of each agent."""
     (directory / "sleep.py").write_text("import time\nprint('up')\ntime.sleep(3600)\n")
     with subprocess.Popen(
         [*RUN, "-n", str(ranks), "sleep.py"], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

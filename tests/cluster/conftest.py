@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
-
-from cluster.faults import Cluster
-from cluster.namespaces import why_not
+from support.command import clean_environment
+from support.faults import Cluster
+from support.namespaces import why_not
 
 HOSTS = ("node0", "node1", "node2", "node3")
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment, mpi_options
+from support.command import clean_environment, mpi_options
+from support.faults import Cluster
 
 from cluster.conftest import Run
-from cluster.faults import Cluster
 from cpulaunch.ccl.installed import state
 
 pytestmark = [

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import mpi_options
-
-from cluster import chaos
-from cluster.faults import Cluster
+from support import chaos
+from support.command import mpi_options
+from support.faults import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, mpi_options
+from support.command import REPOSITORY, mpi_options
+from support.faults import Cluster
 
 from cluster.conftest import HOSTS, Run
-from cluster.faults import Cluster
 from cpulaunch.ccl.installed import state
-from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_the_digits_example_trains_as_well_as_locally(
 
 
 @pytest.mark.parametrize("on", ["node0", "login"])
-def test_without_preflight_keepers_find_out(
+def test_without_preflight_agents_find_out(
     on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on=on)

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from support.command import REPOSITORY
+from support.faults import Cluster
 
 from cluster.conftest import need_cluster
-from cluster.faults import Cluster
 
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1"]
 

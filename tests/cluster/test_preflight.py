@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support.faults import Cluster
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run, need_cluster
-from cluster.faults import Cluster
-from cpulaunch.cluster.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
 PROBE = PACKAGE / "cluster" / "probe_there.py"

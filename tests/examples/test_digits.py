@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Run, clean_environment, mpi_options
+from support.command import REPOSITORY, Run, clean_environment, mpi_options
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, clean_environment
+from support.command import REPOSITORY, clean_environment
 
 pytestmark = pytest.mark.slow
 

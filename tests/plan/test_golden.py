@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import REPOSITORY
+from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
 
@@ -41,8 +41,8 @@ CASES = {
 def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    monkeypatch.setattr("cpulaunch.launch.keepers.KEEPER", "/venv/cpulaunch/keeper/run_keeper.py")
-    monkeypatch.setattr("cpulaunch.launch.mpi.SSH", "/venv/cpulaunch/launch/ssh.sh")
+    monkeypatch.setattr("cpulaunch.launchers.agent_command.AGENT", "/venv/cpulaunch/agent/run_agent.py")
+    monkeypatch.setattr("cpulaunch.launchers.mpi.SSH", "/venv/cpulaunch/launchers/ssh.sh")
     monkeypatch.setattr("os.getcwd", lambda: "/home/me")
     for file in (BIG, FOUR):
         Path(file).parent.mkdir(parents=True)

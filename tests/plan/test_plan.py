@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.cluster.facts import Facts, HostFacts, Mpi
-from cpulaunch.cluster.hosts import parse_hosts
-from cpulaunch.cluster.topology import Topology
 from cpulaunch.config.load import load
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.facts import Facts, HostFacts, Mpi
+from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
@@ -204,7 +204,7 @@ class TestLibrariesAndMemory:
         preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
         assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
         assert made.setting("cpu.allocator") == "tcmalloc"
-        assert "LD_PRELOAD" not in made.env  # mpiexec and the keepers do without
+        assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
 
     def test_a_host_that_lacks_one_does_without_or_is_an_error_that_names_it(self) -> None:
         known = {"a": self.DEBIAN, "b": self.BARE}

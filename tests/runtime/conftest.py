@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import clean_environment
+from support.command import clean_environment
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 120.0  # seconds

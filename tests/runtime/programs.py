@@ -178,7 +178,7 @@ def checkpoint(step: str, path: str) -> dict:
 
 def adamw(steps: str) -> dict:
     """AdamW of the engine ipex beside torch's on the same gradients: the largest relative difference."""
-    from cpulaunch.runtime import ipex
+    from cpulaunch.runtime.engines import ipex
 
     worst, results = 0.0, {}
     for options in ({}, {"weight_decay": 0.1}, {"weight_decay": 0.0, "amsgrad": True}, {"maximize": True}):

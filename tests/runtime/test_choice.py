@@ -78,8 +78,8 @@ def test_a_value_that_does_not_exist_is_named(name: str, value: str, valid: str)
 def test_the_public_names_and_what_importing_them_costs() -> None:
     code = (
         "import sys, cpulaunch; assert 'torch' not in sys.modules and len(sys.modules) < 60, len(sys.modules);"
-        "assert set(cpulaunch.__all__) <= set(dir(cpulaunch)); import cpulaunch.keeper.identity;"
-        "assert cpulaunch.rank() == 3 and 'torch' in sys.modules and cpulaunch.keeper.identity;"
+        "assert set(cpulaunch.__all__) <= set(dir(cpulaunch)); import cpulaunch.agent.identity;"
+        "assert cpulaunch.rank() == 3 and 'torch' in sys.modules and cpulaunch.agent.identity;"
         "import inspect; assert all(inspect.getdoc(getattr(cpulaunch, n)) for n in cpulaunch.__all__)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": ":".join(sys.path), "RANK": "3"},

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TIMEOUT, Run, clean_environment
+from support.command import TIMEOUT, Run, clean_environment
 
 from runtime.conftest import Start
 

@@ -8,10 +8,10 @@ cat > hostfile <<'END OF FILE'
 10.0.0.1:2
 10.0.0.2:2
 END OF FILE
-export CPULAUNCH_SEATING='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["10.0.0.1",0],["10.0.0.2",0]],"layouts":[{"assumed":true,"env":{},"places":[{"cores":"0-27","comm_cores":"","numa_nodes":"0","threads":28,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{0:28},{1}:27"}},{"cores":"28-55","comm_cores":"","numa_nodes":"1","threads":28,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{28:28},{29}:27"}}]}],"binding":{"worker_count":1,"dedicate_workers":false},"libraries":{"allocator":"auto","openmp":"auto"},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
+export CPULAUNCH_PLACEMENT='{"starter":"intel","python":true,"directory":"/home/me","hosts":[["10.0.0.1",0],["10.0.0.2",0]],"layouts":[{"assumed":true,"env":{},"places":[{"cores":"0-27","comm_cores":"","numa_nodes":"0","threads":28,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{0:28},{1}:27"}},{"cores":"28-55","comm_cores":"","numa_nodes":"1","threads":28,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{28:28},{29}:27"}}]}],"binding":{"worker_count":1,"dedicate_workers":false},"libraries":{"allocator":"auto","openmp":"auto"},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
 export I_MPI_HYDRA_BOOTSTRAP=ssh
-export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launch/ssh.sh
+export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launchers/ssh.sh
 export I_MPI_HYDRA_RMK=user
 export I_MPI_PIN=off
-mpiexec.hydra -f hostfile -n 4 -ppn 2 -wdir /home/me -genv CPULAUNCH_BACKEND gloo -genv CPULAUNCH_PRECISION bf16 -genv GLOO_SOCKET_IFNAME ib0 -genv MASTER_ADDR 10.0.0.1 -genv OMP_NUM_THREADS 28 /venv/bin/python -I -S /venv/cpulaunch/keeper/run_keeper.py -- /venv/bin/python train.py --lr 0.1
+mpiexec.hydra -f hostfile -n 4 -ppn 2 -wdir /home/me -genv CPULAUNCH_BACKEND gloo -genv CPULAUNCH_PRECISION bf16 -genv GLOO_SOCKET_IFNAME ib0 -genv MASTER_ADDR 10.0.0.1 -genv OMP_NUM_THREADS 28 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )

@@ -1,0 +1,1 @@
+"""A rank's agent, and how it starts the program.  Standard library only."""

@@ -1,0 +1,186 @@
+"""Runs the user's Python program as ``python`` itself would, and tells the agent why it failed."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import runpy
+import sys
+
+_OURS = (
+    __file__,
+    os.path.join(os.path.dirname(__file__), "run_program.py"),
+    runpy.__file__,
+    "<frozen runpy>",
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+REPORT_FD = "CPULAUNCH_REPORT_FD"  # as in cpulaunch.messages, which would cost an import
+
+
+def main() -> None:
+    report_fd = int(os.environ.pop(REPORT_FD, "-1"))
+    if report_fd >= 0:
+        os.set_inheritable(report_fd, False)
+    faulthandler.enable()
+    # Python buffers a pipe by blocks; the user wants to see each line when it is printed.
+    if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.excepthook = _hide_our_frames
+    own_process = os.getpid()
+
+    def report(line: str) -> None:
+        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
+            _write(report_fd, line + "\n")
+
+    if report_fd >= 0:
+        _write(report_fd, f'{{"type":"ready","cpus":{sorted(os.sched_getaffinity(0))}}}\n')
+        sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
+    atexit.register(_before_python_ends)  # the first to come is the last to go
+    try:
+        _run(sys.argv[1:])
+    except SystemExit as error:
+        # Its connections may end long before it does, and the others then fail first.
+        report(f'{{"type":"leaving","code":{_exit_code(error.code)}}}')
+        raise
+    except BaseException as error:
+        report(_failure(error))
+        raise
+    report('{"type":"leaving","code":0}')
+
+
+def _before_python_ends() -> None:
+    if "torch.distributed" in sys.modules:
+        from cpulaunch.agent.gloo import let_gloo_finish
+
+        let_gloo_finish()
+
+
+def _exit_code(said: object) -> int:
+    """What the shell sees of ``sys.exit(said)``."""
+    if said is None:
+        return 0
+    return said & 0xFF if isinstance(said, int) else 1
+
+
+def _run(arguments: list[str]) -> None:
+    safe_path = getattr(sys.flags, "safe_path", False)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        if not safe_path:
+            sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        if _is_bundle(arguments[0]):
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            if not safe_path:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+            _run_file(os.path.abspath(arguments[0]))
+
+
+def _is_bundle(path: str) -> bool:
+    """Whether ``path`` is a directory, a zip file or compiled, which Python runs, too."""
+    if os.path.isdir(path) or path.endswith(".pyc"):
+        return True
+    with open(path, "rb") as f:
+        return f.read(4) == b"PK\3\4"
+
+
+def _run_file(path: str) -> None:
+    """Run a script as the module ``__main__``, which stays, as threads may outlive the last line.
+
+    (``runpy.run_path`` takes it away when that line is done.)
+    """
+    module = type(sys)("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    with open(path, "rb") as f:
+        code = compile(f.read(), path, "exec")
+    exec(code, module.__dict__)
+
+
+def _failure(error: BaseException) -> str:
+    import json
+    import traceback
+
+    shown = _without_our_frames(error.__traceback__)
+    frames = traceback.extract_tb(shown)
+    user = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1] if frames else None)
+    file, line = (user.filename, user.lineno) if user else (None, None)
+    if isinstance(error, SyntaxError) and not frames:
+        file, line = error.filename, error.lineno
+    if file and file.startswith(os.getcwd() + os.sep):
+        file = os.path.relpath(file)
+    text = "".join(traceback.format_exception(type(error), error, shown))
+    name = type(error).__qualname__
+    if (module := type(error).__module__) not in ("builtins", "__main__"):
+        name = f"{module}.{name}"
+    first_line = str(error).partition("\n")[0]
+    failure = {
+        "type": "failure",
+        "error": f"{name}: {first_line}"[:2000] if first_line else name,
+        "file": file,
+        "line": line,
+        "traceback": text[-30000:],
+    }
+    return json.dumps(failure)
+
+
+def _write(fd: int, line: str) -> None:
+    try:
+        os.write(fd, line.encode())
+    except OSError:
+        pass  # the agent is gone, and nobody else needs it
+
+
+class _TorchFinder:
+    """Finds torch as the other finders do, and tells the agent how many threads it has once it is loaded."""
+
+    def __init__(self, fd: int, process: int) -> None:
+        self.fd, self.process = fd, process
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or os.getpid() != self.process:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self.loaded(module, load(module))  # type: ignore[method-assign]
+        return spec
+
+    def loaded(self, torch: Any, _: None) -> None:
+        if self in sys.meta_path:  # not for a reload
+            sys.meta_path.remove(self)
+        try:
+            threads = torch.get_num_threads()
+        except Exception:
+            return  # another module by this name
+        import json
+
+        asked = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+        said = {"type": "torch", "threads": threads, "asked": asked}
+        _write(self.fd, json.dumps(said) + "\n")
+
+
+def _is_users(file: str) -> bool:
+    installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+    return not file.startswith("<") and not any(part in file for part in installed)
+
+
+def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
+    return sys.__excepthook__(kind, error.with_traceback(_without_our_frames(tb)), None)
+
+
+def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
+    while tb and tb.tb_frame.f_code.co_filename in _OURS:
+        tb = tb.tb_next
+    return tb

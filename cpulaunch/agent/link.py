@@ -1,0 +1,163 @@
+"""The agent's end of the control channel.  It never blocks, and a job runs without it, too."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import time
+
+from cpulaunch.messages import Lines, Message, decode, encode, proof, same
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds until a launcher that doesn't answer counts as out of reach."""
+
+
+class Link:
+    """A connection to the launcher.
+
+    ``state`` is ``"connecting"``, ``"up"``, ``"lost"`` (was up once: the launcher is gone) or
+    ``"absent"`` (never came about; ``why`` says it).  Until the state is known, messages wait.
+    """
+
+    def __init__(
+        self, address: str, token: str, rank: int, selector: selectors.BaseSelector, patience: float
+    ) -> None:
+        """``patience``: seconds after which a launcher whose host doesn't answer counts as gone."""
+        self.state = "connecting"
+        self.why = ""
+        self.cut_off = False  # lost, as the launcher's host doesn't answer
+        self.waiting: list[Message] = []
+        self.last_sent = time.monotonic()
+        self._token, self._rank, self._selector = token, rank, selector
+        self._salt = os.urandom(16).hex()
+        self._lines, self._outgoing = Lines(), bytearray()
+        self._looked_at = time.monotonic()
+        self._deadline = self._looked_at + CONNECT_TIMEOUT
+        self._patience = patience
+        host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+        try:
+            self._socket.connect(self._address)
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            self._close("absent", e.strerror or str(e))
+
+    @property
+    def pending(self) -> int:
+        """Bytes that wait to be sent, roughly."""
+        if self.state in ("lost", "absent"):
+            return 0
+        return len(self._outgoing) + sum(len(m.get("data", "")) for m in self.waiting)
+
+    def send(self, message: Message) -> None:
+        """Send, now or when the connection stands.  Dropped where there is none (any more)."""
+        if self.state == "connecting":
+            self.last_sent = time.monotonic()
+            if message["type"] != "beat":
+                self.waiting.append(message)
+        elif self.state == "up":
+            self._outgoing += encode(message)
+            self.last_sent = time.monotonic()
+            self._flush()
+
+    def ready(self, events: int) -> list[Message]:
+        """The socket is ready for ``events``: move bytes, and return what the launcher said."""
+        received: list[Message] = []
+        if events & selectors.EVENT_READ:
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                data = None
+            except OSError as e:
+                return self._close("lost" if self.state == "up" else "absent", e.strerror or str(e))
+            if data == b"":
+                return self._close("lost" if self.state == "up" else "absent", "connection closed")
+            try:
+                for line in self._lines.feed(data or b""):
+                    received += self._heard(decode(line))
+            except ValueError as e:
+                return self._close("lost" if self.state == "up" else "absent", f"not our launcher: {e}")
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        return received
+
+    def check_time(self) -> None:
+        """Give up on a launcher that doesn't answer, or whose host doesn't any more.
+
+        To be called every second or so: if it wasn't, it was us who had no time.
+        """
+        now = time.monotonic()
+        asleep, self._looked_at = now - self._looked_at, now
+        if asleep > 2:
+            self._deadline += asleep
+        if self.state == "connecting" and now > self._deadline:
+            self._close("absent", f"no answer within {CONNECT_TIMEOUT:.0f} s")
+        elif self.state == "up" and self._silence() > 2 / 3 * self._patience and not self._host_answers():
+            self.cut_off = True
+            self._close("lost", "its host doesn't answer")
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._close(self.state, self.why)
+
+    def _heard(self, message: Message) -> list[Message]:
+        if self.state == "up":
+            return [message]
+        if message["type"] == "challenge":
+            answer = proof(self._token, "agent", str(message.get("salt")), self._rank)
+            self._outgoing += encode(
+                {
+                    "type": "hello",
+                    "rank": self._rank,
+                    "at": time.time(),
+                    "pid": os.getpid(),
+                    "host": socket.gethostname(),
+                    "salt": self._salt,
+                    "proof": answer,
+                }
+            )
+            self._flush()
+        elif message["type"] == "welcome":
+            if not same(message.get("proof"), proof(self._token, "launcher", self._salt, self._rank)):
+                raise ValueError("it does not know the job's token")
+            self.state = "up"
+            waiting, self.waiting = self.waiting, []
+            for each in waiting:
+                self.send(each)
+        return []
+
+    def _silence(self) -> float:
+        """Seconds since the launcher's host acknowledged anything, be it a beat (``tcp_info``, tcp(7))."""
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        return int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
+
+    def _host_answers(self) -> bool:
+        """Whether the launcher's host still takes connections, as it does for one that was stopped."""
+        try:
+            socket.create_connection(self._address, timeout=min(5.0, self._patience / 3)).close()
+            return True
+        except OSError:
+            return False
+
+    def _flush(self) -> None:
+        if self._outgoing:
+            try:
+                del self._outgoing[: self._socket.send(self._outgoing)]
+            except (BlockingIOError, OSError):
+                pass  # a broken connection shows when it is read
+        self._selector.modify(
+            self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0), self
+        )
+
+    def _close(self, state: str, why: str) -> list[Message]:
+        self.state, self.why = state, why
+        self._selector.unregister(self._socket)
+        self._socket.close()
+        return []

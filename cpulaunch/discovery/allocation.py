@@ -1,0 +1,73 @@
+"""The hosts that a batch system has given us, from what it says in the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host, parse_hosts
+
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Its name for the user, such as "Slurm job 4711", and its hosts with their slots."""
+
+    name: str
+    hosts: tuple[Host, ...]
+
+
+def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) -> Allocation | None:
+    """The allocation that ``environ`` speaks of; None outside of one.  ``read`` gives a file's text.
+
+    Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE".
+    """
+    if nodes := environ.get("SLURM_JOB_NODELIST"):
+        return Allocation(f"Slurm job {environ.get('SLURM_JOB_ID', '?')}", _slurm(nodes, environ))
+    if file := environ.get("PBS_NODEFILE"):
+        return Allocation(f"PBS job {environ.get('PBS_JOBID', '?')}", _pbs(file, read(file)))
+    return None
+
+
+def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    hosts = parse_hosts(nodes, "$SLURM_JOB_NODELIST")
+    # Only --ntasks and --ntasks-per-node are a wish for ranks; without them Slurm sets one task per node.
+    wished = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    tasks = environ.get("SLURM_TASKS_PER_NODE")
+    if not tasks or not wished:
+        return hosts
+    counts: list[int] = []
+    for part in tasks.split(","):
+        if not (match := _TASKS.fullmatch(part.strip())):
+            raise ConfigError(f"$SLURM_TASKS_PER_NODE: {part!r} is not like 2(x3)", part=part)
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != len(hosts):
+        raise ConfigError(
+            f"$SLURM_TASKS_PER_NODE: {tasks} is for {len(counts)} nodes, but {nodes} are {len(hosts)}",
+            hint="name the hosts with --hosts or a hostfile",
+            part=tasks,
+        )
+    return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
+
+
+def _pbs(file: str, text: str | None) -> tuple[Host, ...]:
+    """One line for each rank; a host's lines need not follow each other."""
+    if text is None:
+        raise ConfigError(
+            f"$PBS_NODEFILE: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
+        )
+    lines: dict[str, int] = {}
+    for line in text.split():
+        lines[line] = lines.get(line, 0) + 1
+    if not lines:
+        raise ConfigError(
+            f"$PBS_NODEFILE: {file} names no host", hint="name the hosts with --hosts or a hostfile"
+        )
+    # One line per host says which hosts, but not how many ranks each should have.
+    said = max(lines.values()) > 1
+    return tuple(
+        Host(parse_hosts(name, "$PBS_NODEFILE")[0].name, n if said else None) for name, n in lines.items()
+    )

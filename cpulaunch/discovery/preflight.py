@@ -1,0 +1,252 @@
+"""Whether hosts are ready: what they answered, and what is wrong with whom.  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpulaunch.discovery.probe_messages import ANSWER_TIMEOUT, NO_CPULAUNCH, NO_PYTHON, Question, Reply
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.network import Interface, wire
+
+MAX_CLOCK_DIFFERENCE = 30.0
+"""Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
+
+LITTLE_SHM = 1 << 28
+"""Bytes of /dev/shm below which DataLoader workers and shared-memory collectives run out of it."""
+
+_UNRESOLVED = "Could not resolve hostname"
+_SSH_SAYS = (
+    (_UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
+    (
+        "IDENTIFICATION HAS CHANGED",
+        "if the host was installed anew: ssh-keygen -R {host}, then ssh {host} once by hand",
+    ),
+    (
+        "Host key verification failed",
+        "ssh {host} once by hand, and compare its key; or ssh-keyscan {host} >> ~/.ssh/known_hosts",
+    ),
+    ("Permission denied", "ssh must not need a password: ssh-copy-id {host}"),
+    ("Connection refused", "no sshd listens there: systemctl start sshd on {host}"),
+    ("timed out", "is it up?  Or does a firewall drop the packets to its port 22?"),
+    ("No route to host", "is it up, and on a network that this host reaches?"),
+    ("Network is unreachable", "is it up, and on a network that this host reaches?"),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a host isn't ready, and what to do about it."""
+
+    what: str
+    remedy: str
+    hopeless: bool = False  # nothing can be started there
+
+
+@dataclass(frozen=True)
+class Report:
+    """One host: its facts as far as they are known, what is wrong, and what is only worth knowing."""
+
+    host: str
+    facts: HostFacts | None = None
+    versions: Mapping[str, str | None] | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def judge(replies: Mapping[str, Reply], question: Question) -> tuple[Report, ...]:
+    """A report on each host, in the order of ``replies``, of which the first is the master's."""
+    answers = {host: reply.answer for host, reply in replies.items() if reply.answer is not None}
+    wired = dict(zip(answers, wire(list(answers.values()), question.interface), strict=True))
+    twins, usual = _twins(wired), _usual(answers)
+    master = next(iter(replies))
+    # Where ssh finds no host of the master's name, no other host needs to find a way there.
+    nowhere = question.master == master and _UNRESOLVED in replies[master].error
+    reports = []
+    for host, reply in replies.items():
+        if reply.answer is None:
+            reports.append(Report(host, problems=(_no_answer(host, reply, question),)))
+            continue
+        facts = _facts(reply.answer, wired[host])
+        problems = [
+            *_missing(reply.answer, question),
+            *_differing(reply.answer, usual),
+            *_clock(reply),
+            *_network(host, reply, question, wired[host], master, len(answers) > 1 and not nowhere),
+        ]
+        if twin := twins.get(host):
+            problems.append(
+                Problem(f"is the same host as {twin}", "name it once, with slots=N for its ranks")
+            )
+        reports.append(
+            Report(host, facts, reply.answer["versions"], tuple(problems), tuple(_warnings(reply.answer)))
+        )
+    return _compared(reports)
+
+
+def way_out(replies: Mapping[str, Reply], interfaces: Iterable[Interface]) -> Interface | None:
+    """Which of this host's ``interfaces`` the others were reached from."""
+    seen = [reply.answer["reached_from"] for reply in replies.values() if reply.answer]
+    return next((interface for interface in interfaces if interface.address in seen), None)
+
+
+# ---- a host that didn't answer
+
+
+def _no_answer(host: str, reply: Reply, question: Question) -> Problem:
+    if reply.exit_code is None:
+        return Problem(f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`ssh {host} true` shows where it stops")
+    if reply.exit_code == NO_PYTHON:
+        return Problem(
+            f"there is no {question.python}",
+            "put the same environment there, at the same path, or share it over NFS",
+        )
+    if reply.exit_code == NO_CPULAUNCH:
+        return Problem(
+            f"{question.python} is there, but cpulaunch isn't where it is here",
+            "put the same environment there, at the same path, or share it over NFS",
+        )
+    last = reply.error.splitlines()[-1].strip() if reply.error else ""
+    if reply.exit_code == 255:
+        for words, remedy in _SSH_SAYS:
+            if words in reply.error:
+                said = next(line for line in reply.error.splitlines() if words in line).strip(" @")
+                return Problem(f"ssh: {said.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
+        return Problem(
+            f"ssh: {last or 'ended without a word'}", f"`ssh {host} true` must work without a question"
+        )
+    return Problem(
+        f"its answer was not understood (exit code {reply.exit_code}{f': {last}' if last else ''})",
+        f"does a startup file such as ~/.bashrc end the shell?  Try: ssh {host} true",
+    )
+
+
+# ---- one that did
+
+
+def _facts(answer: Mapping[str, Any], interface: Interface | None) -> HostFacts | None:
+    if "facts" not in answer:
+        return None
+    return replace(
+        HostFacts.from_json(answer["facts"]),
+        interface=interface.name if interface else None,
+        address=interface.address if interface else None,
+    )
+
+
+def _missing(answer: Mapping[str, Any], question: Question) -> Iterable[Problem]:
+    if "facts_error" in answer:
+        yield Problem(answer["facts_error"], "is /sys mounted?")
+    if not answer["directory"]:
+        yield Problem(
+            f"there is no directory {question.directory}",
+            "copy it there, or share it over NFS; ranks start in it on every host",
+        )
+    for file in answer["missing"]:
+        yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
+
+
+def _usual(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str | None, str]]:
+    """Of every version and digest the one that most hosts have, and a host that has it."""
+    counts: dict[tuple[str, str], Counter[str | None]] = {}
+    example: dict[tuple[str, str, str | None], str] = {}
+    for host, answer in answers.items():
+        for kind in ("versions", "digests"):
+            for name, value in answer[kind].items():
+                counts.setdefault((kind, name), Counter())[value] += 1
+                example.setdefault((kind, name, value), host)
+    most = {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
+    return {key: (value, example[(*key, value)]) for key, value in most.items()}
+
+
+def _differing(
+    answer: Mapping[str, Any], usual: Mapping[tuple[str, str], tuple[str | None, str]]
+) -> Iterable[Problem]:
+    """Versions and files that should be the same on all hosts; the majority is right."""
+    for (kind, name), (value, host) in usual.items():
+        own = answer[kind].get(name)
+        if own == value:
+            continue
+        if kind == "versions":
+            what = f"{name} {own or 'is not installed'}, but {value or 'none'} on {host}"
+            yield Problem(what, "install the same version there")
+        else:
+            what = f"{name} is not there" if own is None else f"{name} is another file than on {host}"
+            yield Problem(what, "`cpulaunch ccl build` on that host makes it; or --backend gloo")
+
+
+def _clock(reply: Reply) -> Iterable[Problem]:
+    """Its clock must have been between ours when we asked and ours when we heard."""
+    assert reply.answer
+    there = reply.answer["time"]
+    ahead = max(0.0, there - reply.received) or min(0.0, there - reply.sent)
+    if abs(ahead) > MAX_CLOCK_DIFFERENCE:
+        yield Problem(
+            f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
+            "let chrony or ntpd keep the clocks together",
+        )
+
+
+def _network(
+    host: str, reply: Reply, question: Question, interface: Interface | None, master: str, several: bool
+) -> Iterable[Problem]:
+    assert reply.answer
+    names = sorted({row[0] for row in reply.answer["interfaces"]})
+    if interface is None and question.interface:
+        yield Problem(
+            f"has no interface {question.interface} with an address; it has {', '.join(names)}",
+            "--interface auto takes each host's own",
+        )
+    elif interface is None and several:
+        yield Problem(
+            f"no interface leads to {question.master}; it has {', '.join(names)}",
+            "--interface says which one to use",
+        )
+    if "listen_error" in reply.answer:
+        yield Problem(
+            f"port {question.port}: {reply.answer['listen_error']}", "--master-port auto takes a free one"
+        )
+    if reply.connect_error:
+        yield Problem(
+            f"can't connect to {master}, where the ranks meet: {reply.connect_error}",
+            "let the hosts' firewalls pass all TCP between them",
+        )
+
+
+def _warnings(answer: Mapping[str, Any]) -> Iterable[str]:
+    if (shm := answer["shm"]) is not None and shm < LITTLE_SHM:
+        yield f"/dev/shm holds only {shm >> 20} MB; DataLoader workers and collectives may need more"
+
+
+# ---- hosts among each other
+
+
+def _twins(wired: Mapping[str, Interface | None]) -> dict[str, str]:
+    """Of hosts with the same address, each but the first, with the first's name."""
+    first: dict[str, str] = {}
+    twins = {}
+    for host, interface in wired.items():
+        if interface and first.setdefault(interface.address, host) != host:
+            twins[host] = first[interface.address]
+    return twins
+
+
+def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:
+    """With warnings for hosts that will slow the others down."""
+    known = {r.host: r.facts for r in reports if r.facts}
+    if not known:
+        return tuple(reports)
+    cores = Counter(len(f.topology.cores) for f in known.values()).most_common(1)[0][0]
+    flags = Counter(f.cpu_flags for f in known.values()).most_common(1)[0][0] or ()
+    done = []
+    for report in reports:
+        slow = []
+        if facts := known.get(report.host):
+            if (own := len(facts.topology.cores)) < cores:
+                slow.append(f"has {own} of the {cores} cores that most have; the others will wait for it")
+            if lacking := [flag for flag in flags if flag not in (facts.cpu_flags or ())]:
+                slow.append(f"lacks {', '.join(lacking)}, which most have; the others will wait for it")
+        done.append(replace(report, warnings=(*report.warnings, *slow)))
+    return tuple(done)

@@ -1,1 +1,0 @@
-"""A rank's keeper, and how it starts the program.  Standard library only."""

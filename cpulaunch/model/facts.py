@@ -1,0 +1,138 @@
+"""What was found out about hosts, as values that can be recorded and planned from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpulaunch.discovery.fabrics import Fabric
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host
+from cpulaunch.model.network import Interface
+from cpulaunch.model.topology import Topology
+
+SCHEMA = 1
+BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One host.  ``names`` are all by which it is known, addresses too; ``cpu_flags`` are those of
+    BF16_FLAGS that it has, None where nobody looked; ``memory`` is in bytes.  ``interface`` is the one that
+    leads to the other hosts, ``address`` its address.  ``libraries`` are those that ranks can be started with
+    (`find_libraries`), ``fabrics`` the fast network cards (`find_fabrics`), None where nobody looked."""
+
+    topology: Topology
+    names: frozenset[str] = frozenset()
+    cpu_flags: tuple[str, ...] | None = None
+    memory: int | None = None
+    interface: str | None = None
+    address: str | None = None
+    libraries: Mapping[str, str] | None = None
+    fabrics: tuple[Fabric, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "topology": self.topology.to_json(),
+            "names": sorted(self.names),
+            "cpu_flags": None if self.cpu_flags is None else list(self.cpu_flags),
+            "memory": self.memory,
+            "interface": self.interface,
+            "address": self.address,
+            "libraries": None if self.libraries is None else dict(self.libraries),
+            "fabrics": None if self.fabrics is None else [card._asdict() for card in self.fabrics],
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> HostFacts:
+        flags = raw.get("cpu_flags")
+        return cls(
+            topology=Topology.from_json(raw["topology"]),
+            names=frozenset(raw.get("names", ())),
+            cpu_flags=None if flags is None else tuple(flags),
+            memory=raw.get("memory"),
+            interface=raw.get("interface"),
+            address=raw.get("address"),
+            libraries=_libraries(raw.get("libraries")),
+            fabrics=None if raw.get("fabrics") is None else tuple(Fabric(**card) for card in raw["fabrics"]),
+        )
+
+
+def _libraries(raw: Any) -> dict[str, str] | None:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or not all(isinstance(path, str) for path in raw.values()):
+        raise TypeError(f"libraries are names with their paths, not {raw!r}")
+    return raw
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI that was found: ``path`` of its mpiexec, and what that says of its version."""
+
+    flavour: str
+    path: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that planning needs to know.
+
+    ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
+    ``hosts``: those looked at, by name.  ``like``: what any other host is taken to be like, and
+    ``like_what`` how to call that.
+    ``here``: this host's names; empty where the facts are somebody else's.
+    ``mpis``: the MPIs found here, best first; None where nobody looked.
+    ``ccl_missing``: why the ccl backend can't be used; None where it can.
+    ``way_out``: this host's interface that leads to the others, where it was looked for.
+    ``free_port``: a port that is free on the first host, likewise.
+    """
+
+    like: HostFacts
+    listed: tuple[Host, ...] = ()
+    hosts: Mapping[str, HostFacts] = field(default_factory=dict)
+    here: frozenset[str] = frozenset()
+    mpis: tuple[Mpi, ...] | None = None
+    ccl_missing: str | None = None
+    way_out: Interface | None = None
+    free_port: int | None = None
+    like_what: str = "this machine"
+
+    def of(self, name: str) -> tuple[HostFacts, bool]:
+        """The facts of the host ``name``, and whether they are only assumed."""
+        if name in self.hosts:
+            return self.hosts[name], False
+        for facts in self.hosts.values():
+            if name in facts.names:
+                return facts, False
+        return self.like, True
+
+    def is_here(self, name: str) -> bool:
+        return name in self.here
+
+
+def record(hosts: Mapping[str, HostFacts]) -> str:
+    """A facts file's text."""
+    return (
+        json.dumps({"schema": SCHEMA, "hosts": {n: f.to_json() for n, f in hosts.items()}}, indent=1) + "\n"
+    )
+
+
+def read_record(text: str, shown: str) -> dict[str, HostFacts]:
+    """The hosts of a facts file's ``text``, in its order; errors name the file as ``shown``."""
+    hint = "`cpulaunch hosts check --facts-out F` records one"
+    try:
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+            raise ConfigError(f"{shown}: not a facts file of schema {SCHEMA}", hint=hint)
+        hosts = {name: HostFacts.from_json(entry) for name, entry in raw["hosts"].items()}
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"{shown}:{e.lineno}: not JSON: {e.msg}", hint=hint) from None
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(f"{shown}: not a facts file: {e!r}", hint=hint) from None
+    if not hosts:
+        raise ConfigError(f"{shown}: describes no host", hint=hint)
+    return hosts

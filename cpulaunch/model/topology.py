@@ -1,0 +1,203 @@
+"""The CPUs of one host that ranks may use: which core, socket and NUMA node each belongs to.
+
+A topology is a value.  It comes from sysfs, from the text of ``lscpu`` or from recorded facts, and all of
+these are pure functions of what they read, so that placement can be planned and tested for machines that
+are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
+
+Read = Callable[[str], str | None]
+"""Gives the text of the file at an absolute path, or None where there is no such file."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One logical CPU, online and allowed.
+
+    ``core`` is unique on the machine: CPUs with the same one are hyperthread siblings.  ``performance`` is
+    a figure to compare this machine's cores by (maximum MHz, or the kernel's ``cpu_capacity``), or None.
+    """
+
+    cpu: int
+    core: int
+    socket: int = 0
+    node: int = 0
+    performance: float | None = None
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core, by those of its CPUs that are online and allowed, in ascending order."""
+
+    cpus: tuple[int, ...]
+    socket: int
+    node: int
+    efficient: bool
+    """An E-core: clearly slower than this machine's fastest cores."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a host's operating system says about its CPUs.
+
+    ``cpus`` are those that are online and that ranks may use, in ascending order.  ``quota`` is the CPU time
+    that the control group grants, in CPUs (``cpu.max`` of 200 ms each 100 ms is 2.0), or None.
+    """
+
+    cpus: tuple[Cpu, ...]
+    memory_only_nodes: CoreSet = field(default_factory=CoreSet)
+    quota: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_lscpu(cls, text: str) -> Topology:
+        """From ``lscpu -p=CPU,CORE,SOCKET,NODE`` (further columns allowed) or the table of ``lscpu -e``.
+
+        The heading decides which column is which.  Offline CPUs are left out.  Raises `ConfigError`.
+        """
+        from cpulaunch.discovery.lscpu import parse_lscpu
+
+        rows, notes = parse_lscpu(text)
+        return cls(_normalised(rows), notes=notes)
+
+    @classmethod
+    def from_sysfs(cls, read: Read) -> Topology:
+        """From the files below ``/sys/devices/system``; raises `HostError` where there are none.
+
+        Takes one to two reads per physical core.  Source: Documentation/admin-guide/cputopology.rst and
+        Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+        """
+        from cpulaunch.discovery.sysfs import read_sysfs
+
+        rows, memory_only, notes = read_sysfs(read)
+        return cls(_normalised(rows), memory_only, notes=notes)
+
+    @classmethod
+    def of_process(cls, read: Read, affinity: CoreSet) -> Topology:
+        """What a process with this CPU mask (``os.sched_getaffinity``) may use of the machine it is on.
+
+        Restricted to the mask and to the cpuset of its control group, whose CPU time becomes ``quota``.
+        """
+        from cpulaunch.discovery.cgroup import cgroup_limits
+
+        machine = cls.from_sysfs(read)
+        cpuset, quota = cgroup_limits(read)
+        allowed = affinity & cpuset if cpuset else affinity
+        ours = machine.restricted(allowed or affinity)
+        notes = machine.notes
+        if len(ours.cpus) < len(machine.cpus):
+            notes += (f"{len(ours.cpus)} of {len(machine.cpus)} CPUs may be used (CPU mask or cpuset)",)
+        return replace(ours, quota=quota, notes=notes)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Topology:
+        """What `to_json` gave.  Raises `ConfigError` where it is something else."""
+        try:
+            rows = data["cpus"]
+            if not all(4 <= len(row) <= 5 and all(isinstance(n, int) for n in row[:4]) for row in rows):
+                raise TypeError("a CPU's row is not [cpu, core, socket, node]")
+            return cls(
+                cpus=tuple(Cpu(*row) for row in rows),
+                memory_only_nodes=CoreSet.parse(data.get("memory_only_nodes", "")),
+                quota=data.get("quota"),
+                notes=tuple(data.get("notes", ())),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"not a recorded topology: {error!r}", hint="Record the facts anew.") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, a row per CPU: ``[cpu, core, socket, node]``, and the performance if known."""
+        rows: list[list[float]] = []
+        for c in self.cpus:
+            rows.append([c.cpu, c.core, c.socket, c.node])
+            if c.performance is not None:
+                rows[-1].append(c.performance)
+        data: dict[str, Any] = {"cpus": rows}
+        if self.memory_only_nodes:
+            data["memory_only_nodes"] = str(self.memory_only_nodes)
+        if self.quota is not None:
+            data["quota"] = self.quota
+        if self.notes:
+            data["notes"] = list(self.notes)
+        return data
+
+    def restricted(self, allowed: CoreSet) -> Topology:
+        """The same host with only those of its CPUs that are in ``allowed``."""
+        return replace(self, cpus=tuple(c for c in self.cpus if c.cpu in allowed))
+
+    @cached_property
+    def allowed(self) -> CoreSet:
+        """The numbers of all CPUs."""
+        return CoreSet(c.cpu for c in self.cpus)
+
+    @cached_property
+    def nodes(self) -> CoreSet:
+        """The NUMA nodes that have CPUs."""
+        return CoreSet(c.node for c in self.cpus)
+
+    @cached_property
+    def sockets(self) -> CoreSet:
+        """The sockets that have CPUs."""
+        return CoreSet(c.socket for c in self.cpus)
+
+    @cached_property
+    def cores(self) -> tuple[Core, ...]:
+        """The physical cores, in the order of NUMA nodes, then of their first CPU."""
+        siblings: dict[int, list[Cpu]] = {}
+        for cpu in self.cpus:
+            siblings.setdefault(cpu.core, []).append(cpu)
+        slow = _efficient_below(c.performance for c in self.cpus)
+        cores = [
+            Core(
+                cpus=tuple(c.cpu for c in group),
+                socket=group[0].socket,
+                node=group[0].node,
+                efficient=max(c.performance or slow for c in group) < slow,
+            )
+            for group in siblings.values()
+        ]
+        return tuple(sorted(cores, key=lambda core: (core.node, core.cpus)))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the machine mixes fast (P-) and clearly slower (E-) cores."""
+        return any(core.efficient for core in self.cores)
+
+
+def _efficient_below(performances: Iterable[float | None]) -> float:
+    """The performance below which a core is an E-core; 0 where all cores are alike.
+
+    Cores of one kind differ by a few per cent (favoured cores of Turbo Boost Max, the rankings of AMD), but
+    each kind is at least a tenth slower than the next: maximum MHz of 5200 and 4600 on a Core Ultra 5 245K,
+    4800 and 3800 on a Core Ultra 7 155H; capacities of 1024 and about 720 on an Nvidia GB10.
+    """
+    known = sorted({p for p in performances if p}, reverse=True)
+    for faster, slower in pairwise(known):
+        if slower < 0.9 * faster:
+            return faster
+    return 0.0
+
+
+def _normalised(rows: Iterable[Cpu]) -> tuple[Cpu, ...]:
+    """In ascending order, with cores and sockets counted from 0 in the order of their first CPU.
+
+    Core numbers in sysfs repeat in each socket, and some firmware numbers its sockets at random.
+    """
+    cores: dict[tuple[int, int, int], int] = {}
+    sockets: dict[int, int] = {}
+    cpus = []
+    for row in sorted(rows, key=lambda row: row.cpu):
+        socket = sockets.setdefault(row.socket, len(sockets))
+        core = cores.setdefault((row.node, row.socket, row.core), len(cores))
+        cpus.append(replace(row, core=core, socket=socket))
+    return tuple(cpus)

@@ -1,0 +1,131 @@
+"""How a job failed, for people: the first failure in a box, then a line on the others."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from cpulaunch.cli.show import counted, shown_path
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.outcome import INTERRUPTED, NODE_LOST, START_FAILED, Failure, Outcome, signal_name
+
+MEANING = {
+    4: "illegal instruction: built for another CPU?",
+    6: "aborted: a library gave up",
+    7: "bus error: /dev/shm full?",
+    8: "arithmetic error",
+    9: "killed",
+    11: "invalid memory access",
+    15: "asked to end, though not by us",
+}
+TITLES = {
+    NODE_LOST: "host {0.host} was lost",
+    START_FAILED: "rank {0.rank} on {0.host} was not started",
+}
+FATAL = "Fatal Python error: "
+"""How faulthandler's report begins."""
+
+OURS = "cpulaunch/agent/"
+"""Where the frames of ours are that run the user's program."""
+
+MAX_LINES = 40
+"""Lines of a traceback in the box; the log has all."""
+
+LAST_LINES = 8
+"""Lines of its log that are shown of a rank that gave no reason."""
+
+TAIL = 64 << 10
+"""Bytes of a log in which those are looked for."""
+
+
+def verdict(outcome: Outcome, directory: Path) -> str:
+    """What to show of a job that didn't end well."""
+    failure = outcome.first_failure
+    if failure is None or failure.rank is None:
+        if outcome.kind == INTERRUPTED:
+            return f"cpulaunch: interrupted after {outcome.seconds:.1f} s\n"
+        return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
+    title = TITLES.get(outcome.kind, "rank {0.rank} on {0.host} failed first").format(failure)
+    others = "; ".join(_others(outcome, failure.rank))
+    return _box(title, list(_story(failure, directory))) + (f"cpulaunch: {others}\n" if others else "")
+
+
+def _story(failure: Failure, directory: Path) -> Iterator[str]:
+    log = directory / f"rank-{failure.rank}.log"
+    if failure.signal is not None:
+        meaning = MEANING.get(failure.signal)
+        yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
+    elif failure.error is None:
+        yield f"exit code {failure.exit_code}"
+    if failure.error:
+        yield failure.error
+    if failure.file:
+        yield f"at {failure.file}:{failure.line}"
+    if failure.note:
+        yield failure.note
+    if failure.traceback:
+        yield ""
+        yield from _shortened(failure.traceback.rstrip().splitlines())
+    elif failure.error is None and (last := _last_words(log)):
+        yield from ("", "Its last words:") if not last[0].startswith(FATAL) else ("",)
+        yield from _shortened(last)
+    if log.exists():
+        yield ""
+        code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
+        yield f"{code}log: {shown_path(log)}"
+
+
+def _last_words(log: Path) -> list[str]:
+    """The report of a native crash, else the last lines that the rank said."""
+    try:
+        with log.open("rb") as f:
+            f.seek(max(0, f.seek(0, 2) - TAIL))
+            text = f.read().decode(errors="replace")
+    except OSError:
+        return []
+    _, fatal, after = text.rpartition(FATAL)
+    if fatal:
+        lines = (fatal + after).partition("\n\nExtension modules: ")[0].rstrip().splitlines()
+        while len(lines) > 1 and OURS in lines[-1]:
+            del lines[-1]
+        return lines
+    return [line.rpartition("\r")[2] for line in text.rstrip().splitlines()[-LAST_LINES:]]
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= MAX_LINES:
+        return lines
+    head = MAX_LINES // 4
+    tail = MAX_LINES - head - 1
+    return [*lines[:head], f"… {len(lines) - head - tail} lines …", *lines[-tail:]]
+
+
+def _others(outcome: Outcome, first: int) -> Iterator[str]:
+    others = sorted((rank for rank in outcome.ranks if rank.rank != first), key=lambda r: r.status)
+    for status, group in groupby(others, key=lambda r: r.status):
+        ranks = CoreSet(rank.rank for rank in group)
+        yield f"{counted(len(ranks), 'other rank')} ({ranks}): {status}"
+
+
+def _box(title: str, lines: list[str]) -> str:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    terminal = sys.stderr.isatty()
+    # In a file or a pipe, lines stay whole, to be searched for.
+    width = shutil.get_terminal_size().columns if terminal else max(map(len, [title, *lines])) + 8
+    text = Text("\n".join(map(_printable, lines)))
+    panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
+    console = Console(file=sys.stderr, width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(panel)
+    return captured.get()
+
+
+def _printable(line: str) -> str:
+    """Without what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line.expandtabs(4))

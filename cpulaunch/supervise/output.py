@@ -1,0 +1,142 @@
+"""What goes into the job's directory, and the ranks' output on the screen, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import BinaryIO
+
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.fold import Fold
+from cpulaunch.supervise.terminal import Screen
+
+MAX_SHOWN_LINE = 1 << 16
+"""Bytes after which the screen gets a line's beginning, though its end isn't there yet."""
+
+MOMENT = 0.1
+"""Seconds in which equal lines of several ranks are taken for one."""
+
+MANY = 3
+"""Ranks from which on equal lines are taken for one: two are no crowd."""
+
+MAX_FOLDED = 1 << 18
+"""Bytes that wait for their like at most."""
+
+BAR_PERIOD = 1.0
+"""Seconds between two looks at a line that is drawn over and over, as progress bars are."""
+
+
+def shown_ranks(tee: str, world_size: int) -> frozenset[int]:
+    """The ranks that ``--tee`` names: ``all``, ``none``, or a list such as ``0,4-7``."""
+    if tee in ("all", "none"):
+        return frozenset(range(world_size) if tee == "all" else ())
+    ranks = frozenset(CoreSet.parse(tee))
+    if not ranks <= frozenset(range(world_size)):
+        raise ConfigError(f"--tee {tee}: the ranks are 0 to {world_size - 1}", part=tee)
+    return ranks
+
+
+class Output:
+    """Takes the ranks' output as it comes, in pieces, and never blocks.
+
+    Each rank's log has its bytes unchanged.  On the screen, lines of several ranks get the prefix
+    ``[rank] `` and never mix; with ``fold``, equal ones of many ranks in a moment become one.  Of a line
+    that is drawn over and over the last state is shown.  Those of a single shown rank pass as they are.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shown: frozenset[int],
+        screen: Screen,
+        warn: Callable[[str], None],
+        *,
+        fold: bool = False,
+    ) -> None:
+        self.screen = screen
+        self._directory, self._shown, self._warn = directory, shown, warn
+        self._logs: dict[str, BinaryIO | None] = {}
+        self._rest: dict[tuple[int, int], bytes] = {}
+        self._bars: dict[tuple[int, int], float] = {}
+        self._warned = False
+        self._hidden: set[tuple[int, int]] = set()
+        self._fold = Fold() if fold else None
+        self.last_at: float | None = None
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
+        self.keep(f"rank-{rank}.log", data)
+        self.last_at = time.monotonic()
+        if rank not in self._shown or (rank, stream) in self._hidden:
+            return
+        if len(self._shown) == 1:
+            self.screen.put(stream, data)
+            return
+        *lines, rest = (self._rest.get((rank, stream), b"") + data).split(b"\n")
+        if len(rest) > MAX_SHOWN_LINE:
+            lines, rest = [*lines, rest], b""
+        elif b"\r" in rest[:-1] and self.last_at > self._bars.get((rank, stream), 0) + BAR_PERIOD:
+            self._bars[rank, stream] = self.last_at
+            lines.append(rest)
+        self._rest[rank, stream] = rest
+        self._show(rank, stream, lines)
+
+    def hide(self, rank: int, stream: int) -> None:
+        """Show nothing more of it; the log goes on."""
+        self._hidden.add((rank, stream))
+        self._rest.pop((rank, stream), None)
+
+    def finish(self, rank: int) -> None:
+        """The rank has ended: show what has no line end, and close its log."""
+        for stream in (1, 2):
+            if rest := self._rest.pop((rank, stream), b""):
+                self._show(rank, stream, [rest])
+        if log := self._logs.pop(f"rank-{rank}.log", None):
+            log.close()
+
+    def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
+        """Append to the file ``name`` of the job's directory; one warning where that can't be done.
+
+        ``private``: nobody else may read it.
+        """
+        try:
+            if name not in self._logs:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._logs[name] = os.fdopen(
+                    os.open(self._directory / name, flags, 0o600 if private else 0o666), "ab", 0
+                )
+            if log := self._logs[name]:
+                log.write(data)
+        except OSError as e:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"{self._directory} can't be written: {e.strerror}; the job goes on without logs")
+            self._logs[name] = None
+
+    def flush(self) -> None:
+        """Show the lines that wait for their like."""
+        if self._fold:
+            for stream, group in groupby(self._fold.take(), key=lambda folded: folded[0][0]):
+                text = b"".join(
+                    b"[%s] %s\n" % (str(prefix).encode(), line)
+                    for (_, line), ranks in group
+                    for prefix in ([ranks] if len(ranks) >= MANY else ranks)
+                )
+                self.screen.put(stream, text)
+
+    def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        if not self._fold:
+            self.screen.put(stream, b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
+            return
+        if lines and not self._fold.size:
+            asyncio.get_running_loop().call_later(MOMENT, self.flush)
+        for line in lines:
+            self._fold.add(rank, (stream, line))
+        if self._fold.size > MAX_FOLDED:
+            self.flush()

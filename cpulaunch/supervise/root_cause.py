@@ -1,0 +1,60 @@
+"""Which of several failures came first: by time, and by kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from cpulaunch.supervise.outcome import Failure
+
+_PEER_HAS_GONE = re.compile(
+    r"""
+    ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
+    | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
+    | [Tt]imed\ out\ waiting | Socket\ Timeout
+    | rank\ \d+\ of\ this\ group | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
+    """,
+    re.VERBOSE,
+)
+"""What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A failure that we haven't asked for.  ``at`` is in seconds, on the launcher's clock.
+
+    ``asked``: somebody else has, such as mpiexec, which ends all ranks when one has died.
+    """
+
+    at: float
+    kind: str
+    exit_code: int
+    failure: Failure
+    asked: bool = False
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether it says no more than that somebody else has gone."""
+    return bool(failure.error and _PEER_HAS_GONE.search(failure.error))
+
+
+def root_cause(candidates: Collection[Candidate], left: Collection[tuple[float, int]]) -> Candidate | None:
+    """The earliest failure that isn't another's consequence; where all are, the earliest.
+
+    ``left`` are (time, rank) of those who ended well: if all failures are consequences, theirs, perhaps.
+    """
+    ordered = sorted(candidates, key=lambda c: c.at)
+    if not ordered:
+        return None
+    for candidate in ordered:
+        if not candidate.asked and not is_consequence(candidate.failure):
+            return candidate
+    first = ordered[0]
+    before = [(at, rank) for at, rank in sorted(left) if at < first.at]
+    if not before:
+        return first
+    at, rank = before[0]
+    others = f" and {len(before) - 1} more" if len(before) > 1 else ""
+    note = f"rank {rank}{others} had left with exit code 0, {first.at - at:.1f} s before"
+    return replace(first, failure=replace(first.failure, note=note))

@@ -1,0 +1,327 @@
+"""Real ranks: what their programs were given, and what is said where they don't have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment
+
+from cpulaunch.discovery.libraries import FILES, find_libraries, import_directories, library_directories
+from cpulaunch.plan.binding import BindingRequest
+from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement
+
+AGENT = Path(__file__).parent.parent.parent / "cpulaunch" / "agent" / "run_agent.py"
+HERE = find_libraries(library_directories(), import_directories())
+TWO_CORES = len(os.sched_getaffinity(0)) >= 2
+FIRST, *_, LAST = sorted(os.sched_getaffinity(0)) * 2
+needs_two_cores = pytest.mark.skipif(not TWO_CORES, reason="this machine has only one core")
+
+SHOW = """
+import json, os
+maps = open("/proc/self/maps").read()
+names = ("LD_PRELOAD", "MALLOC_CONF", "OMP_PLACES", "KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
+print(json.dumps({"env": {n: os.environ[n] for n in names if n in os.environ},
+                  "mapped": [n for n in ("libtcmalloc", "libjemalloc", "libiomp5") if n in maps],
+                  "policy": open("/proc/self/numa_maps").readline().split()[1]}))
+"""
+
+# Where the main thread, OpenMP's other one, a thread of Python's and a forked child may run.
+THREADS = """
+import json, os, threading
+import torch
+torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+seen = {"threads": torch.get_num_threads(), "main": sorted(os.sched_getaffinity(0))}
+thread = threading.Thread(target=lambda: seen.update(thread=sorted(os.sched_getaffinity(0))))
+thread.start(), thread.join()
+seen["all"] = sorted(sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task"))
+read, write = os.pipe()
+if os.fork() == 0:
+    os.write(write, json.dumps(sorted(os.sched_getaffinity(0))).encode())
+    os._exit(0)
+os.wait()
+seen["fork"] = json.loads(os.read(read, 10000))
+print(json.dumps(seen))
+"""
+
+
+def installed(library: str) -> str:
+    if library not in HERE:
+        pytest.skip(f"{library} is not installed: {FILES[library][0]} was not found")
+    return HERE[library]
+
+
+def shown(done: subprocess.CompletedProcess[str]) -> Any:
+    """What the one rank printed."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def events(directory: Path, kind: str) -> list[dict[str, Any]]:
+    (file,) = directory.glob("runs/*/events.jsonl")
+    return [event for line in file.open() if (event := json.loads(line))["type"] == kind]
+
+
+class TestLibraries:
+    @pytest.mark.parametrize(
+        ("options", "library", "mapped"),
+        [
+            (["--allocator", "tcmalloc"], "tcmalloc", "libtcmalloc"),
+            (["--allocator", "jemalloc"], "jemalloc", "libjemalloc"),
+            (["--allocator", "default", "--openmp", "intel"], "intel", "libiomp5"),
+            ([], "tcmalloc", "libtcmalloc"),
+        ],
+    )
+    def test_are_in_the_program(
+        self, cpulaunch: Run, tmp_path: Path, options: list[str], library: str, mapped: str
+    ) -> None:
+        path = installed(library)
+        (tmp_path / "show.py").write_text(SHOW)
+        seen = shown(cpulaunch("run", "-n", "1", *options, "show.py"))
+        assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (path, [mapped])
+        assert events(tmp_path, "found")[0]["preloaded"] == [path]
+
+    def test_come_after_the_users_own(self, cpulaunch: Run, tmp_path: Path) -> None:
+        tcmalloc, intel = installed("tcmalloc"), installed("intel")
+        (tmp_path / "show.py").write_text(SHOW)
+        env = {"LD_PRELOAD": tcmalloc, "KMP_BLOCKTIME": "33"}
+        done = cpulaunch("run", "-v", "-n", "1", "--openmp", "intel", "show.py", env=env)
+        seen = shown(done)
+        assert seen["env"]["LD_PRELOAD"] == f"{tcmalloc}:{intel}"
+        assert seen["env"]["KMP_BLOCKTIME"] == "33"
+        assert "allocator: tcmalloc, of your LD_PRELOAD" in done.stderr
+        assert f"LD_PRELOAD: your {tcmalloc} comes first" in done.stderr
+
+    def test_of_a_conda_environment_are_found(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "conda/lib").mkdir(parents=True)
+        (conda := tmp_path / "conda/lib/libjemalloc.so.2").symlink_to(installed("jemalloc"))
+        (tmp_path / "show.py").write_text(SHOW)
+        env = {"CONDA_PREFIX": str(tmp_path / "conda")}
+        seen = shown(cpulaunch("run", "-n", "1", "--allocator", "jemalloc", "show.py", env=env))
+        assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (str(conda), ["libjemalloc"])
+
+    def test_the_agent_itself_does_without_them(self, cpulaunch: Run, tmp_path: Path) -> None:
+        installed("tcmalloc")
+        (tmp_path / "parent.py").write_text("import os; print(open(f'/proc/{os.getppid()}/maps').read())")
+        done = cpulaunch("run", "-n", "1", "--allocator", "tcmalloc", "parent.py")
+        assert "libc.so" in done.stdout
+        assert "tcmalloc" not in done.stdout
+
+    def test_a_missing_one_is_an_error_that_says_how_to_get_it(self, cpulaunch: Run, tmp_path: Path) -> None:
+        topology = {"cpus": [[0, 0, 0, 0], [1, 1, 0, 0]]}
+        facts = {"schema": 1, "hosts": {"node1": {"topology": topology, "libraries": {}}}}
+        (tmp_path / "facts.json").write_text(json.dumps(facts))
+        (tmp_path / "train.py").write_text("")
+        done = cpulaunch("run", "--dry-run", "--facts", "facts.json", "--allocator", "jemalloc", "train.py")
+        assert done.returncode == 2
+        assert "node1: allocator jemalloc: jemalloc was not found" in done.stderr
+        assert "apt install libjemalloc2" in done.stderr
+
+    def test_a_program_that_sheds_them_fails_the_job(self, cpulaunch: Run, tmp_path: Path) -> None:
+        """A wrapper in the environment starts Python anew, without them."""
+        path = installed("tcmalloc")
+        shed = "import os, sys\nif os.environ.pop('LD_PRELOAD', ''): os.execv(sys.executable, sys.orig_argv)"
+        done = interfered(cpulaunch, tmp_path, shed, "--allocator", "tcmalloc")
+        assert done.returncode == 3
+        assert f"rank 0 should have preloaded {path}, but has not" in done.stderr
+
+
+@pytest.mark.slow
+class TestThreads:
+    @needs_two_cores
+    @pytest.mark.parametrize("openmp", ["default", "intel"])
+    def test_each_has_a_core_and_nobody_inherits_a_single_one(
+        self, cpulaunch: Run, tmp_path: Path, openmp: str
+    ) -> None:
+        if openmp == "intel":
+            installed("intel")
+        (tmp_path / "threads.py").write_text(THREADS)
+        cores = f"{FIRST},{LAST}"
+        seen = shown(cpulaunch("run", "-n", "1", "--cores", cores, "--openmp", openmp, "threads.py"))
+        both = [FIRST, LAST]
+        assert seen["threads"] == 2
+        assert seen["main"] == seen["thread"] == seen["fork"] == both
+        assert [LAST] in seen["all"]
+        assert [FIRST] not in seen["all"]
+
+    def test_that_the_user_binds_are_his(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "show.py").write_text(SHOW)
+        done = cpulaunch("run", "-v", "-n", "1", "show.py", env={"OMP_PLACES": "sockets"})
+        assert shown(done)["env"]["OMP_PLACES"] == "sockets"
+        assert "OpenMP's threads are bound by your OMP_PLACES, not by us" in done.stderr
+
+    @needs_two_cores
+    def test_torchs_number_of_them_is_checked(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "change.py").write_text(
+            "import ctypes\n"
+            f"ctypes.CDLL({HERE['torch']!r}).omp_set_num_threads(7)\n"
+            "import torch\nimport time\ntime.sleep(300)\n"
+        )
+        done = cpulaunch("run", "-n", "1", "--threads", "1", "--openmp", "default", "change.py")
+        assert done.returncode == 3
+        assert re.search("rank 0 was given 1 threads, but torch has [2-7]; --lenient makes", done.stderr)
+
+    @needs_two_cores
+    @pytest.mark.parametrize(
+        ("prepare", "said"),
+        [
+            ("import os; os.environ['OMP_NUM_THREADS'] = '2'", 2),
+            ("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
+            ("import importlib.util; importlib.util.find_spec('torch')", 1),  # transformers looks first
+        ],
+    )
+    def test_a_program_that_asks_for_others_itself_may(
+        self, cpulaunch: Run, tmp_path: Path, prepare: str, said: int
+    ) -> None:
+        (tmp_path / "own.py").write_text(f"{prepare}\nimport torch\nprint(torch.get_num_threads())")
+        done = cpulaunch("run", "-n", "1", "--threads", "1", "own.py")
+        assert shown(done) == said
+        assert events(tmp_path, "found")[-1]["torch_threads"] == said
+
+
+def interfered(cpulaunch: Run, directory: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A job in whose environment something runs ``code`` when Python starts, before the program does."""
+    (directory / "site").mkdir()
+    (directory / "site" / "sitecustomize.py").write_text(
+        f"import os\nif 'CPULAUNCH_REPORT_FD' in os.environ:\n    exec({code!r})\n"
+    )
+    (directory / "train.py").write_text("print('trained')\n")
+    env = {"PYTHONPATH": str(directory / "site")}
+    return cpulaunch("run", "-n", "1", *options, "train.py", env=env)
+
+
+class TestMasks:
+    @needs_two_cores
+    def test_one_that_something_narrows_fails_the_job(self, cpulaunch: Run, tmp_path: Path) -> None:
+        code = f"import time, os; os.sched_setaffinity(0, [{FIRST}])"
+        done = interfered(cpulaunch, tmp_path, code, "--cores", f"{FIRST},{LAST}")
+        assert done.returncode == 3
+        assert f"rank 0 was put on CPUs {FIRST}-{LAST}, but is on {FIRST}" in done.stderr
+        (outcome,) = tmp_path.glob("runs/*/outcome.json")
+        assert json.loads(outcome.read_text())["kind"] == "start_failed"
+
+    @needs_two_cores
+    def test_lenient_makes_it_a_warning(self, cpulaunch: Run, tmp_path: Path) -> None:
+        code = f"import os; os.sched_setaffinity(0, [{FIRST}])"
+        done = interfered(cpulaunch, tmp_path, code, "--cores", f"{FIRST},{LAST}", "--lenient")
+        assert (done.returncode, done.stdout) == (0, "trained\n")
+        assert f"rank 0 was put on CPUs {FIRST}-{LAST}, but is on {FIRST}" in done.stderr
+
+    @needs_two_cores
+    def test_threads_outside_are_seen_once_torch_is_there(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "stray.py").write_text(
+            f"import os, time\nos.sched_setaffinity(0, [{LAST}])\nimport torch\ntime.sleep(300)"
+        )
+        done = cpulaunch("run", "-n", "1", "--cores", FIRST, "stray.py")
+        assert done.returncode == 3
+        assert f"rank 0 was put on CPUs {FIRST}, but its threads are on " in done.stderr
+
+
+def kept(
+    place: Place, program: str, directory: Path, *, env: Mapping[str, str] | None = None, **different: Any
+) -> subprocess.CompletedProcess[str]:
+    """An agent on its own, without a launcher: its program's output is its own."""
+    layout = Layout(different.pop("assumed", False), different.pop("layout_env", {}), [place])
+    placement = Placement(
+        starter="local",
+        python=True,
+        directory=str(directory),
+        hosts=[("localhost", 0)],
+        layouts=[layout],
+        binding=different.pop("binding", {}),
+        libraries=different.pop("libraries", {"allocator": "default", "openmp": "default"}),
+        env={},
+        heartbeat_timeout=30,
+        grace_period=1,
+        lenient=different.pop("lenient", False),
+    )
+    assert not different
+    (directory / "program.py").write_text(program)
+    identity = {"CPULAUNCH_RANK": "0", "CPULAUNCH_SIZE": "1", "CPULAUNCH_LOCAL_RANK": "0", "CPULAUNCH_LOCAL_SIZE": "1"}  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(directory / "program.py")],
+        env=clean_environment(**identity, **(env or {}), **{VARIABLE: placement.to_text()}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def place(policy: str = "", cores: str = str(FIRST)) -> Place:
+    return Place(cores, "", "0", 1, policy, {"OMP_NUM_THREADS": "1"})
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.removeprefix("[0] "))
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
+class TestMemory:
+    """This machine may have but one NUMA node; a policy for it is a policy all the same."""
+
+    @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
+    def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
+        assert printed(kept(place(policy), SHOW, tmp_path))["policy"] == policy
+
+    def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
+        assert printed(kept(place(), SHOW, tmp_path))["policy"] == "default"
+
+    def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
+        done = kept(place("bind:1000"), SHOW, tmp_path)
+        assert done.returncode == 3
+        assert "the memory policy bind:1000 can't be set: Invalid argument" in done.stderr
+        assert done.stdout == ""
+
+    @pytest.mark.parametrize(("policy", "lenient"), [("prefer:1000", False), ("bind:1000", True)])
+    def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
+        """Near memory is what the kernel prefers anyway, and containers often forbid the system call."""
+        assert printed(kept(place(policy), SHOW, tmp_path, lenient=lenient))["policy"] == "default"
+
+    def test_one_that_something_changes_fails_the_job(self, tmp_path: Path) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(
+            f"import sys; sys.path.insert(0, {str(AGENT.parent.parent.parent)!r})\n"
+            "from cpulaunch.agent.memory_policy import set_memory_policy\nset_memory_policy('prefer:0')\n"
+        )
+        env = {"PYTHONPATH": str(tmp_path / "site")}
+        done = kept(place("bind:0"), "import time; time.sleep(300)", tmp_path, env=env)
+        assert done.returncode == 3
+        assert "rank 0 was given the memory policy bind:0, but has prefer:0" in done.stderr
+
+
+class TestHostsThatNobodyLookedAt:
+    def test_their_agents_find_their_own_cores_and_libraries(self, tmp_path: Path) -> None:
+        intel = installed("intel")
+        seen = printed(
+            kept(
+                place(cores="4000-4055"),
+                SHOW,
+                tmp_path,
+                assumed=True,
+                layout_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
+                binding=BindingRequest(worker_count=1, dedicate_workers=False).to_json(),
+                libraries={"allocator": "default", "openmp": "intel"},
+            )
+        )
+        cores = len(os.sched_getaffinity(0))
+        assert seen["env"]["LD_PRELOAD"] == intel
+        assert "MALLOC_CONF" not in seen["env"]
+        assert int(seen["env"]["OMP_NUM_THREADS"]) <= cores
+        assert ("KMP_AFFINITY" in seen["env"]) == (int(seen["env"]["OMP_NUM_THREADS"]) > 1)
+
+    def test_what_cannot_be_there_is_an_error(self, tmp_path: Path) -> None:
+        libraries = {"allocator": "jemalloc", "openmp": "auto"}
+        env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # of which ld.so only warns
+        done = kept(place(), SHOW, tmp_path, assumed=True, libraries=libraries, env=env)
+        assert done.returncode == 3
+        assert "allocator jemalloc is asked for, but LD_PRELOAD has tcmalloc" in done.stderr
+        assert done.stdout == ""

@@ -1,0 +1,151 @@
+"""What can't be run is refused with a clear error, and what is odd is pointed out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+from support.command import TIMEOUT, Run, mpi_options
+from support.jobs import outputs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere.py"], 2, "nowhere.py: no such script"),
+        (["directory"], 2, "directory is a directory, not a script"),
+        ([], 2, "no script to run"),
+        (["-m"], 2, "no script to run"),
+        (["--no-python", "no-such-program"], 2, "no-such-program: no such program"),
+        (["--no-python", "./show.py"], 2, "not executable"),
+        (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean '-n'?"),
+        (["-machinefile", "f", "show.py"], 2, "unknown option -machinefile; did you mean '--hostfile'?"),
+        (["-n", "2", "python", "show.py"], 2, "leave out python"),
+        (["-n", "2", sys.executable, "show.py"], 2, "is no script"),
+        (["--format", "shell", "show.py"], 2, "--format is for --dry-run"),
+        (
+            ["--hosts", "localhost,127.0.0.1", "show.py"],
+            2,
+            "localhost and 127.0.0.1 are both this machine",
+        ),
+        (["-n", "1", "--interface", "eth99", "show.py"], 2, "this machine has no interface eth99"),
+        (["-n", "1", "--cores", "0,,1", "show.py"], 2, "--cores: '0,,1' does not fit cpu.cores"),
+        (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
+        (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
+        (["-n"], 2, "-n wants a value"),
+        (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
+        (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
+        (["-f", "nowhere", "show.py"], 2, "hostfile nowhere: cannot be read: No such file"),
+        (["-f", "empty", "show.py"], 2, "hostfile empty: names no host"),
+        (["-f", "malformed", "show.py"], 2, "malformed:2: 'junk' after the host 'b'"),
+        (["-f", "two", "-n", "3", "show.py"], 2, "3 ranks can't be divided evenly over 2 hosts"),
+        (["-f", "two", "--hosts", "a", "show.py"], 2, "both name hosts"),
+        (["-n", "4096", "show.py"], 2, "--oversubscribe"),
+        (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
+        (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
+        (["--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
+        (["--launcher", "slurm", "show.py"], 2, "--launcher: slurm is not built yet"),
+        (["--max-restarts", "1", "show.py"], 2, "not built yet"),
+        (["--set", "ccl.workers=1", "show.py"], 2, "unknown setting 'ccl.workers'"),
+        (["--set", "launcher", "show.py"], 2, "expected KEY=VALUE"),
+        (["--config-file", "nowhere.yaml", "show.py"], 2, "nowhere.yaml: cannot be read"),
+        (["-x", "NOT_SET_ANYWHERE", "show.py"], 2, "NOT_SET_ANYWHERE is not set"),
+        (["--lscpu", "show.py", "show.py"], 2, "show.py"),
+        (["--facts", "show.py", "--dry-run", "show.py"], 2, "show.py:2: not JSON"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, said) -> None:
+    directory = show.parent
+    (directory / "directory").mkdir()
+    (directory / "empty").write_text("# nobody\n\n")
+    (directory / "malformed").write_text("a\nb junk\n")
+    (directory / "two").write_text("a\nb\n")
+    done = cpulaunch("run", *arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["hosts", "ccl"])
+def test_a_command_without_its_own_shows_its_help(cpulaunch: Run, command: str) -> None:
+    done = cpulaunch(command)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("usage: ")
+    assert cpulaunch(command, "--help").returncode == 0
+
+
+def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None:
+    pytest.importorskip("torch")
+    done = cpulaunch("run", "-n", "1", "--dry-run", "--engine", "ipex", "show.py")
+    assert ("IPEX is not installed" in done.stderr) == (find_spec("intel_extension_for_pytorch") is None)
+
+
+def test_without_a_compiler_gloo_is_taken_and_said(cpulaunch: Run, show) -> None:
+    env = {"XDG_CACHE_HOME": str(show.parent), "CXX": "no-such-compiler"}
+    dry = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env=env)
+    run = cpulaunch("run", "-n", "1", "show.py", env=env)
+    for text in (dry.stdout, run.stderr):
+        assert "backend gloo, as ccl can't be used: no C++ compiler: there is no 'no-such-compiler'" in text
+
+
+def test_more_threads_than_cores_are_pointed_out(cpulaunch: Run, show) -> None:
+    done = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env={"OMP_NUM_THREADS": "1000"})
+    assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads on" in done.stderr
+
+
+@pytest.mark.parametrize(("locale", "dot"), [("C", " - "), ("C.UTF-8", " · ")])
+def test_the_first_line_suits_the_locale(cpulaunch: Run, show, locale: str, dot: str) -> None:
+    done = cpulaunch("run", "-n", "1", "show.py", env={"LC_ALL": locale})
+    line = next(line for line in done.stderr.splitlines() if "logs in" in line)
+    assert dot + "started directly" + dot in line
+    assert line.isascii() == (locale == "C")
+
+
+def test_an_unreadable_script_is_refused(tmp_path) -> None:
+    script = tmp_path / "secret.py"
+    script.write_text("")
+    script.chmod(0)
+    # Root can read everything, so be somebody else.
+    code = (
+        "import os, pathlib, cpulaunch.cli.run as run; os.getuid() or os.setuid(65534);"
+        "run._check_script(pathlib.Path('secret.py'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert "UsageError: secret.py: cannot be read: Permission denied" in done.stderr
+
+
+def test_a_busy_master_port_is_refused(cpulaunch: Run, show, busy_port: int) -> None:
+    done = cpulaunch("run", "-n", "2", "--master-port", busy_port, "show.py")
+    assert done.returncode == 3
+    assert f"port {busy_port} of 127.0.0.1: Address already in use" in done.stderr
+
+
+def test_more_ranks_than_cores_run_with_oversubscribe(cpulaunch: Run, show) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1
+    assert "--oversubscribe" in cpulaunch("run", "-n", ranks, "show.py").stderr
+    assert len(outputs(cpulaunch("run", "-n", ranks, "--oversubscribe", "show.py"))) == ranks
+
+
+@pytest.mark.parametrize("flavour", ["intel", pytest.param("openmpi", marks=pytest.mark.slow)])
+def test_oversubscribing_works_with_an_mpi(cpulaunch: Run, show, flavour) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1
+    done = cpulaunch("run", "-n", ranks, "--oversubscribe", *mpi_options(flavour), "show.py")
+    assert len(outputs(done)) == ranks
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        yield s.getsockname()[1]

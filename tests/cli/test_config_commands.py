@@ -1,0 +1,218 @@
+"""``cpulaunch config --defaults``, ``show``, ``validate`` and ``import``, on the real command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from support.command import Run
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+# ---- --defaults
+
+
+def test_defaults_asks_nothing_and_writes_what_set_says(cpulaunch: Run, tmp_path: Path) -> None:
+    done = cpulaunch(
+        "config", "--defaults", "--set", "training.precision=fp32", "--set", "env=A=1", "--set", "env=B=2"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "cpulaunch run train.py" in done.stderr
+    written = yaml.safe_load((tmp_path / "cpulaunch.yaml").read_text())
+    assert written["training"] == {"precision": "fp32"}
+    assert written["env"] == {"A": "1", "B": "2"}
+    assert written["hosts"] is None
+
+
+def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cpulaunch.yaml"
+    path.write_text("launcher: local\n")
+    done = cpulaunch("config", "--defaults")
+    assert done.returncode == 2
+    assert "-launcher: local" in done.stderr
+    assert "--force" in done.stderr
+    assert path.read_text() == "launcher: local\n"
+    assert cpulaunch("config", "--defaults", "--force").returncode == 0
+    assert (tmp_path / "cpulaunch.yaml.bak").read_text() == "launcher: local\n"
+    again = cpulaunch("config", "--defaults")
+    assert (again.returncode, "Unchanged" in again.stderr) == (0, True)
+
+
+def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "link.yaml").symlink_to("deep/er/real.yaml")
+    done = cpulaunch("config", "--defaults", "--config-file", "link.yaml")
+    assert "cpulaunch run --config-file link.yaml train.py" in done.stderr
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert (tmp_path / "deep/er/real.yaml").read_text().startswith("# Settings")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--defaults", "--set", "ccl.workers=2"], "unknown setting 'ccl.workers'; did you mean"),
+        (["--defaults", "--set", "ccl.worker_count=two"], "--set ccl.worker_count: 'two' does not fit"),
+        (["--defaults", "--set", "training.backend=mpi"], "not built yet"),
+        (["--defaults", "--config-file", "."], ". is a directory"),
+        (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
+        (["--default"], "unknown option --default; did you mean '--defaults'?"),
+        (["shwo"], "no command 'shwo'; did you mean 'show'?"),
+        (["validate"], "there is no cpulaunch.yaml here"),
+        (["import"], "no file to import"),
+        (
+            ["import", "nowhere.yaml"],
+            "accelerate's own file is ~/.cache/huggingface/accelerate/default_config.yaml",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str
+) -> None:
+    done = cpulaunch("config", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_defaults_warns_of_what_cannot_run_here_in_the_words_of_the_file(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1000
+    done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
+    assert done.returncode == 0
+    assert f"warning: can't run from here yet: {ranks} ranks on" in done.stderr
+    assert "hosts.oversubscribe" in done.stderr
+    assert "--oversubscribe" not in done.stderr
+    assert "Written: cpulaunch.yaml" in done.stderr
+
+
+# ---- show
+
+
+def test_show_is_yaml_that_means_the_same(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("env: {A: 'no'}\n")
+    first = cpulaunch("config", "show", "--set", "output.log_dir=no", "--origin")
+    (tmp_path / "again.yaml").write_text(first.stdout)
+    second = cpulaunch("config", "show", "--config-file", "again.yaml")
+    assert second.returncode == 0
+    assert yaml.safe_load(first.stdout) == yaml.safe_load(second.stdout)
+    assert yaml.safe_load(second.stdout)["output"]["log_dir"] == "no"
+
+
+def test_show_says_where_each_value_is_from(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("cpulaunch: 1\nccl:\n  worker_count: 2\n")
+    done = cpulaunch(
+        "config", "show", "--origin", "--set", "output.tee=0", env={"CPULAUNCH_LAUNCHER": "local"}
+    )
+    origins = {line.split("#")[0].strip(): line.split("# ")[-1] for line in done.stdout.splitlines()[1:]}
+    assert origins["worker_count: 2"] == "cpulaunch.yaml:3"
+    assert origins["launcher: local"] == "$CPULAUNCH_LAUNCHER"
+    assert origins['tee: "0"'] == "--set output.tee"
+    assert origins["strategy: scatter"] == "default"
+
+
+# ---- validate
+
+
+def validated(cpulaunch: Run, directory: Path, text: str) -> tuple[int, str]:
+    (directory / "c.yaml").write_text(text)
+    done = cpulaunch("config", "validate", "c.yaml")
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "cpulaunch: 1\nccl: {worker_cout: 2}\n",
+            ["c.yaml:2", "worker_cout", "did you mean 'worker_count'", "valid in"],
+        ),
+        ("training: {backend: nccl}\n", ["c.yaml:1", "training.backend", "auto, ccl, gloo, mpi"]),
+        ("hosts:\n  nproc_per_node: 0\n", ["c.yaml:2", "hosts.nproc_per_node", "at least 1"]),
+        ("watch:\n  max_restarts: 3\n", ["c.yaml:2", "watch.max_restarts", "not built yet"]),
+    ],
+)
+def test_validate_names_line_key_and_what_is_valid(
+    cpulaunch: Run, tmp_path: Path, text: str, words: list[str]
+) -> None:
+    code, message = validated(cpulaunch, tmp_path, text)
+    assert code == 2
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            f"hosts: {{nproc_per_node: {len(os.sched_getaffinity(0)) + 1000}}}",
+            "it can't run from this machine",
+        ),
+        ("hosts: {hostfile: nowhere}", "it can't run from this machine: hostfile nowhere"),
+        ("ccl: {worker_count: 1}\ntraining: {backend: gloo}", "ccl.worker_count (c.yaml:1): has no effect"),
+        ("ccl: {interface: nowhere0}", "this machine has no interface nowhere0"),
+        ("cpu: {threads: 1000}", "cpu.threads (c.yaml:1): 1000 threads on"),
+        ("watch: {heartbeat_timeout: 1}", "would count as lost"),
+        ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY binds as well"),
+    ],
+)
+def test_validate_warns_of_what_is_valid_but_unwise_here(
+    cpulaunch: Run, tmp_path: Path, text: str, warning: str
+) -> None:
+    code, message = validated(cpulaunch, tmp_path, text + "\n")
+    assert code == 0
+    assert f"warning: {warning}" in message or warning in message
+
+
+def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("launcher: local\noutput: {tee: 0-}\n")
+    done = cpulaunch("config", "validate")
+    assert done.returncode == 2
+    assert "cpulaunch.yaml:2: '0-' does not fit output.tee" in done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
+def test_the_example_configurations_are_valid(cpulaunch: Run, path: Path) -> None:
+    done = cpulaunch("config", "validate", path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- import
+
+
+def test_import_gives_a_valid_file_and_says_what_it_left(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\n")
+    (tmp_path / "old.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_machines: 2\nnum_processes: 2\n"
+        "same_network: true\nuse_cpu: true\nmpirun_config: {mpirun_hostfile: hosts, mpirun_ccl: '1'}\n"
+    )
+    shown = cpulaunch("config", "import", "old.yaml")
+    assert yaml.safe_load(shown.stdout)["hosts"] == {"hostfile": "hosts", "nnodes": 2, "nproc_per_node": 1}
+    assert "old.yaml:5: same_network: true: not taken over" in shown.stderr
+    done = cpulaunch("config", "import", "old.yaml", "-o", "new.yaml")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Written: new.yaml" in done.stderr
+    assert (tmp_path / "new.yaml").read_text() == shown.stdout
+    assert cpulaunch("config", "validate", "new.yaml").returncode == 0
+    assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml").returncode == 2
+    assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml", "--force").returncode == 0
+
+
+def test_import_refuses_an_empty_file(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    done = cpulaunch("config", "import", "empty.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "empty.yaml: is empty" in done.stderr
+
+
+def test_import_refuses_gpus(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "gpu.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n")
+    done = cpulaunch("config", "import", "gpu.yaml", "-o", "new.yaml")
+    assert (done.returncode, (tmp_path / "new.yaml").exists()) == (2, False)
+    assert "gpu.yaml:2: it is for GPUs; cpulaunch trains on CPUs" in done.stderr

@@ -1,0 +1,458 @@
+"""`cpulaunch run` with real ranks: by ourselves, and by the real mpiexec of three MPIs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from support import programs
+from support.command import TIMEOUT, Run, clean_environment, processes_with
+from support.jobs import box, job, outcome, outputs
+
+NASTY = [
+    "a b",
+    "it's",
+    'say "hi"',
+    "new\nline",
+    "$HOME",
+    "; ls",
+    "*",
+    "é ☃",
+    "",
+    ":",
+    "\\:",
+    "\\",
+    "--help",
+    "-x",
+    "a=b",
+]
+
+
+class TestEveryStarter:
+    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(self, cpulaunch: Run, starter, show) -> None:
+        ranks = outputs(cpulaunch("run", "-n", "2", *starter, "show.py", "--lr", "0.1"))
+        assert [r["env"]["RANK"] for r in ranks] == ["0", "1"]
+        assert [r["env"]["LOCAL_RANK"] for r in ranks] == ["0", "1"]
+        for r in ranks:
+            env = r["env"]
+            assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["GROUP_RANK"]) == ("2", "2", "0")
+            assert (env["MASTER_ADDR"], env["CPULAUNCH_RESTART_COUNT"]) == ("127.0.0.1", "0")
+            assert int(env["MASTER_PORT"]) > 1023
+            assert env["CPULAUNCH_TOKEN"] is None
+            assert env["CPULAUNCH_PLACEMENT"] is None
+            assert len(r["cpus"]) == int(env["OMP_NUM_THREADS"])
+            assert r["argv"] == ["show.py", "--lr", "0.1"]
+            assert r["name"] == "__main__"
+            assert r["path0"] == r["cwd"] == str(show.parent)
+        assert not set(ranks[0]["cpus"]) & set(ranks[1]["cpus"])
+        plan = json.loads(next(show.parent.glob("runs/*/plan.json")).read_text())
+        planned = [rank["cores"] for rank in plan["hosts"][0]["ranks"]]
+        assert [",".join(map(str, r["cpus"])) for r in ranks] == [
+            ",".join(unfolded(cores)) for cores in planned
+        ]
+
+    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, starter, show) -> None:
+        odd = show.rename(show.with_name("odd $name; é '\".py"))
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, odd.name, *NASTY)):
+            assert r["argv"] == [odd.name, *NASTY]
+
+    def test_a_directory_with_an_odd_name_does_no_harm(self, cpulaunch: Run, starter, show, tmp_path) -> None:
+        odd = tmp_path / "dir $x; 'q' é"
+        odd.mkdir()
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, show, cwd=odd)):
+            assert r["cwd"] == str(odd)
+
+    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, starter, show) -> None:
+        value = "two words\n$x é"
+        env = {"FORWARDED": value, "INHERITED": "yes"}
+        done = cpulaunch(
+            "run", "-n", "2", *starter, "--env", f"GIVEN={value}", "-x", "FORWARDED", "show.py", env=env
+        )
+        for r in outputs(done):
+            assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
+
+    def test_modules_and_other_programs_run(self, cpulaunch: Run, starter, tmp_path) -> None:
+        package = tmp_path / "pack"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / "train.py").write_text(programs.SHOW)
+        for r in outputs(cpulaunch("run", "-n", "2", *starter, "-m", "pack.train", "-m", "x")):
+            assert r["argv"] == [str(package / "train.py"), "-m", "x"]
+            assert r["path0"] == str(tmp_path)
+        done = cpulaunch(
+            "run", "-n", "2", *starter, "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE", "x"
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+    @pytest.mark.parametrize(
+        ("how", "code", "kind", "said"),
+        [
+            ("raise", 1, "error", "ValueError: no such luck"),
+            ("exit", 3, "exit", "exit code 3"),
+            ("_exit", 4, "exit", "exit code 4"),
+            ("message", 1, "exit", "exit code 1"),
+            ("9", 137, "signal", "SIGKILL"),
+            ("11", 139, "signal", "SIGSEGV"),
+            ("abort", 134, "signal", "SIGABRT"),
+        ],
+    )
+    def test_a_failing_rank_is_named_and_its_code_is_ours(
+        self, cpulaunch: Run, starter, fail, marked, how, code, kind, said
+    ) -> None:
+        done = cpulaunch("run", "-n", "2", *starter, "fail.py", how, env=marked)
+        assert done.returncode == code, done.stderr
+        title, lines = box(done.stderr)
+        assert title == "rank 1 on localhost failed first"
+        assert lines[0].startswith(said)
+        assert done.stderr.splitlines()[-1] == "cpulaunch: 1 other rank (0): ended by launcher"
+        result = outcome(fail.parent)
+        assert (result["exit_code"], result["kind"]) == (code, kind)
+        first = result["first_failure"]
+        assert (first["rank"], first["host"]) == (1, "localhost")
+        if kind == "error":
+            assert (first["error"], first["file"], first["line"]) == (said, "fail.py", 7)
+            assert [line for line in lines if line.startswith("  File")] == [
+                f'  File "{fail}", line 7, in <module>'
+            ]
+            assert done.stderr.count("Traceback") == 1
+            (log,) = fail.parent.glob("runs/*/rank-1.log")
+            assert log.read_text().count("Traceback") == 1
+        elif kind == "signal":
+            assert (first["signal"], first["exit_code"]) == (code - 128, None)
+        else:
+            assert (first["signal"], first["exit_code"]) == (None, code)
+        assert [r["status"] for r in result["ranks"]][0] == "ended by launcher"
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_ends_everything_though_the_program_ignores_it(
+        self, starter, marked, tmp_path, number
+    ) -> None:
+        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+            launcher.send_signal(number)
+            assert launcher.wait(TIMEOUT) == 128 + number
+        assert processes_with(f"TEST_MARK={tmp_path}") == []
+        assert outcome(tmp_path)["kind"] == "interrupted"
+
+    def test_a_killed_launcher_leaves_nothing_behind(self, starter, marked, tmp_path) -> None:
+        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+            launcher.kill()
+            launcher.wait(TIMEOUT)
+            watcher = subprocess.run(
+                ["timeout", str(TIMEOUT), sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
+                env=clean_environment(),
+                timeout=2 * TIMEOUT,
+            )
+            assert watcher.returncode == 0
+
+    @pytest.mark.parametrize("sh", ["bash", "sh"])
+    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, starter, show, sh: str) -> None:
+        script = cpulaunch(
+            "run", "-n", "2", *starter, "--dry-run", "--format", "shell", "show.py", *NASTY
+        ).stdout
+        done = subprocess.run(
+            [sh, "-c", script],
+            cwd=show.parent,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
+
+    def test_the_pasted_shell_form_fails_as_the_rank_does(self, cpulaunch: Run, starter, tmp_path) -> None:
+        (tmp_path / "five.py").write_text("import sys; sys.exit(5)")
+        script = cpulaunch("run", "-n", "2", *starter, "--dry-run", "--format", "shell", "five.py").stdout
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode != 0
+
+
+WAIT_UNTIL_GONE = """
+import pathlib, sys, time
+def there():
+    for entry in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if sys.argv[1].encode() in entry.read_bytes().split(b"\\0"): return True
+        except OSError: pass
+while there(): time.sleep(0.05)
+"""
+
+
+class TestOutput:
+    def test_lines_never_mix_and_nothing_is_lost(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "talk.py").write_text(
+            "import os, sys\nr = os.environ['RANK']\n"
+            "for i in range(20000): print(r * 50, i)\n"
+            "sys.stderr.write('end ' + r)\n"
+        )
+        done = cpulaunch("run", "-n", "2", "talk.py")
+        for rank in "01":
+            mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+            assert mine == [f"[{rank}] {rank * 50} {i}" for i in range(20000)]
+            assert f"[{rank}] end {rank}\n" in done.stderr
+            (log,) = tmp_path.glob(f"runs/*/rank-{rank}.log")
+            assert log.read_text() == "".join(f"{rank * 50} {i}\n" for i in range(20000)) + f"end {rank}"
+
+    def test_tee_of_one_rank_has_no_prefix_and_binary_passes(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "binary.py").write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
+        done = cpulaunch("run", "-n", "2", "--tee", "1", "binary.py", text=False)
+        assert done.stdout == bytes(range(256)) * 1000
+        assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
+
+    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
+        assert done.stdout == ""
+        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
+
+    def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
+        done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
+        assert done.returncode == 0
+        assert done.stdout.count("x") == 20_000_000
+        assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
+        assert done.stdout.count("end") == 2
+
+    def test_a_line_is_there_when_it_was_printed(self, marked, tmp_path) -> None:
+        with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
+            pass  # entering has read the lines, while the program still runs
+
+    def test_unwritable_log_directory_is_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
+        (tmp_path / "file").write_text("")
+        done = cpulaunch("run", "-n", "2", "--log-dir", "file", "show.py", env={"TMPDIR": str(tmp_path)})
+        assert done.returncode == 0
+        assert done.stderr.count("can't be written") == 1
+
+    def test_stdin_goes_to_rank_0(self, starter, tmp_path) -> None:
+        if "openmpi" in starter:
+            pytest.skip("Open MPI's mpiexec never tells rank 0 that its stdin has ended")
+        (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
+        done = subprocess.run(
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *starter, "read.py"],
+            cwd=tmp_path,
+            input="hello",
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            env=clean_environment(),
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]
+
+
+class TestPlainPython:
+    """The program sees what `python train.py` would show it."""
+
+    def test_spawned_children_find_the_main_module(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "spawn.py").write_text(
+            "import multiprocessing as mp\ndef work(x): return x * x\n"
+            "if __name__ == '__main__':\n    with mp.get_context('spawn').Pool(1) as p: print(p.map(work, [3]))\n"
+        )
+        done = cpulaunch("run", "-n", "1", "spawn.py")
+        assert done.stdout == "[9]\n", done.stderr
+
+    def test_an_early_exit_with_0_is_no_failure(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "early.py").write_text("import os, time; time.sleep(0.5 * int(os.environ['RANK']))")
+        assert cpulaunch("run", "-n", "2", "early.py").returncode == 0
+        assert [r["status"] for r in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+
+    def test_syntax_and_import_errors_have_their_place(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "bad.py").write_text("x = 1\ny = = 2\n")
+        assert cpulaunch("run", "-n", "2", "bad.py").returncode == 1
+        first = outcome(tmp_path)["first_failure"]
+        assert (first["file"], first["line"]) == ("bad.py", 2)
+        assert first["error"].startswith("SyntaxError: ")
+
+    def test_what_a_finished_program_leaves_behind_is_ended(self, cpulaunch: Run, tmp_path, marked) -> None:
+        (tmp_path / "leave.py").write_text(
+            "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
+        )
+        done = cpulaunch("run", "-n", "2", "--grace-period", "0.2", "leave.py", env=marked)
+        assert done.returncode == 0
+
+    def test_the_users_modules_do_not_shadow_ours(self, tmp_path) -> None:
+        for name in ("selectors", "socket", "json", "asyncio", "signal"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+        command = [
+            Path(sys.executable).with_name("cpulaunch"),
+            "run",
+            "-n",
+            "2",
+            "--no-python",
+            "echo",
+            "ran",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] ran", "[1] ran"], done.stderr
+
+    def test_file_is_absolute_and_main_outlives_the_last_line(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "late.py").write_text(
+            "import pickle, threading, time\nclass C: pass\n"
+            "def late():\n    time.sleep(0.3)\n    print(len(pickle.dumps(C())) > 0, __file__)\n"
+            "threading.Thread(target=late).start()\n"
+        )
+        done = cpulaunch("run", "-n", "1", "late.py")
+        assert done.stdout == f"True {tmp_path}/late.py\n", done.stderr
+
+    def test_directories_and_zip_files_run(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "app").mkdir()
+        (tmp_path / "app" / "__main__.py").write_text("import helper; print(helper.WORD)")
+        (tmp_path / "app" / "helper.py").write_text("WORD = 'helped'")
+        with zipfile.ZipFile(tmp_path / "app.zip", "w") as z:
+            for name in ("__main__.py", "helper.py"):
+                z.write(tmp_path / "app" / name, name)
+        for program in ("app", "app.zip"):
+            done = cpulaunch("run", "-n", "1", program)
+            assert done.stdout == "helped\n", done.stderr
+
+    def test_a_signal_that_ends_python_is_the_exit_code(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "int.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+        assert cpulaunch("run", "-n", "1", "int.py").returncode == 130
+
+
+class TestLauncherInOddPlaces:
+    def test_under_nohup_a_hangup_is_ignored(self, marked, tmp_path) -> None:
+        program = (
+            "import pathlib, time\nprint('ready')\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+        )
+        with job(tmp_path, marked, [], program, wrapper=["nohup"]) as launcher:
+            launcher.send_signal(signal.SIGHUP)
+            (tmp_path / "go").touch()
+            assert launcher.wait(TIMEOUT) == 0
+
+    def test_a_closed_terminal_ends_the_job(self, marked, tmp_path) -> None:
+        (tmp_path / "sleep.py").write_text("import time; print('ready'); time.sleep(300)")
+        launcher = pexpect.spawn(
+            sys.executable,
+            ["-m", "cpulaunch", "run", "-n", "2", "--grace-period", "1", "sleep.py"],
+            cwd=str(tmp_path),
+            env=clean_environment(**marked),
+            timeout=TIMEOUT,
+        )
+        launcher.expect(r"\[[01]\] ready")
+        launcher.expect(r"\[[01]\] ready")
+        launcher.close(force=False)  # hangs up, and waits a moment
+        subprocess.run(
+            [sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
+            env=clean_environment(),
+            timeout=TIMEOUT,
+            check=True,
+        )
+
+    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+    def test_closed_streams_do_no_harm(self, show, closed: str) -> None:
+        command = f"exec {sys.executable} -m cpulaunch run -n 2 show.py {closed}"
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=show.parent,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "cpulaunch:" not in done.stdout
+        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
+
+    def test_a_reader_that_leaves_early_does_not_end_the_job(self, show) -> None:
+        command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
+        subprocess.run(["sh", "-c", command], cwd=show.parent, env=clean_environment(), timeout=TIMEOUT)
+        subprocess.run(
+            [sys.executable, "-c", WAIT_UNTIL_GONE, f"PWD={show.parent}"],
+            env=clean_environment(),
+            timeout=TIMEOUT,
+            check=True,
+        )
+        assert outcome(show.parent)["kind"] == "ok"
+
+    def test_an_argument_that_is_not_utf8_reaches_the_program(self, tmp_path) -> None:
+        (tmp_path / "bytes.py").write_text("import os, sys; print(os.fsencode(sys.argv[1]))")
+        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "bytes.py", b"\xff"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=TIMEOUT
+        )
+        assert done.stdout == b"b'\\xff'\n", done.stderr
+
+    def test_an_mpiexec_that_starts_nothing_is_a_failure(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "2", "--mpi", "intel", "--mpi-args=--version", "show.py")
+        assert done.returncode == 3
+        assert outcome(show.parent)["kind"] == "start_failed"
+
+
+class TestSlurmShell:
+    def test_a_local_run_is_not_confused_by_slurm(self, cpulaunch: Run, show) -> None:
+        env = {
+            "SLURM_PROCID": "5",
+            "SLURM_NTASKS": "8",
+            "SLURM_LOCALID": "3",
+            "SLURM_JOB_ID": "77",
+            "PMI_RANK": "6",
+            "OMPI_COMM_WORLD_RANK": "4",
+            "RANK": "9",
+            "WORLD_SIZE": "10",
+        }
+        ranks = outputs(cpulaunch("run", "-n", "2", "--launcher", "local", "show.py", env=env))
+        assert [(r["env"]["RANK"], r["env"]["WORLD_SIZE"]) for r in ranks] == [("0", "2"), ("1", "2")]
+
+
+def hydra_after(directory: Path, command: str) -> list[str]:
+    """Options for an Intel mpiexec that is run by, or after, a shell ``command``."""
+    path = directory / "mpiexec"
+    hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
+    path.write_text(
+        f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\n{command} {hydra} "$@"\n'
+    )
+    path.chmod(0o755)
+    return ["--mpi", "intel", "--mpi-path", str(path)]
+
+
+def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:
+    said = "IPL WARN> no such node\nall else\nIPL WARN> again"
+    options = hydra_after(show.parent, f"echo '{said}' >&2; exec")
+    done = cpulaunch("run", "-n", "2", *options, "show.py")
+    assert "all else" in done.stderr.splitlines()
+    assert "IPL WARN" not in done.stderr
+    (log,) = show.parent.glob("runs/*/starter.log")
+    assert said in log.read_text()
+
+
+class TestPlacement:
+    def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
+        """The plan is made with all CPUs, but the ranks are started with fewer."""
+        options = hydra_after(show.parent, "exec taskset -c 0")
+        done = cpulaunch("run", "-n", "2", *options, "show.py")
+        assert done.returncode == 3
+        assert "is planned on CPUs" in done.stderr
+        assert "may use only 0" in done.stderr
+        assert outcome(show.parent)["kind"] == "start_failed"
+
+    @pytest.mark.parametrize("cores", ["0", "1"])
+    def test_cores_are_those_asked_for(self, cpulaunch: Run, show, cores) -> None:
+        ranks = outputs_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
+        assert ranks["cpus"] == [int(cores)]
+
+
+def outputs_of_one(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def unfolded(cores: str) -> Iterator[str]:
+    for part in cores.split(","):
+        first, _, last = part.partition("-")
+        yield from map(str, range(int(first), int(last or first) + 1))

@@ -1,0 +1,38 @@
+"""What the wizard writes on the login host of a cluster of four runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.conftest import HOSTS, cluster, cpulaunch, the_cluster
+from support.faults import Cluster
+from support.terminal import ENTER, UP, Terminal
+
+__all__ = ["cluster", "cpulaunch", "the_cluster"]  # fixtures
+pytestmark = pytest.mark.slow
+
+
+def test_four_hosts_are_typed_in_checked_and_run(
+    wizard: Callable[..., Terminal], cluster: Cluster, cpulaunch: Callable[..., object], tmp_path: Path
+) -> None:
+    terminal = wizard("--set", "training.backend=gloo", on=cluster)
+    terminal.answers("Where should the ranks run?", UP)
+    terminal.answers("Which hosts?", " ".join(HOSTS))
+    for question in ("Written to which hostfile?", "Which MPI", "Which network interface"):
+        terminal.answers(question)
+    terminal.answers("How many ranks per host?", "1")
+    for question in ("Which precision?", "Who does bf16?", "Where do logs go?"):
+        terminal.answers(question)
+    terminal.sees("4 ranks on 4 hosts (node0, ..., node3)")
+    terminal.sees("And now?")
+    terminal.types(ENTER)
+    terminal.sees("cpulaunch hosts check -f hostfile")
+    assert terminal.ends() == 0
+    (tmp_path / "train.py").write_text("import os, socket\nprint(os.environ['RANK'], socket.gethostname())\n")
+    done = cpulaunch("run", "--tee", "all", "train.py", on="login")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[-2:] for line in done.stdout.splitlines()) == [
+        [str(n), HOSTS[n]] for n in range(4)
+    ]

@@ -1,0 +1,99 @@
+"""CoreSet: lists of CPU numbers as values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
+
+core_sets = st.sets(st.integers(0, 600), max_size=60).map(CoreSet)
+
+
+@pytest.mark.parametrize(
+    ("text", "folded", "count", "mask"),
+    [
+        ("", "", 0, "0"),
+        ("\n", "", 0, "0"),
+        ("0", "0", 1, "1"),
+        ("7\n", "7", 1, "80"),
+        ("0-13,28", "0-13,28", 15, "10003fff"),
+        ("3,1,2", "1-3", 3, "e"),
+        ("1-3,2-6", "1-6", 6, "7e"),
+        ("0,1", "0-1", 2, "3"),
+        (" 4 , 6-7 ", "4,6-7", 3, "d0"),
+        ("0-6:2", "0,2,4,6", 4, "55"),
+        ("1-6:3", "1,4", 2, "12"),
+        ("007", "7", 1, "80"),
+        ("0-27,56-83", "0-27,56-83", 56, "fffffff0000000fffffff"),
+        ("65535", "65535", 1, "8" + "0" * 16383),
+    ],
+)
+def test_a_list_is_parsed_folded_counted_and_shown_as_taskset_does(
+    text: str, folded: str, count: int, mask: str
+) -> None:
+    cores = CoreSet.parse(text)
+    assert (str(cores), len(cores), cores.mask()) == (folded, count, mask)
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "why"),
+    [
+        ("0-13,x", "x", "'x' in the list '0-13,x' is neither a number nor a range"),
+        ("abc", "abc", "'abc' is neither a number nor a range"),
+        ("1,,2", "", "'' in the list '1,,2' is neither a number nor a range"),
+        ("1,2,", "", "'' in the list '1,2,' is neither a number nor a range"),
+        ("-3", "-3", "'-3' is neither a number nor a range"),
+        ("3-", "3-", "'3-' is neither a number nor a range"),
+        ("1-2-3", "1-2-3", "'1-2-3' is neither a number nor a range"),
+        ("1 2", "1 2", "'1 2' is neither a number nor a range"),
+        ("0x3", "0x3", "'0x3' is neither a number nor a range"),
+        ("٣", "٣", "'٣' is neither a number nor a range"),
+        ("4:2", "4:2", "'4:2' is neither a number nor a range"),
+        ("5,9-7", "9-7", "'9-7' in the list '5,9-7' ends before it starts"),
+        ("0-8:0", "0-8:0", "'0-8:0' has a step of 0"),
+        ("0-65536", "0-65536", "'0-65536' goes beyond 65535, the largest number there can be"),
+        ("9" * 5000, "9" * 5000, "goes beyond 65535"),
+    ],
+)
+def test_a_wrong_list_is_an_error_that_keeps_the_faulty_part(text: str, part: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CoreSet.parse(text)
+    assert caught.value.part == part
+    assert why in str(caught.value)
+    assert caught.value.hint == "A list of numbers looks like 0-13,28."
+
+
+def test_numbers_come_out_in_ascending_order_and_once() -> None:
+    assert list(CoreSet([28, 3, 3, 0])) == [0, 3, 28]
+
+
+@pytest.mark.parametrize("number", [-1, 65536])
+def test_numbers_that_no_cpu_has_are_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="no CPU number"):
+        CoreSet([number])
+
+
+def test_equal_sets_are_equal_keys_and_no_tuple_is() -> None:
+    assert {CoreSet([1, 2]): "x"}[CoreSet.parse("1-2")] == "x"
+    assert CoreSet([1]) != (1,)
+    assert repr(CoreSet([1, 2])) == "CoreSet('1-2')"
+
+
+@given(core_sets)
+def test_parsing_the_folded_list_gives_the_set_back(cores: CoreSet) -> None:
+    assert CoreSet.parse(str(cores)) == cores
+    assert CoreSet(cores) == cores
+    assert int(cores.mask(), 16) == sum(1 << cpu for cpu in cores)
+
+
+@given(core_sets, core_sets)
+def test_the_algebra_is_that_of_sets(a: CoreSet, b: CoreSet) -> None:
+    left, right = set(a), set(b)
+    assert list(a | b) == sorted(left | right)
+    assert list(a & b) == sorted(left & right)
+    assert list(a - b) == sorted(left - right)
+    assert (a <= b, a == b, bool(a), len(a)) == (left <= right, left == right, bool(left), len(left))
+    assert [n in a for n in range(-1, 601)] == [n in left for n in range(-1, 601)]

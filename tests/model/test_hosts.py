@@ -1,0 +1,149 @@
+"""Hostfiles, lists of hosts, and what batch systems say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpulaunch.discovery.allocation import allocation
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts, read_hostfile, without
+
+
+def shown(hosts: tuple[Host, ...]) -> str:
+    return " ".join(f"{host.name}*{host.slots}" if host.slots else host.name for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a\nb\n", "a b"),
+        ("a:2\nb:3", "a*2 b*3"),
+        ("a slots=2\nb  slots=3  ", "a*2 b*3"),
+        ("# all of them\n\na:2 # the fast one\n\n", "a*2"),
+        ("a\r\nb slots=4\r\n", "a b*4"),
+        ("\ufeffa\n", "a"),
+        ("10.0.0.1\n10.0.0.2:8\n", "10.0.0.1 10.0.0.2*8"),
+        ("fd00::1\n[fd00::2]\n[fd00::3]:4\nfd00::4 slots=2", "fd00::1 fd00::2 fd00::3*4 fd00::4*2"),
+        ("node[01-03,07]:2", "node01*2 node02*2 node03*2 node07*2"),
+        ("rack[1-2]n[8-9]", "rack1n8 rack1n9 rack2n8 rack2n9"),
+        ("cn-1.example.org slots=128", "cn-1.example.org*128"),
+    ],
+)
+def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
+    (file := tmp_path / "hosts").write_text(text, newline="")
+    assert shown(read_hostfile(file)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "part"),
+    [
+        ("", "names no host", None),
+        ("# nobody\n\n", "names no host", None),
+        ("a\nb\na:2\n", "hosts:3: a is named twice, first at hosts:1", "a"),
+        ("a slots=0", "hosts:1: '0' is not a number of slots", "slots=0"),
+        ("a:0", "hosts:1", "a:0"),
+        ("a slots=two", "hosts:1", "slots=two"),
+        ("a slots=-1", "hosts:1", "slots=-1"),
+        ("a slots=2 max-slots=4", "'max-slots=4' after the host 'a'", "max-slots=4"),
+        ("ok\na 4\n", "hosts:2: '4' after the host 'a'", "4"),
+        ("a,b", "is not a host's name or address", "a,b"),
+        ("user@a", "is not a host's name or address", "user@a"),
+        ("-oProxyCommand=x", "is not a host's name or address", "-oProxyCommand=x"),
+        ("node[1-", "'[' without ']'", "node[1-"),
+        ("node[4-1]", "stands for 0 hosts", "4-1"),
+        ("node[1-x]", "is not a range", "1-x"),
+        ("node[0-999999]", "stands for 1000000 hosts", "0-999999"),
+    ],
+)
+def test_what_is_wrong_with_a_hostfile_is_said_with_its_place(
+    text: str, where: str, part: str | None
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hostfile(text, "hosts")
+    assert where in str(caught.value)
+    assert caught.value.part == part
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", "a"),
+        ("a,b:2", "a b*2"),
+        ("a, b", "a b"),
+        ("node[1-3,5]:2,login", "node1*2 node2*2 node3*2 node5*2 login"),
+        ("[fd00::1]:2,10.0.0.7", "fd00::1*2 10.0.0.7"),
+    ],
+)
+def test_inline_hosts(text: str, hosts: str) -> None:
+    assert shown(parse_hosts(text, "--hosts")) == hosts
+
+
+@pytest.mark.parametrize("text", ["", ",", "a,", "a,,b", "a,a", "a:0", "a b"])
+def test_wrong_inline_hosts(text: str) -> None:
+    with pytest.raises(ConfigError, match="--hosts"):
+        parse_hosts(text, "--hosts")
+
+
+@given(st.integers(0, 500), st.integers(0, 60), st.integers(1, 4))
+def test_a_range_is_what_counting_gives(first: int, more: int, width: int) -> None:
+    text = f"n[{first:0{width}d}-{first + more}]"
+    names = [host.name for host in parse_hosts(text, "--hosts")]
+    assert names == [f"n{number:0{width}d}" for number in range(first, first + more + 1)]
+
+
+def test_exclude() -> None:
+    hosts = parse_hosts("node[1-5]:2", "--hosts")
+    assert shown(without(hosts, "node[2-3],node5", "--exclude")) == "node1*2 node4*2"
+    with pytest.raises(ConfigError, match="--exclude: nod2 is not among the hosts; did you mean 'node2'"):
+        without(hosts, "nod2", "--exclude")
+
+
+SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts"),
+    [
+        ({"SLURM_JOB_NODELIST": "n1,gpu[02-03]"}, "n1 gpu02 gpu03"),
+        # `salloc -N 3`: one task per node is Slurm's default, and nobody's wish.
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "1(x3)"}, "n1 n2 n3"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}, "n1*4 n2*4 n3*2"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_NTASKS_PER_NODE": "2"}, "n1*2 n2*2 n3*2"),
+        ({"PBS_NODEFILE": "a\nb\n"}, "a b"),
+        ({"PBS_NODEFILE": "a\na\nb\na\nb\n"}, "a*3 b*2"),
+    ],
+)
+def test_allocations(environ: dict[str, str], hosts: str) -> None:
+    found = allocation(environ, lambda path: path)
+    assert found is not None
+    assert shown(found.hosts) == hosts
+
+
+def test_an_allocation_says_its_name() -> None:
+    assert allocation({}, lambda path: path) is None
+    slurm = allocation(SLURM, lambda path: path)
+    pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)
+    assert slurm is not None
+    assert pbs is not None
+    assert (slurm.name, pbs.name) == ("Slurm job 17", "PBS job 4.head")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}, "2 is for 1 nodes, but n.1-3. are 3"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2(y3)", "SLURM_NTASKS": "2"}, "not like 2.x3."),
+    ],
+)
+def test_a_broken_allocation_is_an_error(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        allocation(environ, lambda path: path)
+
+
+def test_a_nodefile_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match=r"\$PBS_NODEFILE: /gone cannot be read"):
+        allocation({"PBS_NODEFILE": "/gone"}, lambda path: None)

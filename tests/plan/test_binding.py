@@ -1,0 +1,337 @@
+"""Binding: machine x request -> seats, as tables in ``bindings/``, and what holds for all of them.
+
+Each file is named after its machine.  A case is a request after ``==`` and the seats, or the error, below it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+from support.machines import MACHINES, machine, table
+
+from cpulaunch.errors import PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Core, Cpu, Topology
+from cpulaunch.plan.binding import Binding, BindingRequest, bind
+
+
+def cases() -> list[tuple[str, str, str]]:
+    found = []
+    for name in MACHINES:
+        for case in (Path(__file__).parent / "bindings" / f"{name}.txt").read_text().split("== ")[1:]:
+            request, _, expected = case.partition("\n")
+            found.append((name, request, expected.strip()))
+    return found
+
+
+@pytest.mark.parametrize(("name", "request_", "expected"), cases())
+def test_each_request_gets_the_seats_of_the_table(name: str, request_: str, expected: str) -> None:
+    request = BindingRequest.from_json(json.loads(request_))
+    try:
+        got = table(bind(machine(name), request))
+    except PlanError as error:
+        got = f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else "")
+    assert got == expected
+
+
+# --- what holds on any machine ---
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Up to 8 nodes of up to 12 cores, in any of three numberings, some CPUs missing, some cores slower."""
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
+    threads = draw(st.integers(1, 2))
+    sockets = draw(st.integers(1, len(sizes)))
+    cores = [(node, i) for node, size in enumerate(sizes) for i in range(size)]
+    number = {
+        "physical cores first": lambda core, thread: core + thread * len(cores),
+        "siblings adjacent": lambda core, thread: core * threads + thread,
+        "node by node": lambda core, thread: (
+            sum(sizes[: cores[core][0]]) * threads + cores[core][1] + thread * sizes[cores[core][0]]
+        ),
+    }[draw(st.sampled_from(["physical cores first", "siblings adjacent", "node by node"]))]
+    slow = draw(st.sets(st.integers(0, len(cores) - 1)))
+    missing = draw(st.sets(st.integers(0, len(cores) * threads - 1), max_size=len(cores) // 2))
+    cpus = [
+        Cpu(
+            number(core, thread), core, node * sockets // len(sizes), node, 3000.0 if core in slow else 5000.0
+        )
+        for core, (node, _) in enumerate(cores)
+        for thread in range(threads)
+    ]
+    left = tuple(sorted((c for c in cpus if c.cpu not in missing), key=lambda c: c.cpu))
+    assume(left)
+    quota = draw(st.none() | st.floats(0.1, 100))
+    return Topology(left, quota=quota)
+
+
+requests = st.builds(
+    BindingRequest,
+    ranks=st.none() | st.integers(1, 20),
+    cores_per_rank=st.sampled_from(["auto", "auto", "max", 1, 2, 3, 5]),
+    bind_numa=st.booleans(),
+    logical_cores=st.booleans(),
+    e_cores=st.booleans(),
+    strategy=st.sampled_from(["scatter", "close"]),
+    worker_count=st.sampled_from(["auto", "auto", 0, 1, 2, 3]),
+    ccl_logical_cores=st.booleans(),
+    dedicate_workers=st.booleans(),
+    oversubscribe=st.booleans(),
+    threads=st.sampled_from(["auto", "auto", "auto", 4]),
+)
+
+
+def bound(topology: Topology, request: BindingRequest) -> Binding:
+    """The binding; examples that the host cannot fulfil are left out."""
+    try:
+        binding = bind(topology, request)
+    except PlanError:
+        event("impossible")
+        assume(False)
+        raise
+    event("oversubscribed" if binding.oversubscribed else "not oversubscribed")
+    return binding
+
+
+def core_of(topology: Topology) -> dict[int, Core]:
+    return {cpu: core for core in topology.cores for cpu in core.cpus}
+
+
+def physical(topology: Topology, cpus: CoreSet) -> set[Core]:
+    return {core_of(topology)[cpu] for cpu in cpus}
+
+
+def usable(topology: Topology, request: BindingRequest) -> list[Core]:
+    fast = [core for core in topology.cores if request.e_cores or not core.efficient]
+    return fast or list(topology.cores)
+
+
+@given(topologies(), requests)
+def test_seats_are_disjoint_inside_what_is_allowed_and_never_empty(
+    topology: Topology, request: BindingRequest
+) -> None:
+    binding = bound(topology, request)
+    given_out: Counter[int] = Counter()
+    for seat in binding.seats:
+        assert seat.cores
+        assert seat.threads >= 1
+        assert seat.cores | seat.comm_cores <= topology.allowed
+        assert request.oversubscribe or not seat.cores & seat.comm_cores
+        given_out.update(seat.cores | seat.comm_cores)
+    assert request.oversubscribe or max(given_out.values()) == 1
+    assert not binding.idle & CoreSet(given_out)
+    assert request.oversubscribe or not binding.oversubscribed
+
+
+@given(topologies(), requests)
+def test_no_physical_core_serves_two_ranks(topology: Topology, request: BindingRequest) -> None:
+    binding = bound(topology, replace(request, oversubscribe=False))
+    serving: Counter[Core] = Counter()
+    for seat in binding.seats:
+        serving.update(physical(topology, seat.cores | seat.comm_cores))
+    assert max(serving.values()) == 1
+    assert not set(serving) & physical(topology, binding.idle)
+    assert set(serving) | physical(topology, binding.idle) == set(usable(topology, request))
+
+
+@given(topologies(), requests)
+def test_every_rank_gets_equally_many_cores(topology: Topology, request: BindingRequest) -> None:
+    assume(request.cores_per_rank != "max")
+    binding = bound(topology, request)
+    sizes = {len(physical(topology, seat.cores | seat.comm_cores)) for seat in binding.seats}
+    assert len(sizes) == 1
+    if isinstance(request.cores_per_rank, int):
+        assert sizes == {request.cores_per_rank}
+    elif not request.bind_numa and not binding.oversubscribed:
+        assert sizes == {len(usable(topology, request)) // len(binding.seats)}
+
+
+@given(topologies(), requests)
+def test_max_leaves_no_core_idle_that_a_rank_may_have(topology: Topology, request: BindingRequest) -> None:
+    binding = bound(topology, replace(request, cores_per_rank="max"))
+    nodes = CoreSet(node for seat in binding.seats for node in seat.numa_nodes)
+    assert not [core for core in physical(topology, binding.idle) if core.node in nodes]
+    assert request.bind_numa or not binding.idle
+
+
+@given(topologies(), requests)
+def test_bound_to_nodes_no_rank_spans_them(topology: Topology, request: BindingRequest) -> None:
+    for seat in bound(topology, replace(request, bind_numa=True)).seats:
+        assert len(seat.numa_nodes) == 1
+
+
+@given(topologies(), requests)
+def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
+    topology: Topology, request: BindingRequest
+) -> None:
+    """If none had to span, no smaller number of idle cores could be reached by spanning."""
+    request = replace(request, cores_per_rank="auto", oversubscribe=False)
+    binding = bound(topology, request)
+    if any(len(seat.numa_nodes) > 1 for seat in binding.seats):
+        try:
+            within = bind(topology, replace(request, bind_numa=True))
+        except PlanError:
+            return
+        idle = [len(physical(topology, each.idle)) for each in (binding, within)]
+        assert idle[0] < idle[1]
+
+
+@given(topologies(), requests)
+def test_the_nodes_of_a_seat_are_those_of_its_cores_and_ranks_go_by_node(
+    topology: Topology, request: BindingRequest
+) -> None:
+    binding = bound(topology, request)
+    node = {c.cpu: c.node for c in topology.cpus}
+    assert [seat.local_rank for seat in binding.seats] == list(range(len(binding.seats)))
+    for seat in binding.seats:
+        assert seat.numa_nodes == CoreSet(node[cpu] for cpu in seat.cores | seat.comm_cores)
+    firsts = [min(seat.numa_nodes) for seat in binding.seats]
+    assert firsts == sorted(firsts) or binding.oversubscribed
+
+
+@given(topologies(), requests)
+def test_threads_are_the_physical_compute_cores_or_what_the_quota_pays_for(
+    topology: Topology, request: BindingRequest
+) -> None:
+    binding = bound(topology, request)
+    for seat in binding.seats:
+        if request.threads != "auto":
+            assert seat.threads == request.threads
+        elif topology.quota is None:
+            assert seat.threads == len(physical(topology, seat.cores))
+        else:
+            assert seat.threads == 1 or seat.threads * len(binding.seats) <= topology.quota
+            assert seat.threads <= len(physical(topology, seat.cores))
+
+
+@given(topologies(), requests)
+def test_siblings_come_along_only_when_asked_for(topology: Topology, request: BindingRequest) -> None:
+    request = replace(request, oversubscribe=False)
+    for seat in bound(topology, request).seats:
+        for core in physical(topology, seat.cores):
+            taken = [cpu for cpu in core.cpus if cpu in seat.cores or cpu in seat.comm_cores]
+            lent = bool(CoreSet(core.cpus) & seat.comm_cores)
+            assert taken == (list(core.cpus) if request.logical_cores or lent else [core.cpus[0]])
+
+
+@given(topologies(), requests)
+def test_workers_have_a_cpu_each_or_none(topology: Topology, request: BindingRequest) -> None:
+    binding = bound(topology, request)
+    if not request.dedicate_workers:
+        assert (binding.worker_count, binding.worker_affinity) == (0, ())
+        return
+    assert binding.worker_count == (request.worker_count or 1 if request.worker_count != "auto" else 1)
+    assert len(binding.worker_affinity) in (0, binding.worker_count * len(binding.seats))
+    assert set(binding.worker_affinity) == {cpu for seat in binding.seats for cpu in seat.comm_cores}
+    if request.worker_count == "auto":
+        for seat in binding.seats:
+            assert not seat.comm_cores or len(physical(topology, seat.cores | seat.comm_cores)) >= 4
+    elif request.worker_count and not binding.oversubscribed:
+        assert {len(seat.comm_cores) for seat in binding.seats} == {request.worker_count}
+
+
+@given(topologies(), requests)
+def test_shared_cores_are_shared_evenly(topology: Topology, request: BindingRequest) -> None:
+    """No core serves two ranks more than another one of its node, where ranks are more than cores."""
+    request = replace(request, oversubscribe=True, cores_per_rank="auto", bind_numa=False)
+    cores = usable(topology, request)
+    request = replace(request, ranks=len(cores) + (request.ranks or 1))
+    binding = bind(topology, request)
+    load = Counter(core for seat in binding.seats for core in physical(topology, seat.cores))
+    assert set(load) == set(cores)
+    for node in topology.nodes:
+        loads = [load[core] for core in cores if core.node == node]
+        assert not loads or max(loads) - min(loads) <= 1
+
+
+@given(topologies(), requests)
+def test_only_the_impossible_is_refused(topology: Topology, request: BindingRequest) -> None:
+    request = replace(request, cores_per_rank="auto", bind_numa=False, ccl_logical_cores=False)
+    cores = usable(topology, request)
+    ranks = request.ranks or len({core.node for core in cores})
+    workers = 0 if request.worker_count == "auto" or not request.dedicate_workers else request.worker_count
+    possible = request.oversubscribe or len(cores) // ranks > workers
+    try:
+        bind(topology, request)
+    except PlanError:
+        assert not possible
+    else:
+        assert possible
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(1, 16))
+def test_as_few_ranks_span_nodes_as_any_walk_allows(sizes: list[int], ranks: int) -> None:
+    """Compared with all ways to leave cores idle where nodes end."""
+    assume(ranks <= sum(sizes))
+    size = sum(sizes) // ranks
+    cpus = [node for node, count in enumerate(sizes) for _ in range(count)]
+    topology = Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate(cpus)))
+    binding = bind(topology, BindingRequest(ranks=ranks, dedicate_workers=False))
+
+    def fewest(start: int, to_go: int) -> float:
+        if not to_go:
+            return 0
+        if start + size > len(cpus):
+            return float("inf")
+        here = (cpus[start] != cpus[start + size - 1]) + fewest(start + size, to_go - 1)
+        end = start + cpus[start:].count(cpus[start])
+        return min(here, fewest(end, to_go)) if end - start < size else here
+
+    assert sum(len(seat.numa_nodes) > 1 for seat in binding.seats) == fewest(0, ranks)
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 40), st.integers(1, 4))
+def test_scatter_fills_like_nodes_evenly_and_close_packs_them(
+    nodes: int, per_node: int, ranks: int, size: int
+) -> None:
+    assume(ranks <= nodes * (per_node // size))
+    topology = Topology(tuple(Cpu(i, i, 0, i // per_node) for i in range(nodes * per_node)))
+    request = BindingRequest(ranks=ranks, cores_per_rank=size, dedicate_workers=False)
+    on_node = Counter(min(seat.numa_nodes) for seat in bind(topology, request).seats)
+    counts = [on_node[node] for node in range(nodes)]
+    assert max(counts) - min(counts) <= 1
+    packed = bind(topology, replace(request, strategy="close"))
+    assert sum(len(seat.numa_nodes) for seat in packed.seats) == ranks
+    full = per_node // size
+    assert [min(seat.numa_nodes) for seat in packed.seats] == [rank // full for rank in range(ranks)]
+
+
+@given(requests)
+def test_a_request_is_read_back_as_it_was(request: BindingRequest) -> None:
+    for each in (request, replace(request, cores=CoreSet([0, 3]), numa_nodes=CoreSet([1]))):
+        assert BindingRequest.from_json(json.loads(json.dumps(each.to_json()))) == each
+
+
+def test_a_request_is_written_without_defaults() -> None:
+    assert BindingRequest().to_json() == {}
+    assert BindingRequest(ranks=2, cores=CoreSet.parse("0-3")).to_json() == {"ranks": 2, "cores": "0-3"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "affinity"),
+    [
+        (BindingRequest(ranks=4), (0, 14, 28, 42)),
+        (BindingRequest(worker_count=2), (0, 1, 28, 29)),
+        (BindingRequest(worker_count=2, ccl_logical_cores=True), (56, 57, 84, 85)),
+        (BindingRequest(ranks=28), ()),
+        (BindingRequest(worker_count=0), ()),
+        (BindingRequest(dedicate_workers=False), ()),
+        (BindingRequest(cores=CoreSet([0, 1]), ranks=2, worker_count=2, oversubscribe=True), (0, 0, 1, 1)),
+    ],
+)
+def test_worker_affinity_is_one_flat_list_for_the_host(
+    request_: BindingRequest, affinity: tuple[int, ...]
+) -> None:
+    assert bind(machine("xeon-2x28"), request_).worker_affinity == affinity
+
+
+def test_a_host_without_cpus_is_refused() -> None:
+    with pytest.raises(PlanError, match="no cores to use on this host"):
+        bind(Topology(()), BindingRequest())

@@ -1,0 +1,138 @@
+"""Which failure is the cause, which lines are one, what mpiexec's complaints mean: tables of values."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.launchers.start_failure import failed_start
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.fold import Fold
+from cpulaunch.supervise.outcome import Failure
+from cpulaunch.supervise.root_cause import Candidate, is_consequence, root_cause
+
+GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
+
+
+def failed(
+    rank: int, at: float, error: str | None = None, signal: int | None = None, asked: bool = False
+) -> Candidate:
+    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error), asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "consequence"),
+    [
+        (GLOO, True),
+        ("RuntimeError: [pair.cc:446] Connection reset by peer", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("BrokenPipeError: [Errno 32] Broken pipe", True),
+        ("torch.distributed.DistNetworkError: Failed to recv, got 0 bytes", True),
+        ("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients", True),
+        ("torch.distributed.DistBackendError: ccl: all_reduce number 7 failed", True),
+        ("RuntimeError: ccl: rank 1 of this group, on this host, has ended", True),
+        ("ValueError: no such luck", False),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'shard-1.npz'", False),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
+        (None, False),
+    ],
+)
+def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
+    assert is_consequence(Failure(0, "a", error=error)) is consequence
+
+
+@pytest.mark.parametrize(
+    ("candidates", "cause"),
+    [
+        ([failed(3, 1.0, "ValueError: x")], 3),
+        ([failed(0, 2.0, "ValueError: x"), failed(1, 1.0, "KeyError: y")], 1),
+        ([failed(0, 1.0, GLOO), failed(2, 1.4, "ValueError: x")], 2),
+        ([failed(0, 1.0, GLOO), failed(2, 1.4, None, 9)], 2),
+        ([failed(0, 1.2, GLOO), failed(1, 1.1, GLOO)], 1),
+        ([failed(0, 1.0, None, 15, asked=True), failed(1, 1.1, None, 9)], 1),
+        ([failed(0, 1.0, None, 15, asked=True)], 0),
+    ],
+)
+def test_the_cause_is_the_earliest_that_is_no_consequence(candidates: list[Candidate], cause: int) -> None:
+    found = root_cause(candidates, [])
+    assert found
+    assert found.failure.rank == cause
+
+
+def test_without_a_failure_there_is_no_cause() -> None:
+    assert root_cause([], [(1.0, 0)]) is None
+
+
+def test_consequences_alone_name_those_who_left_before() -> None:
+    found = root_cause([failed(0, 5.0, GLOO)], [(6.0, 1), (3.5, 2), (4.0, 3)])
+    assert found
+    assert found.failure.note == "rank 2 and 1 more had left with exit code 0, 1.5 s before"
+    found = root_cause([failed(0, 5.0, "ValueError: x")], [(3.5, 2)])
+    assert found
+    assert found.failure.note is None
+
+
+def folded(*said: tuple[int, str]) -> list[str]:
+    fold = Fold()
+    for rank, line in said:
+        fold.add(rank, (1, line.encode()))
+    return [f"[{ranks}] {line.decode()}" for (_, line), ranks in fold.take()]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ([(0, "a"), (1, "a"), (2, "a")], ["[0-2] a"]),
+        ([(0, "a"), (1, "b")], ["[0] a", "[1] b"]),
+        ([(0, "a"), (0, "b"), (1, "a"), (1, "b")], ["[0-1] a", "[0-1] b"]),
+        ([(0, "x"), (0, "a"), (1, "a")], ["[0] x", "[0-1] a"]),
+        ([(0, "a"), (0, "a")], ["[0] a", "[0] a"]),
+        ([(5, ""), (2, "")], ["[2,5] "]),
+        ([], []),
+    ],
+)
+def test_equal_lines_become_one_and_each_ranks_order_stays(
+    said: list[tuple[int, str]], shown: list[str]
+) -> None:
+    assert folded(*said) == shown
+
+
+def test_streams_are_not_mixed() -> None:
+    fold = Fold()
+    fold.add(0, (1, b"a"))
+    fold.add(1, (2, b"a"))
+    assert list(fold.take()) == [((1, b"a"), CoreSet([0])), ((2, b"a"), CoreSet([1]))]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "why"),
+    [
+        (
+            "x\nssh: connect to host node2 port 22: Connection timed out\r\n",
+            "node2",
+            "Connection timed out",
+        ),
+        (
+            "ssh: Could not resolve hostname nodex: Name or service not known",
+            "nodex",
+            "Name or service not known",
+        ),
+        (
+            "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n",
+            "node2",
+            "Unable to run bstrap_proxy",
+        ),
+        (
+            "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n",
+            "node2",
+            "/v/python (No such file)",
+        ),
+        ("access an executable:\n\n   Executable: /v/python\n   Node: node2\n", "node2", "/v/python"),
+    ],
+)
+def test_what_a_failed_start_looks_like(text: str, host: str, why: str) -> None:
+    assert failed_start(text, ended=True) == (host, why)
+    assert failed_start(text) == (None if "bstrap" in text else (host, why))
+
+
+def test_other_words_are_no_failed_start() -> None:
+    assert failed_start("ssh: warm\n[mpiexec@login] all is well\n") is None

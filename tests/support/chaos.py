@@ -1,0 +1,300 @@
+"""Jobs of four ranks on four hosts, and what can befall them: the table of docs/reliability.md.
+
+``scripts/chaos.py`` runs and times it all; ``test_chaos.py`` takes a part of it for the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.command import clean_environment, mpi_options
+from support.faults import Cluster
+
+HOSTS = ("node0", "node1", "node2", "node3")
+GRACE, HEARTBEAT = 1.0, 6
+TIMEOUT = 90.0
+"""Seconds in which anything at all has to have ended."""
+
+# Ranks say "ready", and wait in some way; when the file "trigger" is there, those who are meant fail.
+PROGRAM = """\
+import ctypes, os, pathlib, sys, time
+mode, how, who = sys.argv[1:]
+rank = int(os.environ["RANK"])
+meant = who == "all" or who == str(rank)
+if mode in ("gloo", "ccl"):
+    import torch, torch.distributed as dist
+    dist.init_process_group(mode)
+    values = torch.ones(1000)
+    dist.all_reduce(values)
+print("ready", flush=True)
+while not pathlib.Path("trigger").exists():
+    if mode == "compute":
+        sum(range(100_000))
+    elif mode in ("gloo", "ccl") and not meant:
+        dist.all_reduce(values)  # which those who are meant never join
+    else:
+        time.sleep(0.005)
+if meant:
+    match how:
+        case "raise": raise ValueError(f"rank {rank} has no such luck")
+        case "exit": sys.exit(5)
+        case "leave": sys.exit(0)
+        case "segv": ctypes.string_at(0)
+        case "abort": os.abort()
+        case "kill": os.kill(os.getpid(), 9)
+        case "agent": os.kill(os.getppid(), 9)
+time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it.  ``seconds``: from the event to the launcher's end."""
+
+    exit_code: int
+    seconds: float
+    stderr: str
+    outcome: dict[str, object]
+    left: list[str]
+
+
+class Job:
+    """A job on the cluster, its launcher on the host ``login``.  ``since``: when it started, or met its event."""
+
+    def __init__(self, cluster: Cluster, directory: Path, options: Sequence[str], *arguments: str) -> None:
+        self.cluster, self.directory = cluster, directory
+        (directory / "program.py").write_text(PROGRAM)
+        hostfile = cluster.hostfile(directory / "hostfile", HOSTS)
+        self.argv = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--tee", "all"]
+        self.argv += ["--grace-period", str(GRACE), "--heartbeat-timeout", str(HEARTBEAT), *options]
+        self.argv += ["program.py", *arguments]
+
+    def start(self) -> None:
+        self.launcher = self.cluster.start(
+            "login", self.argv, directory=self.directory, env=clean_environment()
+        )
+        self.killer = threading.Timer(TIMEOUT, self.launcher.kill)
+        self.killer.start()
+        self.since = time.monotonic()
+
+    def ready(self) -> None:
+        """Wait until all ranks are."""
+        assert self.launcher.stdout
+        seen: set[str] = set()
+        while len(seen) < len(HOSTS):
+            line = self.launcher.stdout.readline()
+            if not line:
+                raise AssertionError(f"the job ended too soon:\n{self.launcher.communicate()[1]}")
+            if line.endswith("] ready\n"):
+                seen.add(line)
+
+    def trigger(self) -> None:
+        (self.directory / "trigger").touch()
+
+    def signal(self, number: int) -> None:
+        self.cluster.signal(self.launcher, number)
+
+    def end(self) -> Result:
+        """Wait until the launcher has ended, and see what is left of the job a moment later."""
+        _, stderr = self.launcher.communicate()
+        seconds = time.monotonic() - self.since
+        self.killer.cancel()
+        found = list(self.directory.glob("runs/*/outcome.json"))
+        outcome = json.loads(found[0].read_text()) if found else {}
+        deadline = time.monotonic() + GRACE + HEARTBEAT + 10
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return Result(self.launcher.returncode, seconds, stderr, outcome, left)
+
+    def _left(self) -> list[str]:
+        return [line for line in self.cluster.processes() if "sshd: root@notty" not in line]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that befalls a job.
+
+    ``happen(job, rank)`` lets it; it stays while it is entered.  ``said`` is what the user must read, with
+    the rank's number and host in it.  ``at_start``: before the job is there.
+    """
+
+    mode: str
+    how: str
+    exit_code: int | None
+    said: Sequence[str]
+    happen: Callable[[Job, int], contextlib.AbstractContextManager[None]]
+    at_start: bool = False
+    options: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def _trigger(job: Job, rank: int) -> Iterator[None]:
+    job.trigger()
+    yield
+
+
+def _send(number: int) -> Callable[[Job, int], contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def send(job: Job, rank: int) -> Iterator[None]:
+        job.signal(number)
+        yield
+
+    return send
+
+
+def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def fault(job: Job, rank: int) -> Iterator[None]:
+        host = f"node{rank}"
+        with getattr(job.cluster, name)(host):
+            yield
+        # Its sshd hasn't heard that the other end of a session is gone, and would wait for hours.
+        with job.cluster.without_sshd(host, sessions=True):
+            pass
+
+    return fault
+
+
+@contextlib.contextmanager
+def _without_python(job: Job, rank: int) -> Iterator[None]:
+    with job.cluster.hidden(f"node{rank}", Path(sys.prefix)):
+        yield
+
+
+FIRST = "rank {rank} on node{rank} failed first"
+RAISED = (FIRST, "ValueError: rank {rank} has no such luck", "Traceback (most recent call last):")
+
+EVENTS = {
+    "raises while the others sleep": Event("sleep", "raise", 1, RAISED, _trigger),
+    "raises while the others compute": Event("compute", "raise", 1, RAISED, _trigger),
+    "raises while the others wait (gloo)": Event("gloo", "raise", 1, RAISED, _trigger),
+    "raises while the others wait (ccl)": Event("ccl", "raise", 1, RAISED, _trigger),
+    "exits with 5": Event("sleep", "exit", 5, (FIRST, "exit code 5"), _trigger),
+    "leaves with 0 while the others wait (gloo)": Event(
+        "gloo", "leave", 1, ("rank {rank} had left with exit code 0",), _trigger
+    ),
+    "is killed": Event("sleep", "kill", 137, (FIRST, "SIGKILL"), _trigger),
+    "is killed while the others wait (gloo)": Event("gloo", "kill", 137, (FIRST, "SIGKILL"), _trigger),
+    "is killed while the others wait (ccl)": Event("ccl", "kill", 137, (FIRST, "SIGKILL"), _trigger),
+    "segfaults": Event("sleep", "segv", 139, (FIRST, "SIGSEGV", "Segmentation fault"), _trigger),
+    "aborts": Event("sleep", "abort", 134, (FIRST, "SIGABRT"), _trigger),
+    "loses its agent": Event("sleep", "agent", 137, (FIRST, "agent ended without a word"), _trigger),
+    "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger),
+    "link cut": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("cut")),
+    "packets dropped": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("dropping")),
+    "packets dropped at start": Event("sleep", "", 3, ("node{rank}",), _fault("dropping"), at_start=True),
+    "packets dropped at start, no preflight": Event(
+        "sleep", "", 3, ("node{rank}",), _fault("dropping"), at_start=True, options=("--skip-preflight",)
+    ),
+    "Python missing": Event("sleep", "", 3, ("node{rank}",), _without_python, at_start=True),
+    "Python missing, no preflight": Event(
+        "sleep", "", 3, ("node{rank}",), _without_python, at_start=True, options=("--skip-preflight",)
+    ),
+    "Ctrl-C": Event(
+        "sleep", "", 130, ("SIGINT: ending all ranks", "interrupted after"), _send(signal.SIGINT)
+    ),
+    "SIGTERM": Event("sleep", "", 143, ("SIGTERM: ending all ranks",), _send(signal.SIGTERM)),
+    "SIGHUP": Event("sleep", "", 129, ("SIGHUP: ending all ranks",), _send(signal.SIGHUP)),
+    "launcher killed": Event("sleep", "", None, (), _send(signal.SIGKILL)),
+}
+"""What happens to a rank, its host or the launcher, in the order of the table."""
+
+
+def run(
+    cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: int, moment: float = 0
+) -> Result:
+    """Let the event ``name`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
+    event = EVENTS[name]
+    options = [*mpi, *event.options]
+    if event.mode in ("gloo", "ccl"):
+        options += ["--backend", event.mode]
+    who = "all" if name.startswith("all") else str(rank)
+    job = Job(cluster, directory, options, event.mode, event.how, who)
+    if not event.at_start:
+        job.start()
+        job.ready()
+        time.sleep(moment)
+        job.since = time.monotonic()
+    with event.happen(job, rank):
+        if event.at_start:
+            job.start()
+        return job.end()
+
+
+def power_off(cluster: Cluster, directory: Path, mpi: Sequence[str], rank: int) -> Result:
+    """Let a host lose its power, for good."""
+    job = Job(cluster, directory, mpi, "sleep", "", "none")
+    job.start()
+    job.ready()
+    job.since = time.monotonic()
+    cluster.power_off(f"node{rank}")
+    return job.end()
+
+
+def problems(name: str, rank: int, result: Result) -> list[str]:
+    """What isn't as it should be."""
+    event = EVENTS[name]
+    found = [f"left: {line}" for line in result.left]
+    if event.exit_code is not None:
+        if result.exit_code != event.exit_code:
+            found.append(f"exit code {result.exit_code}, not {event.exit_code}")
+        if result.outcome.get("exit_code", result.exit_code) != result.exit_code:
+            found.append(f"outcome.json says {result.outcome['exit_code']}")
+    found += [
+        f"not said: {said}" for each in event.said if (said := each.format(rank=rank)) not in result.stderr
+    ]
+    if result.stderr.count("╭") > 1:
+        found.append("more than one box")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Let things befall jobs on four hosts, and see what is said."
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how often; default 1")
+    parser.add_argument("--mpi", action="append", choices=("intel", "mpich", "openmpi"), help="default: all")
+    parser.add_argument("--only", default="", help="only events with this in their name")
+    parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
+    arguments = parser.parse_args()
+    seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
+    dice = random.Random(seed)
+    print(
+        f"seed {seed}; heartbeat_timeout {HEARTBEAT} s, grace_period {GRACE} s; seconds to the launcher's end"
+    )
+    wrong = 0
+    with Cluster(("login", *HOSTS)) as cluster:
+        for name in (each for each in EVENTS if arguments.only in each):
+            for flavour in arguments.mpi or ("intel", "mpich", "openmpi"):
+                times, found = [], []
+                for _ in range(arguments.rounds):
+                    rank = dice.randrange(len(HOSTS))
+                    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+                        result = run(
+                            cluster, Path(directory), mpi_options(flavour), name, rank, dice.random()
+                        )
+                    times.append(result.seconds)
+                    if these := problems(name, rank, result):
+                        found += [f"rank {rank}: {each}" for each in these]
+                        found += [f"    {line}" for line in result.stderr.splitlines()]
+                spread = f"{min(times):5.1f} {statistics.median(times):5.1f} {max(times):5.1f}"
+                print(
+                    f"{name:42} {flavour:8} {spread}  exit {result.exit_code:4}  {'WRONG' if found else 'ok'}",
+                    flush=True,
+                )
+                for line in found:
+                    print(f"    {line}", flush=True)
+                wrong += bool(found)
+    return 1 if wrong else 0

@@ -1,0 +1,44 @@
+"""Running the real command line in a clean environment, and the MPIs at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+REPOSITORY = Path(__file__).parent.parent.parent
+TIMEOUT = 60.0
+"""Seconds after which a command counts as hung."""
+
+
+def clean_environment(**further: str) -> dict[str, str]:
+    """Our environment without settings of cpulaunch or its field."""
+    names = ("CPULAUNCH_", "OMP_", "KMP_", "CCL_", "FI_", "I_MPI_", "MASTER_", "SLURM_", "PBS_", "XDG_CONFIG")
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(names)}, **further}
+
+
+def mpi_options(flavour: str) -> list[str]:
+    """Options that choose an MPI: Intel's is in the venv; scripts/test.sh says where the others are."""
+    if flavour == "intel":
+        return ["--mpi", "intel"]
+    directory = os.environ.get(f"CPULAUNCH_TEST_{flavour.upper()}")
+    if not directory:
+        pytest.skip(f"CPULAUNCH_TEST_{flavour.upper()} is not set: scripts/test.sh sets it")
+    return ["--mpi", flavour, "--mpi-path", directory]
+
+
+def processes_with(variable: str) -> list[int]:
+    """The pids of all processes whose environment holds ``variable`` (NAME=VALUE)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found

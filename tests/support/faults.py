@@ -1,0 +1,147 @@
+"""What can happen to the hosts of a cluster, on demand.
+
+with Cluster() as cluster, cluster.dropping("node1"):
+    …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.namespaces import SEARCH, TIMEOUT, Hosts, until
+
+
+class Cluster(Hosts):
+    """Hosts with faults: context managers, which heal what they did; only ``power_off`` is for good."""
+
+    def power_off(self, name: str) -> None:
+        """The host is gone, and says no word of goodbye.  There is no way back."""
+        self._batch("switch", f"link set p-{name} nomaster")
+        os.kill(self._init.pop(name), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """The cable is out at the switch's end: nothing arrives, and the host sees nothing of it."""
+        self._batch("switch", f"link set p-{name} nomaster")
+        try:
+            yield
+        finally:
+            self._batch("switch", f"link set p-{name} master br0")
+
+    @contextlib.contextmanager
+    def dropping(self, name: str) -> Iterator[None]:
+        """The host answers no packet, though it is there: what a firewall that drops looks like."""
+        self._batch(
+            name, *(f"route add blackhole {address}" for n, address in self.addresses.items() if n != name)
+        )
+        try:
+            yield
+        finally:
+            self._batch(
+                name,
+                *(f"route del blackhole {address}" for n, address in self.addresses.items() if n != name),
+            )
+
+    @contextlib.contextmanager
+    def unroutable(self, name: str, other: str) -> Iterator[None]:
+        """The host can send nothing to one other host."""
+        self._batch(name, f"route add blackhole {self.addresses[other]}")
+        try:
+            yield
+        finally:
+            self._batch(name, f"route del blackhole {self.addresses[other]}")
+
+    @contextlib.contextmanager
+    def without_sshd(self, name: str, sessions: bool = False) -> Iterator[None]:
+        """No sshd listens; with ``sessions``, those that are open end too."""
+        what = "kill $(cat /run/sshd.pid)" + ("; pkill -KILL -x sshd || true" if sessions else "")
+        self._inside(name, "sh", "-c", what)
+        try:
+            yield
+        finally:
+            until(lambda: not self._listens(name), "sshd to be gone")
+            self._inside(name, shutil.which("sshd", path=SEARCH) or "sshd")
+
+    @contextlib.contextmanager
+    def unknown_key(self, name: str) -> Iterator[None]:
+        """No host knows this one's key."""
+        self._know({other: key for other, key in self._host_keys().items() if other != name})
+        try:
+            yield
+        finally:
+            self._know(self._host_keys())
+
+    @contextlib.contextmanager
+    def changed_key(self, name: str) -> Iterator[None]:
+        """All hosts know another key for this one."""
+        other = next(key for each, key in self._host_keys().items() if each != name)
+        self._know({**self._host_keys(), name: other})
+        try:
+            yield
+        finally:
+            self._know(self._host_keys())
+
+    @contextlib.contextmanager
+    def refusing_users(self, name: str) -> Iterator[None]:
+        """The host lets nobody in: the user's key isn't among those that it accepts."""
+        file = self.directory / name / "ssh" / "authorized_keys"
+        before = file.read_text()
+        file.write_text("")
+        try:
+            yield
+        finally:
+            file.write_text(before)
+
+    @contextlib.contextmanager
+    def hidden(self, name: str, path: str | Path) -> Iterator[None]:
+        """The directory ``path`` is empty on this host."""
+        self._inside(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
+        try:
+            yield
+        finally:
+            self._inside(name, "umount", "--lazy", str(path))
+
+    @contextlib.contextmanager
+    def replaced(self, name: str, path: str | Path, text: str) -> Iterator[None]:
+        """The file ``path`` has another text on this host."""
+        ours = self.directory / f"replaced-{uuid.uuid4().hex}"
+        ours.write_text(text)
+        ours.chmod(Path(path).stat().st_mode)
+        self._inside(name, "mount", "--bind", str(ours), str(path))
+        try:
+            yield
+        finally:
+            self._inside(name, "umount", "--lazy", str(path))
+
+    @contextlib.contextmanager
+    def limited(self, name: str, cpus: str) -> Iterator[None]:
+        """Whoever comes in by ssh may use only these CPUs, as on a smaller host."""
+        before = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        self._inside(name, "sh", "-c", f"taskset -cp {cpus} $(cat /run/sshd.pid) >/dev/null")
+        try:
+            yield
+        finally:
+            self._inside(name, "sh", "-c", f"taskset -cp {before} $(cat /run/sshd.pid) >/dev/null")
+
+    @contextlib.contextmanager
+    def shaped(self, name: str, rate: str) -> Iterator[None]:
+        """The host sends at ``rate`` at most, such as ``1gbit``; needs the kernel's tbf."""
+        at = ["dev", self.interfaces[name], "root"]
+        self._inside(
+            name, "tc", "qdisc", "add", *at, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"
+        )
+        try:
+            yield
+        finally:
+            self._inside(name, "tc", "qdisc", "del", *at)
+
+    def _listens(self, name: str) -> bool:
+        probe = self._nsenter(name, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22")
+        return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0

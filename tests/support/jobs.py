@@ -1,0 +1,86 @@
+"""Starting jobs, and reading what they left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from support.command import TIMEOUT, clean_environment
+
+
+def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    """What `SHOW` printed on each rank, by rank; each line had its rank's prefix."""
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition("] ") for line in done.stdout.splitlines()]
+    by_rank = {int(prefix[1:]): json.loads(rest) for prefix, _, rest in lines}
+    assert len(by_rank) == len(lines)
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def box(text: str) -> tuple[str, list[str]]:
+    """Title and lines of the one box in ``text``."""
+    (first,) = [number for number, line in enumerate(text.splitlines()) if line.startswith("╭")]
+    lines = text.splitlines()[first:]
+    last = next(number for number, line in enumerate(lines) if line.startswith("╰"))
+    return lines[0].strip("╭╮─ "), [line[2:-2].rstrip() for line in lines[1:last]]
+
+
+def outcome(directory: Path) -> dict:
+    """The outcome.json of the one job that was run in ``directory``."""
+    (path,) = directory.glob("runs/*/outcome.json")
+    return json.loads(path.read_text())
+
+
+class job:
+    """A running job of two ranks that have both said "ready"."""
+
+    def __init__(
+        self,
+        directory: Path,
+        env: dict[str, str],
+        options: list[str],
+        program: str,
+        *further: str,
+        wrapper: Sequence[str] = (),
+        stderr: IO[str] | None = None,
+    ) -> None:
+        (directory / "program.py").write_text(program)
+        command = [
+            *wrapper,
+            sys.executable,
+            "-m",
+            "cpulaunch",
+            "run",
+            "-n",
+            "2",
+            "--tee",
+            "all",
+            *options,
+            *further,
+            "program.py",
+        ]
+        self.launcher = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=clean_environment(**env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        assert self.launcher.stdout
+        ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
+        assert ready == {"[0] ready", "[1] ready"}
+        return self.launcher
+
+    def __exit__(self, *_: object) -> None:
+        self.launcher.terminate()
+        self.launcher.wait(TIMEOUT)
+        assert self.launcher.stdout
+        self.launcher.stdout.close()

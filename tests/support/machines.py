@@ -1,0 +1,40 @@
+"""The machines that the placement tests are about, and how a binding is written in their tables.
+
+``machine_files/*.json`` are sysfs trees (path → text), ``machine_files/*.txt`` the output of ``lscpu``.  They are
+written after the layouts of such machines, with as many files as tell the layout; none is a full recording.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Topology
+from cpulaunch.plan.binding import Binding
+
+HERE = Path(__file__).parent
+MACHINES = sorted(path.stem for path in (HERE / "machine_files").iterdir())
+
+
+def machine(name: str) -> Topology:
+    """The topology that cpulaunch would see there, with the CPU mask that ``affinity`` names, if any."""
+    text = HERE / "machine_files" / f"{name}.txt"
+    if text.exists():
+        return Topology.from_lscpu(text.read_text())
+    described = json.loads((HERE / "machine_files" / f"{name}.json").read_text())
+    if "affinity" in described:
+        return Topology.of_process(described["files"].get, CoreSet.parse(described["affinity"]))
+    return Topology.from_sysfs(described["files"].get)
+
+
+def table(binding: Binding) -> str:
+    """A binding as the tables in ``bindings/`` have it."""
+    rows = [("rank", "comm", "cores", "nodes", "threads")]
+    for seat in binding.seats:
+        cells = (seat.local_rank, seat.comm_cores, seat.cores, seat.numa_nodes, seat.threads)
+        rows.append(tuple(str(cell) or "-" for cell in cells))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(f"idle {binding.idle or '-'}; workers {binding.worker_count}")
+    return "\n".join([*lines, *(f"note: {note}" for note in binding.notes)])
