@@ -33,6 +33,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from cpulaunch import variables
+
 MAX_LINE = 1 << 20
 """Bytes; a longer line is hostile, or broken."""
 
@@ -45,7 +47,7 @@ BEATS_PER_TIMEOUT = 3
 UNREACHED = "cpulaunch: can't reach the launcher"
 """How an agent that no launcher hears begins its warning, after the rank's prefix."""
 
-REPORT_FD = "CPULAUNCH_REPORT_FD"
+REPORT_FD = variables.REPORT_FD
 """The variable that tells the program's bootstrap where to write a ``failure`` for its agent."""
 
 Message = dict[str, Any]

@@ -8,6 +8,8 @@ import os
 import runpy
 import sys
 
+from cpulaunch import variables
+
 _OURS = (
     __file__,
     os.path.join(os.path.dirname(__file__), "run_program.py"),
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-REPORT_FD = "CPULAUNCH_REPORT_FD"  # as in cpulaunch.messages, which would cost an import
+REPORT_FD = variables.REPORT_FD  # as in cpulaunch.messages, which would cost an import
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cpulaunch import variables
 from cpulaunch.errors import HostError
 
 
@@ -20,7 +21,7 @@ class Names(NamedTuple):
 _HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 STARTERS = {
-    "local": Names("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE"),
+    "local": Names(*variables.LOCAL_IDENTITY),
     "intel": _HYDRA,
     "mpich": _HYDRA,
     "openmpi": Names(

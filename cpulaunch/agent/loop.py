@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 
+from cpulaunch import variables
 from cpulaunch.agent.child import Ended, Program, adopt_orphans_and_die_with
 from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.agent.link import Link
@@ -37,13 +38,10 @@ MAX_PENDING = 1 << 20
 
 _RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
 _OURS_ALONE = (
-    "CPULAUNCH_TOKEN",
-    "CPULAUNCH_CONTROL",
+    variables.TOKEN,
+    variables.CONTROL,
     VARIABLE,
-    "CPULAUNCH_RANK",
-    "CPULAUNCH_SIZE",
-    "CPULAUNCH_LOCAL_RANK",
-    "CPULAUNCH_LOCAL_SIZE",
+    *variables.LOCAL_IDENTITY,
 )
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -56,7 +54,7 @@ def main() -> int:
     except (KeyError, ValueError, CpulaunchError) as e:
         print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)
         return HostError.exit_code
-    launcher = os.environ.get("CPULAUNCH_LAUNCHER")
+    launcher = os.environ.get(variables.LAUNCHER_PID)
     if placement.starter == "local" and launcher and int(launcher) != os.getppid():
         return 128 + signal.SIGTERM  # it was gone before we could ask to die with it
     return Agent(placement, identity).run(unguard(sys.argv[sys.argv.index("--") + 1 :]))
@@ -90,7 +88,7 @@ class Agent:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (*_FORWARDED, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)  # the number arrives through the pipe
-        control, token = os.environ.get("CPULAUNCH_CONTROL"), os.environ.get("CPULAUNCH_TOKEN", "")
+        control, token = os.environ.get(variables.CONTROL), os.environ.get(variables.TOKEN, "")
         self.period = placement.heartbeat_timeout / BEATS_PER_TIMEOUT
         self.link = (
             Link(control, token, identity.rank, self.selector, placement.heartbeat_timeout)
@@ -141,7 +139,7 @@ class Agent:
             LOCAL_WORLD_SIZE=str(me.local_size),
             GROUP_RANK=str(group_rank),
         )
-        env.setdefault("CPULAUNCH_JOB_ID", "pasted")  # command.sh, started without a launcher
+        env.setdefault(variables.JOB_ID, "pasted")  # command.sh, started without a launcher
         if placement.python:
             program = [program[0], _RUN_PROGRAM, *program[1:]]
         streams = []
@@ -399,7 +397,7 @@ class Agent:
             self.told = self.told or not self.ended
             self._end(signal.SIGTERM, self.placement.grace_period)
         elif self.link_state == "absent":
-            address = os.environ["CPULAUNCH_CONTROL"]
+            address = os.environ[variables.CONTROL]
             self._print(
                 2,
                 f"{UNREACHED} at {address} ({self.link.why}): the job runs, "

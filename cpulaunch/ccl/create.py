@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch.ccl import installed, load
 from cpulaunch.ccl.mpi import leave_mpi
+from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
 
 _PEERS = "peer/"
@@ -40,7 +41,7 @@ def create(options: Any, backend_options: Any) -> Any:
     ranks do not come together.
     """
     there = installed.state()
-    binding = os.environ.get("CPULAUNCH_CCL_BINDING", "auto")
+    binding = rank_setting("ccl.binding", os.environ)
     if installed.use_bindings(binding, there):
         creator = _intels_creator(there, insist=binding == "oneccl_bind_pt")
         if creator is not None:

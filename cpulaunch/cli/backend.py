@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError
 
 

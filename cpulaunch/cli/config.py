@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cpulaunch import variables
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
@@ -55,11 +56,11 @@ def _configure(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true",
                         help="with --defaults: overwrite, and keep the old file as .bak")  # fmt: skip
     options = parser.parse(arguments)
-    path = options.config_file or Path(os.environ.get("CPULAUNCH_CONFIG") or "cpulaunch.yaml")
+    path = options.config_file or Path(os.environ.get(variables.CONFIG) or "cpulaunch.yaml")
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--config-file {path / 'cpulaunch.yaml'}")
     config = load(options.given, file=path, text=f"cpulaunch: {SCHEMA}\n", environ={})
-    fixed = {key: config[key] for key in SETTINGS if config.said(key)}
+    fixed = {key: config[key] for key in SETTINGS if config.is_set(key)}
     return _write_defaults(path, fixed, options.force) if options.defaults else _ask(path, fixed)
 
 

@@ -13,7 +13,7 @@ from cpulaunch import __version__
 from cpulaunch.ccl.installed import BINDINGS, describe, state
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cli.show import FLAVOUR_NAMES, counted
-from cpulaunch.config.load import DEFAULT, Config
+from cpulaunch.config.config import DEFAULT, Config
 
 EPILOG = """\
 Versions, the machine, the MPIs, which process group `ccl` would be and why, the variables of the field that

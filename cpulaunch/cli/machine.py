@@ -74,7 +74,7 @@ class Machine:
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine and this directory; takes a few tenths of a second."""
     from cpulaunch.cli.backend import ccl_missing
-    from cpulaunch.config.load import DEFAULT, Config
+    from cpulaunch.config.config import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
     from cpulaunch.discovery.local import facts_here, find_mpis
 

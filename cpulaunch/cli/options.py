@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Switch
-from cpulaunch.config.load import Config, load
+from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import limits
 from cpulaunch.errors import UsageError, did_you_mean

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.libraries import import_directories, library_directories
 from cpulaunch.discovery.preflight import Report, judge, way_out

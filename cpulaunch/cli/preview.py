@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
+from cpulaunch import variables
 from cpulaunch.cli.show import counted, crowded, started
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import gather
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.cores import CoreSet
@@ -37,7 +38,7 @@ def in_short(plan: Plan) -> Iterator[str]:
     threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
     each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
     yield f"{counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
-    yield f"backend {plan.env['CPULAUNCH_BACKEND']}, precision {plan.env['CPULAUNCH_PRECISION']}"
+    yield f"backend {plan.env[variables.BACKEND]}, precision {plan.env[variables.PRECISION]}"
     for note in plan.notes:
         yield f"note: {note}"
 
@@ -65,19 +66,19 @@ def unwise(config: Config) -> Iterator[str]:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
         return
     yield from _unwise_environment(config["env"])
-    bf16 = config.said("training.precision") and config["training.precision"] == "bf16"
+    bf16 = config.is_set("training.precision") and config["training.precision"] == "bf16"
     if bf16 and facts.like.cpu_flags == ():
         yield f"{config.where('training.precision')}: bf16 is slow here: this CPU has no instructions for it"
     workers = config["ccl.worker_count"]
     for host in plan.hosts:
         smallest = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
-        if workers != "auto" and plan.env["CPULAUNCH_BACKEND"] == "ccl" and workers >= smallest:
+        if workers != "auto" and plan.env[variables.BACKEND] == "ccl" and workers >= smallest:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
     yield from crowded(config, plan)
-    if plan.env["CPULAUNCH_BACKEND"] != "ccl" and workers != "auto":
-        yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env['CPULAUNCH_BACKEND']}"
+    if plan.env[variables.BACKEND] != "ccl" and workers != "auto":
+        yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env[variables.BACKEND]}"
     if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
         yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip

@@ -8,8 +8,9 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+from cpulaunch import variables
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.cores import CoreSet
@@ -28,8 +29,8 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     each = f"{counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
     parts = (
         f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
-        plan.env["CPULAUNCH_BACKEND"],
-        plan.env["CPULAUNCH_PRECISION"],
+        plan.env[variables.BACKEND],
+        plan.env[variables.PRECISION],
         started(plan),
         f"logs in {shown_path(directory)}",
     )

@@ -18,8 +18,9 @@ from cpulaunch.cli.machine import Machine
 from cpulaunch.cli.preview import in_short, preview, seats_of_first_host
 from cpulaunch.cli.show import FLAVOUR_NAMES
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
+from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
-from cpulaunch.config.load import Config, built_so_far, load
+from cpulaunch.config.load import built_so_far, load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -317,7 +318,7 @@ def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
     if read_if_there(path) is not None:
         try:
             config = load(file=path, environ={})
-            values = {key: config[key] for key in SETTINGS if config.said(key)}
+            values = {key: config[key] for key in SETTINGS if config.is_set(key)}
             say(f"{path} exists: its values are the defaults of the questions.\n")
         except ConfigError as e:
             say(f"{path} exists, but does not fit ({e}): the questions start afresh.\n")

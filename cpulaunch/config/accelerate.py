@@ -116,12 +116,12 @@ class _Import:
         return Imported(self.settings, tuple(self.dropped), tuple(self.off), tuple(self.advice))
 
     def refuse_other_hardware(self) -> None:
-        environment = str(self.left.pop("compute_environment", None) or "LOCAL_MACHINE").upper()
+        computing = str(self.left.pop("compute_environment", None) or "LOCAL_MACHINE").upper()
         kind = _word(self.left.pop("distributed_type", None), "NO").upper()
         use_cpu = self.left.pop("use_cpu", None)
         gpus = self.document.get("gpu_ids") not in (None, "", "all")
         reason = None
-        if "SAGEMAKER" in environment:
+        if "SAGEMAKER" in computing:
             reason = "it is for Amazon SageMaker, which starts its own machines"
         elif kind in ("TPU", "XLA", "TPU_POD") or self.document.get("tpu_name"):
             reason = "it is for TPUs"
@@ -141,8 +141,8 @@ class _Import:
         if kind == "NO" and not use_cpu:
             self.drop("use_cpu", use_cpu, "accelerate takes a GPU where there is one; cpulaunch never does")
         self.alone = kind == "NO"
-        if environment not in ("LOCAL_MACHINE", "CUSTOM_CLUSTER"):
-            self.drop("compute_environment", environment, REASONS["compute_environment"])
+        if computing not in ("LOCAL_MACHINE", "CUSTOM_CLUSTER"):
+            self.drop("compute_environment", computing, REASONS["compute_environment"])
 
     def hosts_and_ranks(self) -> None:
         machines, total = self.count("num_machines", 1), self.count("num_processes", -1)

@@ -22,6 +22,10 @@ class Kind:
         """The value that ``text``, from a flag or a variable, stands for."""
         raise NotImplementedError
 
+    def to_text(self, value: Any) -> str:
+        """A text that ``from_text`` reads as ``value``."""
+        return str(value)
+
     def from_yaml(self, value: Any) -> Any:
         """The value that a YAML ``value`` stands for.  YAML's own scalars and text are both right."""
         if isinstance(value, str):
@@ -74,6 +78,9 @@ class Switch(Kind):
             return self._words[text.lower()]
         except KeyError:
             raise ValueError from None
+
+    def to_text(self, value: bool) -> str:
+        return str(int(value))
 
     def from_yaml(self, value: Any) -> bool:
         return value if isinstance(value, bool) else super().from_yaml(value)

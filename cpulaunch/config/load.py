@@ -13,58 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cpulaunch import variables
+from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.kinds import Variables, Words
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar
 from cpulaunch.errors import ConfigError, did_you_mean
 
-DEFAULT = "default"
-
-# Ours, but no settings: which file to read, and what a job tells its ranks (a job may start a job).
-_OUR_OTHER_VARIABLES = {
-    "CPULAUNCH_CONFIG",
-    "CPULAUNCH_AS_WRITTEN",
-    "CPULAUNCH_BACKEND",
-    "CPULAUNCH_BUCKET_MB",
-    "CPULAUNCH_COMPILE",
-    "CPULAUNCH_COMPRESS_GRADIENTS",
-    "CPULAUNCH_CONTROL",
-    "CPULAUNCH_ENGINE",
-    "CPULAUNCH_JOB_ID",
-    "CPULAUNCH_LAUNCHER",
-    "CPULAUNCH_LOCAL_RANK",
-    "CPULAUNCH_LOCAL_SIZE",
-    "CPULAUNCH_PRECISION",
-    "CPULAUNCH_RANK",
-    "CPULAUNCH_REPORT_FD",
-    "CPULAUNCH_RESTART_COUNT",
-    "CPULAUNCH_PLACEMENT",
-    "CPULAUNCH_SIZE",
-    "CPULAUNCH_STATIC_GRAPH",
-    "CPULAUNCH_TOKEN",
-}
-
-
-@dataclass(frozen=True)
-class Config:
-    """Every setting's value and where it came from, and the environment it was read in."""
-
-    values: Mapping[str, Any]
-    origins: Mapping[str, str]
-    environ: Mapping[str, str]
-    file: Path | None = None
-    warnings: tuple[str, ...] = ()
-
-    def __getitem__(self, key: str) -> Any:
-        return self.values[key]
-
-    def said(self, key: str) -> bool:
-        """Whether anybody chose this value."""
-        return self.origins[key] != DEFAULT
-
-    def where(self, key: str) -> str:
-        """``"ccl.worker_count (cpulaunch.yaml:7)"``: how an error names a setting."""
-        return f"{key} ({self.origins[key]})"
+# Ours, but no settings: which file to read, and what a job tells its agents and ranks.
+_OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
 
 @dataclass
@@ -323,7 +280,7 @@ def _in_layer(layer: _Layer, setting: Setting) -> tuple[Any, str] | None:
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
     """The YAML file that is read where none is named, if there is one."""
-    if named := environ.get("CPULAUNCH_CONFIG"):
+    if named := environ.get(variables.CONFIG):
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
     for path in (Path("cpulaunch.yaml"), home / "cpulaunch" / "config.yaml"):
@@ -334,7 +291,7 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
     settings = {setting.environment_name for setting in SETTINGS.values()}
-    in_job = "CPULAUNCH_JOB_ID" in environ
+    in_job = variables.JOB_ID in environ
     for name in environ:
         if not name.startswith("CPULAUNCH_") or name in settings:
             continue

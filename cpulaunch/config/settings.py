@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cpulaunch import variables
 from cpulaunch.config.kinds import Choice, Kind, Number, Numbers, Ranks, Switch, Text, Variables, Words
 
 
@@ -30,6 +31,7 @@ class Setting:
     already knows it, if there is one: set in the environment, it counts as the user's wish.
     ``built`` lists the values that work today, where others of its kind are still to come.
     ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
+    ``rank_variable`` is the variable by which ranks are told its value, where they are.
     """
 
     key: str
@@ -40,6 +42,7 @@ class Setting:
     variable: str | None = None
     built: tuple[Any, ...] | None = None
     ask: Ask | None = None
+    rank_variable: str | None = None
 
     @property
     def section(self) -> str:
@@ -161,6 +164,7 @@ _TABLE = (
         "auto",
         "which ccl backend: ours, or Intel's oneccl_bind_pt",
         ("--ccl-binding",),
+        rank_variable=variables.CCL_BINDING,
     ),
     Setting(
         "ccl.worker_count",
@@ -268,6 +272,7 @@ _TABLE = (
             "Which backend for collectives?",
             "ccl is faster, gloo works everywhere.  auto: ccl where it can be used.",
         ),
+        rank_variable=variables.BACKEND,
     ),
     Setting(
         "training.precision",
@@ -278,6 +283,7 @@ _TABLE = (
         ask=Ask(
             7, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."
         ),
+        rank_variable=variables.PRECISION,
     ),
     Setting(
         "training.engine",
@@ -288,14 +294,23 @@ _TABLE = (
         ask=Ask(
             8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: by what was measured."
         ),
+        rank_variable=variables.ENGINE,
     ),
-    Setting("training.compile", Switch(), False, "torch.compile the models of prepare", ("--compile",)),
+    Setting(
+        "training.compile",
+        Switch(),
+        False,
+        "torch.compile the models of prepare",
+        ("--compile",),
+        rank_variable=variables.COMPILE,
+    ),
     Setting(
         "training.compress_gradients",
         Choice("none", "bf16"),
         "none",
         "precision of gradients on the wire",
         ("--compress-gradients",),
+        rank_variable=variables.COMPRESS_GRADIENTS,
     ),
     Setting(
         "training.bucket_mb",
@@ -303,6 +318,7 @@ _TABLE = (
         "auto",
         "size of DDP's gradient buckets, MB",
         ("--bucket-mb",),
+        rank_variable=variables.BUCKET_MB,
     ),
     Setting(
         "training.static_graph",
@@ -310,6 +326,7 @@ _TABLE = (
         False,
         "tell DDP that every step uses the same parameters in the same way",
         ("--static-graph",),
+        rank_variable=variables.STATIC_GRAPH,
     ),
     Setting(
         "training.as_written",
@@ -317,6 +334,7 @@ _TABLE = (
         False,
         "run scripts as they are written: don't turn their backend and precision into the planned ones",
         ("--as-written",),
+        rank_variable=variables.AS_WRITTEN,
     ),
     Setting(
         "watch.heartbeat_timeout",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_missing
 from cpulaunch.cli.main import say
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.discovery.allocation import allocation
 from cpulaunch.discovery.this_host import read_file
 from cpulaunch.errors import ConfigError

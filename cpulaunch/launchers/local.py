@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpulaunch import variables
 from cpulaunch.launchers.agent_command import agent_argv, placement_variable
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
@@ -13,16 +14,8 @@ def commands(plan: Plan) -> tuple[Command, ...]:
     shared = {name: value for name, value in plan.env.items() if name not in plan.private}
     shared.update(placement_variable(plan))
     size = str(plan.world_size)
-    return tuple(
-        Command(
-            argv,
-            {
-                **shared,
-                "CPULAUNCH_RANK": str(rank),
-                "CPULAUNCH_SIZE": size,
-                "CPULAUNCH_LOCAL_RANK": str(rank),
-                "CPULAUNCH_LOCAL_SIZE": size,
-            },
-        )
-        for rank in range(plan.world_size)
-    )
+
+    def identity(rank: int) -> dict[str, str]:
+        return dict(zip(variables.LOCAL_IDENTITY, (str(rank), size, str(rank), size), strict=True))
+
+    return tuple(Command(argv, {**shared, **identity(rank)}) for rank in range(plan.world_size))

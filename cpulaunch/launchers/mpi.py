@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from cpulaunch import variables
 from cpulaunch.errors import PlanError
 from cpulaunch.launchers.agent_command import SSH, agent_argv, placement_variable
 from cpulaunch.launchers.command import Command
@@ -18,10 +19,10 @@ HOSTFILE = "hostfile"
 
 # What execute adds to the environment at each start, for those MPIs that must be told the names.
 JOB_VARIABLES = (
-    "CPULAUNCH_CONTROL",
-    "CPULAUNCH_JOB_ID",
-    "CPULAUNCH_RESTART_COUNT",
-    "CPULAUNCH_TOKEN",
+    variables.CONTROL,
+    variables.JOB_ID,
+    variables.RESTART_COUNT,
+    variables.TOKEN,
     "MASTER_PORT",
 )
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
+from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.discovery.fabrics import common_provider
 from cpulaunch.discovery.libraries import FILES
@@ -41,7 +42,7 @@ from cpulaunch.plan.select import (
     chosen_master_addr,
     chosen_mpi,
 )
-from cpulaunch.plan.training import chosen_backend, chosen_precision, training_environment
+from cpulaunch.plan.training import chosen_backend, chosen_precision
 
 _TO_MPI = ("I_MPI_HYDRA_", "HYDRA_", "PRTE_MCA_")
 
@@ -69,9 +70,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     shared, host_plans = _seat_all(config, bound, looked, libraries, starter, backend, provider, ways, notes)
     env = {
         **shared,
-        "CPULAUNCH_BACKEND": backend,
-        "CPULAUNCH_PRECISION": precision,
-        **training_environment(config),
+        **rank_settings(config, {"training.backend": backend, "training.precision": precision}),
         **config["env"],
         "MASTER_ADDR": master_addr,
     }
@@ -250,7 +249,7 @@ def _seat_all(
     ours = common(wired.values())
     threads = common(threads_environment(seat) for _, binding, _ in bound for seat in binding.seats)
     own_threads = not threads
-    decided = [name for key, name in _FIELD_VARIABLES if config.said(key)]
+    decided = [name for key, name in _FIELD_VARIABLES if config.is_set(key)]
     users = {k: v for k, v in config.environ.items() if k not in decided}
     # What the user set for one of ours is in the plan, too: with the user's value.
     shared = {name: users.get(name, value) for name, value in {**ours, **threads}.items()}

@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-VARIABLE = "CPULAUNCH_PLACEMENT"
+from cpulaunch import variables
+
+VARIABLE = variables.PLACEMENT
 
 
 class Place(NamedTuple):

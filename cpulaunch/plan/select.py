@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.config.load import Config
+from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host

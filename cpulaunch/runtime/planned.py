@@ -6,13 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cpulaunch.errors import UsageError
-
-_WORDS = {
-    "CPULAUNCH_PRECISION": ("bf16", "fp32"),
-    "CPULAUNCH_ENGINE": ("auto", "ipex", "native"),
-    "CPULAUNCH_COMPRESS_GRADIENTS": ("none", "bf16"),
-}
+from cpulaunch import variables
+from cpulaunch.config.rank_settings import rank_setting
 
 
 @dataclass(frozen=True)
@@ -36,24 +31,15 @@ class Planned:
 
 def planned(environ: Mapping[str, str] = os.environ) -> Planned:
     """What was planned.  UsageError where a variable holds a value that does not exist."""
-
-    def word(name: str) -> str | None:
-        value = environ.get(name) or None
-        if value is not None and value not in _WORDS[name]:
-            raise UsageError(f"{name} is {value!r}; valid: {', '.join(_WORDS[name])}")
-        return value
-
-    bucket = environ.get("CPULAUNCH_BUCKET_MB", "auto")
-    if bucket != "auto" and not (bucket.isdecimal() and int(bucket) > 0):
-        raise UsageError(f"CPULAUNCH_BUCKET_MB is {bucket!r}; valid: auto, or a whole number of at least 1")
+    backend, bucket = rank_setting("training.backend", environ), rank_setting("training.bucket_mb", environ)
     return Planned(
-        job="CPULAUNCH_JOB_ID" in environ,
-        backend=environ.get("CPULAUNCH_BACKEND") or None,
-        precision=word("CPULAUNCH_PRECISION"),
-        engine=word("CPULAUNCH_ENGINE") or "auto",
-        compile=environ.get("CPULAUNCH_COMPILE") == "1",
-        compress_gradients=word("CPULAUNCH_COMPRESS_GRADIENTS") or "none",
-        bucket_mb=None if bucket == "auto" else int(bucket),
-        static_graph=environ.get("CPULAUNCH_STATIC_GRAPH") == "1",
-        as_written=environ.get("CPULAUNCH_AS_WRITTEN") == "1",
+        job=variables.JOB_ID in environ,
+        backend=backend if environ.get(variables.BACKEND) else None,
+        precision=rank_setting("training.precision", environ) if environ.get(variables.PRECISION) else None,
+        engine=rank_setting("training.engine", environ),
+        compile=rank_setting("training.compile", environ),
+        compress_gradients=rank_setting("training.compress_gradients", environ),
+        bucket_mb=None if bucket == "auto" else bucket,
+        static_graph=rank_setting("training.static_graph", environ),
+        as_written=rank_setting("training.as_written", environ),
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.plan.plan import Plan
 
@@ -25,11 +26,11 @@ class Job:
     def variables(self, control: str) -> Mapping[str, str]:
         """What the agents have to know of it; ``control`` is the launcher's address."""
         return {
-            "CPULAUNCH_CONTROL": control,
-            "CPULAUNCH_JOB_ID": self.id,
-            "CPULAUNCH_LAUNCHER": str(os.getpid()),
-            "CPULAUNCH_RESTART_COUNT": str(self.restart_count),
-            "CPULAUNCH_TOKEN": self.token,
+            variables.CONTROL: control,
+            variables.JOB_ID: self.id,
+            variables.LAUNCHER_PID: str(os.getpid()),
+            variables.RESTART_COUNT: str(self.restart_count),
+            variables.TOKEN: self.token,
             "MASTER_PORT": str(self.master_port),
         }
 

@@ -45,7 +45,7 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
 @given(st.fixed_dictionaries({}, optional={key: values_of(setting) for key, setting in SETTINGS.items()}))
 def test_what_is_written_reads_back_the_same(values: dict[str, Any]) -> None:
     config = load(file=Path("cpulaunch.yaml"), text=yaml_text(values), environ={})
-    assert {key: config[key] for key in SETTINGS if config.said(key)} == values
+    assert {key: config[key] for key in SETTINGS if config.is_set(key)} == values
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Every environment variable that cpulaunch sets or reads: one table.
+
+Our own variables are named by the constants below and spelled nowhere else.  The field's are spelled where
+they are used, and their row says in which packages.  ``tests/test_variables.py`` checks both.
+
+Two kinds are not here.  What one MPI or scheduler is told, or tells its processes, stands in its own file of
+``launchers/``; and each setting has a variable by its key, such as ``CPULAUNCH_CCL_WORKER_COUNT``.
+
+Agents import this module when they start, so it is plain data.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Between the launcher, the agents and the ranks of one job.
+CONTROL = "CPULAUNCH_CONTROL"
+TOKEN = "CPULAUNCH_TOKEN"
+JOB_ID = "CPULAUNCH_JOB_ID"
+LAUNCHER_PID = "CPULAUNCH_LAUNCHER"
+RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
+PLACEMENT = "CPULAUNCH_PLACEMENT"
+REPORT_FD = "CPULAUNCH_REPORT_FD"
+LOCAL_IDENTITY = ("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE")
+
+# Settings that the ranks are told; config/settings.py says which.
+BACKEND = "CPULAUNCH_BACKEND"
+PRECISION = "CPULAUNCH_PRECISION"
+ENGINE = "CPULAUNCH_ENGINE"
+COMPILE = "CPULAUNCH_COMPILE"
+COMPRESS_GRADIENTS = "CPULAUNCH_COMPRESS_GRADIENTS"
+BUCKET_MB = "CPULAUNCH_BUCKET_MB"
+STATIC_GRAPH = "CPULAUNCH_STATIC_GRAPH"
+AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
+CCL_BINDING = "CPULAUNCH_CCL_BINDING"
+
+# What the command line reads.
+CONFIG = "CPULAUNCH_CONFIG"
+
+
+class Variable(NamedTuple):
+    """One variable.
+
+    ``writers`` and ``readers`` are packages of cpulaunch, or modules that stand at its top; others are in
+    angle brackets.  ``encoding`` is what its text looks like.
+    """
+
+    name: str
+    writers: str
+    readers: str
+    encoding: str
+    meaning: str
+
+
+_SETTING = "as the option takes it; a switch is 1 or 0"
+
+# fmt: off
+TABLE = (
+    # ---- ours
+    Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT", "where the launcher listens for agents"),
+    Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
+    Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
+    Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
+    Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
+    Variable(PLACEMENT, "plan", "plan", "JSON of plan.placement", "who runs where, on which cores"),
+    Variable(REPORT_FD, "agent", "agent messages", "integer", "descriptor on which a rank reports to its agent"),
+    Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
+    Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),
+    Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),
+    Variable(LOCAL_IDENTITY[3], "launchers", "agent", "integer", "identity of a local rank"),
+    Variable(BACKEND, "config", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
+    Variable(PRECISION, "config", "config cli runtime <script>", _SETTING, "precision of a training step"),
+    Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
+    Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),
+    Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),
+    Variable(BUCKET_MB, "config", "config runtime", _SETTING, "size of DDP's buckets"),
+    Variable(STATIC_GRAPH, "config", "config runtime", _SETTING, "DDP's static graph"),
+    Variable(AS_WRITTEN, "config", "config runtime", _SETTING, "whether scripts are left unpatched"),
+    Variable(CCL_BINDING, "config", "config ccl", _SETTING, "which implementation of ccl"),
+    Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
+    # ---- torch.distributed
+    Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),
+    Variable("WORLD_SIZE", "agent", "runtime <torch>", "integer", "number of ranks"),
+    Variable("LOCAL_RANK", "agent", "ccl <torch> <oneCCL>", "integer", "rank among those of its host"),
+    Variable("LOCAL_WORLD_SIZE", "agent", "ccl <torch> <oneCCL>", "integer", "number of ranks on the host"),
+    Variable("GROUP_RANK", "agent", "<script>", "integer", "number of the host"),
+    Variable("MASTER_ADDR", "<user> plan", "config agent <torch>", "name or address", "where ranks meet"),
+    Variable("MASTER_PORT", "<user> supervise launchers", "config <torch>", "integer", "port where ranks meet"),
+    Variable("TORCHELASTIC_RUN_ID", "<torchrun>", "ccl", "text", "whether torchrun started this rank"),
+    Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "<torch>", "1 or 0", "whether torch calls our entry points"),
+    # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
+    Variable("CCL_ALLREDUCE", "<user>", "ccl <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
+    Variable("CCL_ATL_SHM", "plan", "<oneCCL>", "1 or 0", "shared memory within a host"),
+    Variable("CCL_ATL_TRANSPORT", "<user> plan", "config ccl <oneCCL>", "ofi or mpi", "oneCCL's transport"),
+    Variable("CCL_KVS_IFACE", "plan", "<oneCCL>", "interface", "interface for oneCCL's bootstrap"),
+    Variable("CCL_LOCAL_RANK", "ccl", "<oneCCL>", "integer", "rank among those of its host"),
+    Variable("CCL_LOCAL_SIZE", "ccl", "<oneCCL>", "integer", "number of ranks on the host"),
+    Variable("CCL_LOG_LEVEL", "<user> plan cli", "<oneCCL>", "error, warn, …", "what oneCCL logs"),
+    Variable("CCL_MPI_LIBRARY_PATH", "ccl", "ccl <oneCCL>", "path", "Intel MPI's library"),
+    Variable("CCL_OFI_LIBRARY_PATH", "ccl", "<oneCCL>", "path", "libfabric"),
+    Variable("CCL_PROCESS_LAUNCHER", "plan ccl", "<oneCCL>", "hydra, torchrun or none", "who tells local ranks"),
+    Variable("CCL_WORKER_AFFINITY", "<user> plan", "ccl cli <oneCCL>", "CPUs with commas", "workers' CPUs on a host"),
+    Variable("CCL_WORKER_COUNT", "<user> plan", "config ccl <oneCCL>", "integer", "worker threads of a rank"),
+    Variable("CCL_WORKER_OFFLOAD", "plan", "ccl <oneCCL>", "1 or 0", "whether workers or callers make progress"),
+    Variable("CCL_YIELD", "plan", "ccl <oneCCL>", "sched_yield", "what a polling thread does between polls"),
+    Variable("FI_PROVIDER", "<user> plan", "config agent ccl discovery <libfabric>", "name", "libfabric's provider"),
+    Variable("FI_PROVIDER_PATH", "<user> ccl", "discovery <libfabric>", "path", "directory of the providers"),
+    Variable("FI_TCP_IFACE", "plan", "<libfabric>", "interface", "interface of the provider tcp"),
+    Variable("FI_VERBS_IFACE", "plan discovery", "<libfabric>", "interface", "interface of the provider verbs"),
+    Variable("GLOO_SOCKET_IFNAME", "plan", "agent <torch>", "interface", "interface of gloo"),
+    Variable("I_MPI_THREAD_YIELD", "plan", "<Intel MPI>", "0 to 3", "what a waiting thread does"),
+    # ---- threads, memory, libraries
+    Variable("OMP_NUM_THREADS", "<user> plan", "config agent <OpenMP>", "integer", "threads of a rank"),
+    Variable("MKL_NUM_THREADS", "<user>", "agent <MKL>", "integer", "threads of a rank, in MKL"),
+    Variable("OMP_PLACES", "<user> plan", "cli <OpenMP>", "places", "CPUs of each thread"),
+    Variable("OMP_PROC_BIND", "<user>", "plan cli <OpenMP>", "policy", "CPU binding of threads"),
+    Variable("KMP_AFFINITY", "<user> plan", "cli <OpenMP>", "affinity", "CPUs of each thread (Intel)"),
+    Variable("KMP_BLOCKTIME", "plan", "<OpenMP>", "milliseconds", "how long a thread spins (Intel)"),
+    Variable("GOMP_CPU_AFFINITY", "<user>", "plan cli <OpenMP>", "CPUs", "CPUs of each thread (GNU)"),
+    Variable("LD_PRELOAD", "<user> plan", "agent cli <ld.so>", "paths with colons", "libraries loaded first"),
+    Variable("LD_LIBRARY_PATH", "<user>", "cli discovery <ld.so>", "paths with colons", "where libraries are"),
+    Variable("MALLOC_CONF", "plan", "<jemalloc>", "options", "jemalloc's options"),
+    # ---- libraries that train
+    Variable("ACCELERATE_USE_CPU", "runtime", "<accelerate>", "true or false", "train on the CPU"),
+    Variable("ACCELERATE_MIXED_PRECISION", "runtime", "<accelerate>", "bf16 or no", "default precision"),
+    # ---- the user's session and environment
+    Variable("CONDA_PREFIX", "<conda>", "discovery", "path", "environment, for its libraries"),
+    Variable("CXX", "<user>", "ccl", "command", "C++ compiler"),
+    Variable("HOME", "<user>", "config", "path", "where ~/.config is"),
+    Variable("I_MPI_ROOT", "<user>", "discovery", "path", "Intel MPI's directory"),
+    Variable("LANG", "<user>", "cli", "locale", "whether the terminal shows Unicode"),
+    Variable("LC_ALL", "<user>", "cli", "locale", "the same"),
+    Variable("LC_CTYPE", "<user>", "cli", "locale", "the same"),
+    Variable("NO_COLOR", "<user>", "cli", "any text", "no colours (no-color.org)"),
+    Variable("PATH", "<user>", "discovery", "paths with colons", "where mpiexec is"),
+    Variable("PYTHONUNBUFFERED", "<user>", "agent", "any text", "whether stdout is buffered by lines"),
+    Variable("SSH_CONNECTION", "<sshd>", "discovery", "four words", "addresses of an ssh connection"),
+    Variable("TERM", "<terminal>", "cli", "name", "what the terminal can do"),
+    Variable("XDG_CACHE_HOME", "<user>", "ccl", "path", "where ccl is built"),
+    Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
+    # ---- batch systems
+    Variable("PBS_JOBID", "<PBS>", "cli discovery", "text", "the allocation"),
+    Variable("PBS_NODEFILE", "<PBS>", "discovery", "path", "its hosts"),
+    Variable("SLURM_JOB_ID", "<Slurm>", "cli discovery", "integer", "the allocation"),
+    Variable("SLURM_JOB_NODELIST", "<Slurm>", "discovery", "hosts, folded", "its hosts"),
+    Variable("SLURM_NTASKS", "<Slurm>", "discovery", "integer", "whether the user asked for tasks"),
+    Variable("SLURM_NTASKS_PER_NODE", "<Slurm>", "discovery", "integer", "the same"),
+    Variable("SLURM_TASKS_PER_NODE", "<Slurm>", "discovery", "such as 2(x3),1", "tasks of each host"),
+)
+# fmt: on
