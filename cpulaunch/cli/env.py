@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-from cpulaunch import __version__
+from cpulaunch import __version__, launchers
 from cpulaunch.ccl.installed import BINDINGS, describe, state
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.show import FLAVOUR_NAMES, counted
+from cpulaunch.cli.show import counted
 from cpulaunch.config.config import DEFAULT, Config
 
 EPILOG = """\
@@ -75,7 +75,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
     found = find_mpis("any", config["mpi.path"])  # no MPI is of that flavour: all of them
     for mpi in found:
-        yield "MPI", f"{FLAVOUR_NAMES[mpi.flavour]} {mpi.version}, {mpi.path}"
+        yield "MPI", f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
     if not found:
         yield "MPI", "none found"
 

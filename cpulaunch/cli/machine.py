@@ -8,7 +8,8 @@ from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 
-from cpulaunch.cli.show import FLAVOUR_NAMES, counted
+from cpulaunch import launchers
+from cpulaunch.cli.show import counted
 from cpulaunch.discovery.allocation import Allocation, allocation
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.this_host import read_file
@@ -59,7 +60,7 @@ class Machine:
         if self.facts.memory:
             yield f"memory     {self.facts.memory / 2**30:.0f} GiB"
         for i, mpi in enumerate(self.mpis):
-            yield f"{'' if i else 'MPI':10} {FLAVOUR_NAMES[mpi.flavour]} {mpi.version}"
+            yield f"{'' if i else 'MPI':10} {launchers.load(mpi.flavour).title} {mpi.version}"
         if not self.mpis:
             yield "MPI        none found; needed for several machines"
         missing = self.ccl_missing and f"can't be used: {self.ccl_missing}"

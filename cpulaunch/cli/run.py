@@ -50,8 +50,9 @@ def main(arguments: list[str]) -> int:
         say(f"warning: {warning}")
     program = _program(rest, options.no_python)
 
+    from cpulaunch import launchers
     from cpulaunch.discovery.collect import gather
-    from cpulaunch.launchers.render import render
+    from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     if config["training.engine"] == "ipex" and find_spec("intel_extension_for_pytorch") is None:
         where = config.where("training.engine")
         say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
-    commands = render(plan)
+    commands = launchers.load(plan.starter).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_text
 

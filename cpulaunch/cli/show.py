@@ -8,15 +8,13 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
-from cpulaunch import variables
+from cpulaunch import launchers, variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.plan import HostPlan, Plan
-
-FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
 
 FEW = 3
 """Notes on the plan that a run shows unasked."""
@@ -42,7 +40,8 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
 
 def started(plan: Plan) -> str:
     """How the ranks are started."""
-    return "started directly" if plan.starter == "local" else f"started by {FLAVOUR_NAMES[plan.starter]}"
+    launcher = launchers.load(plan.starter)
+    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
 
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:

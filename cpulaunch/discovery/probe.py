@@ -17,6 +17,7 @@ from typing import Any
 import cpulaunch
 from cpulaunch.discovery.probe_messages import ANSWER_TIMEOUT, NO_CPULAUNCH, NO_PYTHON, Question, Reply
 from cpulaunch.discovery.probe_remote import MARK
+from cpulaunch.launchers.reach import SSH
 from cpulaunch.model.network import wire
 
 CONNECT_TIMEOUT = 2.5
@@ -26,9 +27,6 @@ AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
 """Connections that are made at the same time; each costs this host some 50 ms of CPU time."""
 
 _PACKAGE = Path(cpulaunch.__file__).parent
-SSH = str(_PACKAGE / "launchers" / "ssh.sh")
-"""The ssh that the MPIs are given, too: what works here works there."""
-
 _MAX_LINE = 1 << 24  # bytes; the topology of a big host takes 100 kB
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 
-import cpulaunch
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.installation import Installation
 from cpulaunch.model.topology import Topology
 
 
@@ -22,12 +20,3 @@ def read_file(path: str) -> str | None:
             return f.read()
     except OSError:
         return None
-
-
-def installation_here() -> Installation:
-    """The paths of this cpulaunch."""
-    package = os.path.dirname(os.path.abspath(cpulaunch.__file__))
-    return Installation(
-        agent=os.path.join(package, "agent", "run_agent.py"),
-        ssh=os.path.join(package, "launchers", "ssh.sh"),
-    )

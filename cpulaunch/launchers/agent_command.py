@@ -1,30 +1,27 @@
-"""What every starter starts for every rank, the same everywhere: the agent with the program."""
+"""What every launcher starts for every rank, the same everywhere: the agent with the program."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import cpulaunch
 from cpulaunch.errors import PlanError
 from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement, guard
 from cpulaunch.plan.plan import HostPlan, Plan
 
-AGENT = str(Path(cpulaunch.__file__).parent / "agent" / "run_agent.py")
-"""The agent's file: where cpulaunch is installed here, it is installed on the other hosts."""
-
-SSH = str(Path(cpulaunch.__file__).parent / "launchers" / "ssh.sh")
-"""The ssh for mpiexec; it is also what preflight uses, so what works there works here."""
+if TYPE_CHECKING:
+    from cpulaunch.launchers.base import Launcher
+    from cpulaunch.model.installation import Installation
 
 _MAX_VARIABLE = 128 * 1024
 """Bytes that Linux lets one variable have (MAX_ARG_STRLEN of execve(2))."""
 
 
-def agent_argv(plan: Plan) -> list[str]:
+def agent_argv(plan: Plan, installation: Installation) -> list[str]:
     """The agent's command line.  ``-I -S`` keep the user's modules, variables and .pth files out."""
-    return [plan.program.interpreter, "-I", "-S", AGENT, "--", *guard(plan.program.argv)]
+    return [plan.program.interpreter, "-I", "-S", installation.agent, "--", *guard(plan.program.argv)]
 
 
-def placement_variable(plan: Plan) -> dict[str, str]:
+def placement_variable(plan: Plan, launcher: Launcher) -> dict[str, str]:
     """The variable that tells the agents the plan.  Hosts that are laid out alike share an entry."""
     numbers: dict[object, int] = {}
     layouts: list[Layout] = []

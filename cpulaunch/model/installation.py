@@ -1,4 +1,4 @@
-"""Where cpulaunch itself is installed, for those who render commands and must look at nothing."""
+"""Where the files of cpulaunch lie that commands name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Installation:
-    """Absolute paths of the files of cpulaunch that other programs run.
+    """Absolute paths, which are the same on all hosts of a job.
 
-    They are those of this host.  Other hosts must have cpulaunch in the same place, which preflight checks.
-
-    ``agent`` is run_agent.py, which every launcher starts once for each rank.  ``ssh`` is the shell script by
-    which mpiexec and preflight reach other hosts.
+    ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh for mpiexec.
     """
 
     agent: str

@@ -15,6 +15,18 @@ from cpulaunch import variables
 VARIABLE = variables.PLACEMENT
 
 
+class IdentityVariables(NamedTuple):
+    """The variables by which a launcher tells a process who it is.
+
+    ``local_size`` is empty where the launcher doesn't tell the number of ranks on the host.
+    """
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str = ""
+
+
 class Place(NamedTuple):
     """One local rank's cores (folded lists), threads, memory policy, and variables of its own."""
 

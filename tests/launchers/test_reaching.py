@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from cpulaunch import launchers
 from cpulaunch.config.load import load
 from cpulaunch.errors import PlanError
-from cpulaunch.launchers.render import render
+from cpulaunch.launchers.command import Command
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.model.installation import Installation
 from cpulaunch.model.network import Interface
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
@@ -48,6 +50,10 @@ def make(
         way_out=way_out,
     )
     return make_plan(config, facts, PROGRAM)
+
+
+def render(made: Plan) -> tuple[Command, ...]:
+    return launchers.load(made.starter).commands(made, Installation("/venv/run_agent.py", "/venv/ssh.sh"))
 
 
 def starter_env(made: Plan) -> dict[str, str]:
@@ -101,7 +107,7 @@ def test_the_master_is_the_first_hosts_address() -> None:
 )
 def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
     env = starter_env(make(mpi=mpi))
-    assert env.pop(ssh).endswith("/launchers/ssh.sh")
+    assert env.pop(ssh) == "/venv/ssh.sh"
     env = {k: v for k, v in env.items() if v != "ssh"}
     assert env == interface
     (name,) = interface
