@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     program = _program(rest, options.no_python)
 
     from cpulaunch import launchers
-    from cpulaunch.discovery.collect import gather
+    from cpulaunch.cli.facts import gather
     from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
@@ -89,10 +89,10 @@ def main(arguments: list[str]) -> int:
 
 def _drawn(plan: Plan, facts: Facts) -> str:
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.preview import seats_of_first_host
+    from cpulaunch.cli.preview import picture_of_first_host
 
     shown = sys.stdout.isatty()
-    return seats_of_first_host(
+    return picture_of_first_host(
         plan,
         facts,
         width=terminal.width() if shown else terminal.WIDEST,

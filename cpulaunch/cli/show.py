@@ -13,7 +13,6 @@ from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.plan import HostPlan, Plan
 
 FEW = 3
@@ -49,7 +48,7 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
     if config["cpu.threads"] == "auto":
         return
     for host in plan.hosts:
-        cores = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
             yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
@@ -117,7 +116,7 @@ def _hosts_as_text(names: list[str], layout: tuple[Any, ...], like: str) -> Iter
 
 def _domains(plan: Plan) -> Iterator[str]:
     for cores, group in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
-        masks = ",".join((CoreSet.parse(a) | CoreSet.parse(b)).mask() for a, b in cores)
+        masks = ",".join((a | b).mask() for a, b in cores)
         yield f"  {_names([host.host for host in group])}: [{masks}]"
 
 

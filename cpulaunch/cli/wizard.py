@@ -16,7 +16,7 @@ from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
 from cpulaunch.cli.host_prompt import Places, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import in_short, preview, seats_of_first_host
+from cpulaunch.cli.preview import in_short, picture_of_first_host, preview
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
@@ -236,7 +236,7 @@ class Wizard:
         except CpulaunchError as e:
             self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
-        drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
+        drawn = picture_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
             return
         self.drawn = drawn
