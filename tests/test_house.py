@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"stdlib"},
     "messages": {"stdlib"},
     "variables": {"stdlib"},
-    "config": {"stdlib", "errors", "config"},
+    "config": {"stdlib", "errors", "plugins", "config"},
     "config.load": {"stdlib", "errors", "config", "yaml"},
     "config.accelerate": {"stdlib", "errors", "config", "yaml"},
     "model": {"stdlib", "errors", "model"},

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from cpulaunch import plugins
+
 
 class Kind:
     """One kind of value.
@@ -96,6 +98,21 @@ class Choice(Kind):
 
     def from_text(self, text: str) -> str:
         if text not in self.words:
+            raise ValueError
+        return text
+
+
+class ChoiceOrPlugin(Choice):
+    """One of a few words, or the name of an installed plug-in: an entry point of ``group``."""
+
+    def __init__(self, group: str, *words: str) -> None:
+        super().__init__(*words)
+        self.group = group
+        self.metavar += "|NAME"
+        self.describe += f", or the name of an installed plug-in (entry point of {group})"
+
+    def from_text(self, text: str) -> str:
+        if text not in self.words and not any(e.name == text for e in plugins.entry_points(self.group)):
             raise ValueError
         return text
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cpulaunch.errors import PlanError
 
-BACKENDS = ("ccl", "gloo", "mpi")
+BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
 MPI_STARTERS = ("intel", "mpich", "openmpi")
 
@@ -57,7 +57,7 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
             variables["FI_PROVIDER"] = situation.provider or "tcp"
     if interface := situation.interface or ("lo" if situation.hosts == 1 else None):
         variables |= interface_variables(interface, variables.get("FI_PROVIDER"), situation.card)
-    if situation.oversubscribed and _uses_intel_mpi(situation):
+    if situation.backend == "ccl" and situation.transport == "mpi" and situation.oversubscribed:
         variables["I_MPI_THREAD_YIELD"] = "3"
     return variables
 
@@ -101,7 +101,3 @@ def _oneccl(situation: Situation) -> dict[str, str]:
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"
     return variables
-
-
-def _uses_intel_mpi(situation: Situation) -> bool:
-    return situation.starter == "intel" and (situation.backend == "mpi" or situation.transport == "mpi")

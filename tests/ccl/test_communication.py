@@ -31,7 +31,7 @@ CCL = Situation(backend="ccl", starter="local", hosts=1, local_ranks=2, cores=4)
         ({"transport": "mpi", "starter": "intel"}, {"CCL_PROCESS_LAUNCHER": "hydra", "FI_PROVIDER": None}),
         ({"transport": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
         ({"backend": "gloo"}, {"GLOO_SOCKET_IFNAME": "lo", "CCL_WORKER_COUNT": None, "FI_PROVIDER": None}),
-        ({"backend": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
+        ({"backend": "gloo", "transport": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": None}),
     ],
     ids=str,
 )  # fmt: skip
