@@ -77,8 +77,9 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
 
 def facts_of_lscpu(config: Config, file: Path) -> Facts:
     """Facts for hosts that all are like the one that a file with the output of lscpu describes."""
+    text = _read(file)
     try:
-        topology = topology_from_lscpu(_read(file))
+        topology = topology_from_lscpu(text)
     except ConfigError as e:
         raise ConfigError(f"{file}: {e}", hint=e.hint, part=e.part) from None
     return Facts(like=HostFacts(topology), listed=_named(config), like_what=f"the one in {file}")

@@ -17,7 +17,7 @@ from cluster.conftest import HOSTS, Run, need_cluster
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
-PROBE = PACKAGE / "cluster" / "probe_there.py"
+PROBE = PACKAGE / "discovery" / "probe_remote.py"
 
 Fault = Callable[[Cluster, Path], AbstractContextManager[None]]
 
@@ -55,7 +55,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
         "put the same environment there",
     ),
     "no cpulaunch": (
-        lambda c, here: c.hidden("node2", PACKAGE / "cluster"),
+        lambda c, here: c.hidden("node2", PACKAGE / "discovery"),
         "cpulaunch isn't where it is here",
         "put the same environment there",
     ),
