@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpulaunch import launchers
 from cpulaunch.model.facts import Mpi
 
 _NAMES = ("mpiexec.hydra", "mpiexec", "mpirun")
@@ -31,11 +32,10 @@ def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
 
 def flavour_of(version_text: str) -> str | None:
     """Which MPI says this of itself, asked for ``--version``."""
-    if "Open MPI" in version_text or "OpenRTE" in version_text:
-        return "openmpi"
-    if "Intel(R) MPI" in version_text:
-        return "intel"
-    return "mpich" if "HYDRA" in version_text else None
+    for flavour in launchers.MPIS:
+        if any(words in version_text for words in launchers.load_mpi(flavour).version_words):
+            return flavour
+    return None
 
 
 def _candidates(where: str) -> Iterator[Path]:

