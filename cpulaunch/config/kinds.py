@@ -24,6 +24,10 @@ class Kind:
         """The value that ``text``, from a flag or a variable, stands for."""
         raise NotImplementedError
 
+    def expected(self) -> str:
+        """``describe``, for an error: with what is known only here and now."""
+        return self.describe
+
     def to_text(self, value: Any) -> str:
         """A text that ``from_text`` reads as ``value``."""
         return str(value)
@@ -109,12 +113,19 @@ class ChoiceOrPlugin(Choice):
         super().__init__(*words)
         self.group = group
         self.metavar += "|NAME"
-        self.describe += f", or the name of an installed plug-in (entry point of {group})"
+        self.describe += f", or the name of a plug-in (an entry point of {group})"
 
     def from_text(self, text: str) -> str:
-        if text not in self.words and not any(e.name == text for e in plugins.entry_points(self.group)):
+        if text not in self.words and text not in self._installed():
             raise ValueError
         return text
+
+    def expected(self) -> str:
+        names = self._installed()
+        return f"{self.describe}; installed: {', '.join(names) or 'none'}"
+
+    def _installed(self) -> list[str]:
+        return [entry.name for entry in plugins.entry_points(self.group)]
 
 
 class Number(Kind):

@@ -79,7 +79,7 @@ def read_setting(key: str, text: str, origin: str) -> Any:
         return setting.kind.from_text(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.describe}", part=text
+            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.expected()}", part=text
         ) from None
 
 
@@ -203,7 +203,7 @@ class _YamlReader:
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "nothing" if value is None else node.value if written else repr(value)
             raise ConfigError(
-                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.describe}",
+                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.expected()}",
                 part=str(value),
             ) from None
 

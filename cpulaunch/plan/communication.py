@@ -57,11 +57,6 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
             variables["FI_PROVIDER"] = situation.provider or "tcp"
     if interface := situation.interface or ("lo" if situation.hosts == 1 else None):
         variables |= interface_variables(interface, variables.get("FI_PROVIDER"), situation.card)
-<<<<<<< HEAD
-    if situation.backend == "ccl" and situation.transport == "mpi" and situation.oversubscribed:
-        variables["I_MPI_THREAD_YIELD"] = "3"
-=======
->>>>>>> main
     return variables
 
 

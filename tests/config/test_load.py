@@ -145,8 +145,8 @@ BAD_FILES = [
     ),
     (
         "launcher: slurn\n",
-        "cpulaunch.yaml:1: 'slurn' does not fit launcher: expected one of auto, local, mpirun, or the name of an "
-        "installed plug-in (entry point of cpulaunch.launchers)",
+        "cpulaunch.yaml:1: 'slurn' does not fit launcher: expected one of auto, local, mpirun, or the name of "
+        "a plug-in (an entry point of cpulaunch.launchers); installed: none",
         "",
     ),
     (

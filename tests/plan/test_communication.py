@@ -31,10 +31,6 @@ CCL = Situation(backend="ccl", hosts=1, local_ranks=2, cores=4)
         ({"transport": "mpi", "intel_mpi": True}, {"CCL_PROCESS_LAUNCHER": "hydra", "FI_PROVIDER": None}),
         ({"transport": "mpi", "intel_mpi": True, "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
         ({"backend": "gloo"}, {"GLOO_SOCKET_IFNAME": "lo", "CCL_WORKER_COUNT": None, "FI_PROVIDER": None}),
-<<<<<<< HEAD:tests/ccl/test_communication.py
-        ({"backend": "gloo", "transport": "mpi", "starter": "intel", "oversubscribed": True}, {"I_MPI_THREAD_YIELD": None}),
-=======
->>>>>>> main:tests/plan/test_communication.py
     ],
     ids=str,
 )  # fmt: skip
