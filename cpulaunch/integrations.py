@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime import distributed
 from cpulaunch.runtime.engines import ipex
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.precision import ipex_problem, ipex_version
-from cpulaunch.runtime.say import say
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ def use_ipex(target: T) -> T:
     if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
         raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
     if problem := ipex_problem(ipex_version(), torch.__version__):
-        say(f"training goes on without IPEX: {problem}")
+        log_once(f"training goes on without IPEX: {problem}")
         return target
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
-        say("training goes on without IPEX: it doesn't go together with FSDP")
+        log_once("training goes on without IPEX: it doesn't go together with FSDP")
         return target
     if accelerator.mixed_precision != "bf16":
         raise UsageError(
@@ -61,7 +61,7 @@ def _optimized(objects: tuple[Any, ...]) -> list[Any]:
     if len(models) != 1 or len(optimizers) != 1 or type(optimizers[0]) not in ipex.FUSED:
         names = ", ".join(kind.__name__ for kind in ipex.FUSED)
         found = ", ".join(type(thing).__name__ for thing in (*models, *optimizers))
-        say(f"training goes on without IPEX: it takes one model with one of {names}; here {found}")
+        log_once(f"training goes on without IPEX: it takes one model with one of {names}; here {found}")
         return list(objects)
     if distributed.world_size() > 1:
         distributed.broadcast(models[0])

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from cpulaunch.runtime.planned import Planned, planned
-from cpulaunch.runtime.say import say
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 """Flags of /proc/cpuinfo, best first; the last is ARM's."""
@@ -58,16 +58,16 @@ class Choice:
 @lru_cache(1)
 def chosen() -> Choice:
     """The choice for this process.  Says it, once."""
-    choice = choose(planned(), cpu_flags(), torch.__version__, ipex_version())
+    choice = choose(training_settings(), cpu_flags(), torch.__version__, ipex_version())
     # What a rank's own CPU lacks is worth a line of each such rank.
-    say(str(choice), every_rank=not cpu_flags())
+    log_once(str(choice), every_rank=not cpu_flags())
     return choice
 
 
-def choose(plan: Planned, flags: Collection[str], torch_version: str, ipex: str | None) -> Choice:
+def choose(plan: TrainingSettings, flags: Collection[str], torch_version: str, ipex: str | None) -> Choice:
     """The engine for ``plan`` on a CPU with ``flags`` (of BF16_FLAGS); ``ipex`` is its version, if any."""
     if plan.precision == "fp32":
-        return Choice("native", "fp32", "as planned" if plan.job else "CPULAUNCH_PRECISION says so")
+        return Choice("native", "fp32", "as planned" if plan.in_job else "CPULAUNCH_PRECISION says so")
     best = next((flag for flag in BF16_FLAGS if flag in flags), None)
     if best is None and plan.engine == "auto":
         return Choice("native", "fp32", "this CPU has no instructions for bf16 (amx_bf16, avx512_bf16)")

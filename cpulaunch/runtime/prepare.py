@@ -20,9 +20,9 @@ from cpulaunch.errors import UsageError
 from cpulaunch.runtime import distributed, loaders
 from cpulaunch.runtime.accumulate import check_complete
 from cpulaunch.runtime.engines import ipex, native
-from cpulaunch.runtime.planned import planned
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.precision import chosen
-from cpulaunch.runtime.say import say
+from cpulaunch.runtime.settings import training_settings
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def prepare(
     that use the same part in each step. ``bucket_mb``: size of DDP's buckets in MB (2²⁰ bytes).
     ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire and in the sum. None: as planned.
 
-    Raises UsageError for objects of other types, and for data loaders that can't be divided.
+    Raises UsageError for objects of other types, and for data loaders that can't be sharded.
     """
     if not objects:
         raise UsageError("prepare was given nothing: prepare(model, optimizer)")
@@ -78,7 +78,7 @@ def prepare(
                 f"prepare takes models, optimizers, learning rate schedulers and data loaders, not "
                 f"{type(thing).__name__}"
             )
-    plan = planned()
+    plan = training_settings()
     compress = plan.compress_gradients if compress_gradients is None else compress_gradients
     if compress not in ("none", "bf16"):
         raise UsageError(f"prepare: compress_gradients is {compress!r}; valid: none, bf16")
@@ -92,10 +92,10 @@ def prepare(
     for thing in fresh:
         result = made.get(id(thing), thing)
         if isinstance(thing, DataLoader):
-            result = loaders.share(thing)
+            result = loaders.shard(thing)
         elif isinstance(thing, nn.Module) and not isinstance(thing, DistributedDataParallel):
             if not any(parameter.requires_grad for parameter in result.parameters()):
-                say(f"{type(thing).__name__} has nothing to train: it is left without data parallelism")
+                log_once(f"{type(thing).__name__} has nothing to train: it is left without data parallelism")
                 if distributed.world_size() > 1:
                     distributed.broadcast(result)
             elif distributed.world_size() > 1:
@@ -134,7 +134,7 @@ def _with_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> Iterat
         if chosen().engine == "ipex":
             problem = _problem_for_ipex(model, optimizer, models, left)
             if problem:
-                say(f"{type(model).__name__} gets the engine native: {problem}")
+                log_once(f"{type(model).__name__} gets the engine native: {problem}")
         if chosen().engine == "ipex" and not problem and optimizer is not None:
             # The bits that a weight's bf16 lacks lie in the optimizer, where DDP would not look.
             if distributed.world_size() > 1:
@@ -172,14 +172,14 @@ def _parameters(optimizer: Optimizer) -> set[torch.Tensor]:
 def _compile(model: nn.Module) -> None:
     """Compile in place: names in the state dict stay.  It takes a C++ compiler."""
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        say("torch.compile needs a C++ compiler, and this host has none: training goes on without it")
+        log_once("torch.compile needs a C++ compiler, and this host has none: training goes on without it")
         return
     model.compile()
 
 
 def _check_autocast(model: nn.Module, inputs: Any) -> None:
     if model.training and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-        say(
+        log_once(
             f"{type(distributed.unwrap(model)).__name__} runs outside of `with "
             "cpulaunch.autocast():`, so its layers are not in bf16"
         )
@@ -188,7 +188,7 @@ def _check_autocast(model: nn.Module, inputs: Any) -> None:
 def _watch(optimizer: Optimizer) -> None:
     """Refuse steps with half a gradient, and tell at the end of a training that never stepped."""
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
-        say(f"{type(optimizer).__name__} has nothing to train: none of its parameters wants a gradient")
+        log_once(f"{type(optimizer).__name__} has nothing to train: none of its parameters wants a gradient")
     stepped: list[bool] = []
 
     def before(self: Optimizer, *_: Any) -> None:
@@ -201,6 +201,6 @@ def _watch(optimizer: Optimizer) -> None:
 
     def tell() -> None:
         if not stepped and not hasattr(sys, "last_type"):  # a failure has its own message
-            say(f"{name} was prepared, but never stepped: this script has not trained")
+            log_once(f"{name} was prepared, but never stepped: this script has not trained")
 
     atexit.register(tell)

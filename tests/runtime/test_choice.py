@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime.planned import Planned, planned
+from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 AMX, AVX = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",)
 
@@ -36,7 +36,7 @@ AMX, AVX = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",)
 def test_the_engine(plan, flags, torch, ipex, expected) -> None:
     from cpulaunch.runtime.precision import choose
 
-    choice = choose(Planned(**plan), flags, torch, ipex)
+    choice = choose(TrainingSettings(**plan), flags, torch, ipex)
     assert (choice.engine, choice.precision) == expected[:2]
     assert expected[2] in choice.why
     assert "\n" not in str(choice)
@@ -48,17 +48,17 @@ def test_ipex_is_taken_by_itself_where_it_was_measured_to_be_much_faster(
     from cpulaunch.runtime import precision
 
     monkeypatch.setattr(precision, "MEASURED", (precision.Measured("amx_bf16", "2.8", 0.5, "here"),))
-    assert precision.choose(Planned(), AMX, "2.8.0", "2.8.0").engine == "ipex"
+    assert precision.choose(TrainingSettings(), AMX, "2.8.0", "2.8.0").engine == "ipex"
 
 
 def test_the_plan_is_read_from_the_environment() -> None:
-    assert planned({}) == Planned()
-    said = planned(
+    assert training_settings({}) == TrainingSettings()
+    said = training_settings(
         {"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_PRECISION": "bf16", "CPULAUNCH_ENGINE": "ipex",
          "CPULAUNCH_COMPILE": "1", "CPULAUNCH_COMPRESS_GRADIENTS": "bf16", "CPULAUNCH_BUCKET_MB": "50",
          "CPULAUNCH_STATIC_GRAPH": "1", "CPULAUNCH_AS_WRITTEN": "1"}
     )  # fmt: skip
-    assert said == Planned(True, "ccl", "bf16", "ipex", True, "bf16", 50, True, True)
+    assert said == TrainingSettings(True, "ccl", "bf16", "ipex", True, "bf16", 50, True, True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_plan_is_read_from_the_environment() -> None:
 )
 def test_a_value_that_does_not_exist_is_named(name: str, value: str, valid: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is '{value}': expected .*{valid}"):
-        planned({name: value})
+        training_settings({name: value})
 
 
 def test_the_public_names_and_what_importing_them_costs() -> None:

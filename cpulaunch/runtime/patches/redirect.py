@@ -22,8 +22,8 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-from cpulaunch.runtime.planned import Planned, planned
-from cpulaunch.runtime.say import say
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
 """Backends, as scripts name them, in whose place the planned one is taken."""
@@ -31,8 +31,8 @@ REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
 
 def autoload() -> None:
     """Called by torch at the end of its import."""
-    plan = planned()
-    if not plan.job or plan.as_written or plan.backend is None:
+    plan = training_settings()
+    if not plan.in_job or plan.as_written or plan.backend is None:
         return
     from torch import distributed
 
@@ -47,14 +47,14 @@ def autoload() -> None:
     sys.meta_path.insert(0, _AfterImport(plan))
 
 
-def _mixed_precision(plan: Planned) -> str:
+def _mixed_precision(plan: TrainingSettings) -> str:
     """accelerate's word for the planned precision."""
     from cpulaunch.runtime.precision import choose, cpu_flags
 
     return "bf16" if choose(plan, cpu_flags(), "", None).bf16 else "no"
 
 
-def _redirect_init_process_group(plan: Planned) -> None:
+def _redirect_init_process_group(plan: TrainingSettings) -> None:
     from torch import distributed
     from torch.distributed import distributed_c10d
 
@@ -72,7 +72,7 @@ def _redirect_init_process_group(plan: Planned) -> None:
         setattr(module, "init_process_group", init_process_group)  # noqa: B010
 
 
-def _tell(said: str | None, plan: Planned) -> None:
+def _tell(said: str | None, plan: TrainingSettings) -> None:
     changes = []
     if said != plan.backend:
         changes.append(f"backend {said or '(none named)'} -> {plan.backend}")
@@ -88,7 +88,7 @@ def _tell(said: str | None, plan: Planned) -> None:
 def _say_overridden(*changes: str) -> None:
     if not _told:
         _told.append("; ".join(changes))
-        say(f"overridden in this script: {_told[0]} (--as-written leaves it as it is)")
+        log_once(f"overridden in this script: {_told[0]} (--as-written leaves it as it is)")
 
 
 _told: list[str] = []
@@ -169,7 +169,7 @@ class _AfterImport(MetaPathFinder):
     what is changed here.
     """
 
-    def __init__(self, plan: Planned) -> None:
+    def __init__(self, plan: TrainingSettings) -> None:
         self._pending: dict[str, Callable[[ModuleType], None]] = {
             "accelerate.state": functools.partial(_change_accelerate, plan=plan),
             "transformers.training_args": _change_transformers,
@@ -182,7 +182,7 @@ class _AfterImport(MetaPathFinder):
                 self._pending.pop(pending)(module)
 
 
-def _change_accelerate(module: ModuleType, plan: Planned) -> None:
+def _change_accelerate(module: ModuleType, plan: TrainingSettings) -> None:
     """accelerate takes a GPU, or no other rank, unless told; and of backends it knows gloo and mpi only."""
     from torch import distributed
 
