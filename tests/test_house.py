@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ccl.installed",
     },
     "integrations": {"stdlib", "torch", "errors", "runtime", "accelerate", "transformers"},
-    "runtime.engines.ipex": {"stdlib", "torch", "intel_extension_for_pytorch"},
+    "runtime.engines.ipex": {"stdlib", "torch", "runtime.engines.base", "intel_extension_for_pytorch"},
     "ccl": {
         "stdlib",
         "torch",

@@ -49,9 +49,9 @@ def autoload() -> None:
 
 def _mixed_precision(plan: TrainingSettings) -> str:
     """accelerate's word for the planned precision."""
-    from cpulaunch.runtime.precision import choose, cpu_flags
+    from cpulaunch.runtime.precision import cpu_flags, decided_precision
 
-    return "bf16" if choose(plan, cpu_flags(), "", None).bf16 else "no"
+    return "bf16" if decided_precision(plan, cpu_flags())[0] == "bf16" else "no"
 
 
 def _redirect_init_process_group(plan: TrainingSettings) -> None:
@@ -62,6 +62,9 @@ def _redirect_init_process_group(plan: TrainingSettings) -> None:
 
     @functools.wraps(original)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        from cpulaunch.runtime.precision import cpu_flags, decided_precision, warn_if_slow
+
+        warn_if_slow(decided_precision(plan, cpu_flags())[0], cpu_flags())
         said = backend.lower() if isinstance(backend, str) else backend
         if said not in REPLACED:
             return original(backend, *args, **kwargs)
