@@ -20,6 +20,7 @@ from cpulaunch.runtime import distributed, engines, loaders
 from cpulaunch.runtime.accumulate import check_complete
 from cpulaunch.runtime.engines import native
 from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches.base import precision_owners
 from cpulaunch.runtime.precision import chosen
 from cpulaunch.runtime.settings import training_settings
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 """All that ``prepare`` has returned."""
+precision_owners.append(prepared.__contains__)
 
 _results: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """What ``prepare`` was given → what it returned, where that is another object."""
