@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY
+from test_house import MAY_IMPORT, MAY_TOUCH, row
 
 from cpulaunch.cli.main import COMMANDS, main
 
@@ -119,3 +120,13 @@ def test_texts_use_the_fields_words(path: Path) -> None:
     text = re.sub(r"`[^`\n]*`", "", text)
     found = {word: use for word, use in PRIVATE_WORDS.items() if re.search(rf"\b(?:{word})\b", text, re.I)}
     assert found == {}, "use these words instead"
+
+
+def test_the_architecture_page_has_the_houses_tables() -> None:
+    rows = []
+    for module in sorted({*MAY_IMPORT, *MAY_TOUCH}):
+        imports, touches = (", ".join(sorted(row(table, module))) or "–" for table in (MAY_IMPORT, MAY_TOUCH))
+        rows.append(f"| `{module}` | {imports.replace('*', 'everything')} | {touches} |")
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    shown = page.partition("| module | may import | may touch |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    assert shown.splitlines() == rows
