@@ -76,12 +76,19 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
     assert "hunter2" not in text
 
 
-def test_the_readme_shows_what_is_really_planned() -> None:
+@pytest.mark.parametrize(
+    ("page", "shown"), [("README.md", "\n2 sockets"), ("docs/clusters.md", "\nSettings that")]
+)
+def test_the_pages_show_what_is_really_planned(page: str, shown: str) -> None:
+    """``shown`` is where the page stops quoting the dry run."""
     golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
-    readme = (REPOSITORY / "README.md").read_text()
     typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run train.py --lr 0.1\n"
-    assert typed + golden.partition("\nSettings that")[0] + "…\n" in readme
-    assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in readme
+    assert typed + golden.partition(shown)[0] + "…\n" in (REPOSITORY / page).read_text()
+
+
+def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
+    text = (REPOSITORY / "docs" / "clusters.md").read_text()
+    assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in text
 
 
 def test_masks_are_shown_to_those_who_think_in_them() -> None:
