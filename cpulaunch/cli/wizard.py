@@ -16,7 +16,7 @@ from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
 from cpulaunch.cli.host_prompt import HostPrompt, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import summary, picture_of_first_host, preview
+from cpulaunch.cli.preview import picture_of_first_host, preview, summary
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
