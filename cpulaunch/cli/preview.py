@@ -14,7 +14,8 @@ from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
-from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.plan.plan import LOCALHOST, Plan, Program
+from cpulaunch.plan.training import decide_precision, without_bf16
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip
@@ -58,9 +59,10 @@ def unwise_settings(config: Config) -> Iterator[str]:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
         return
     yield from _pinning_variables(config["env"])
-    bf16 = config.is_set("training.precision") and config["training.precision"] == "bf16"
-    if bf16 and facts.like.cpu_flags == ():
-        yield f"{config.where('training.precision')}: bf16 is slow here: this CPU has no instructions for it"
+    if config.is_set("training.precision"):
+        lacking = without_bf16({LOCALHOST: facts.like})
+        if note := decide_precision(config["training.precision"], is_set=True, lacking=lacking).note:
+            yield f"{config.where('training.precision')}: {note}"
     workers = config["ccl.worker_count"]
     for host in plan.hosts:
         smallest = min(len(rank.cores) for rank in host.ranks)

@@ -311,7 +311,7 @@ class TestBackendAndPrecision:
     )
     def test_bf16_only_where_the_cpu_has_it_or_the_user_insists(self, settings, facts, precision) -> None:
         made = make(*settings, facts=facts)
-        assert made.env["CPULAUNCH_PRECISION"] == precision
+        assert made.env["CPULAUNCH_PRECISION"] == made.setting("training.precision") == precision
         assert any("bf16" in note for note in made.notes) == (facts is SMALL)
 
 
