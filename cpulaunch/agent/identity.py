@@ -7,24 +7,15 @@ from typing import NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError
+from cpulaunch.plan.placement import IdentityVariables
 
-
-class Names(NamedTuple):
-    """The variables by which one starter says who a process is."""
-
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
-_HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_HYDRA = IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 STARTERS = {
-    "local": Names(*variables.LOCAL_IDENTITY),
+    "local": IdentityVariables(*variables.LOCAL_IDENTITY),
     "intel": _HYDRA,
     "mpich": _HYDRA,
-    "openmpi": Names(
+    "openmpi": IdentityVariables(
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -43,16 +34,18 @@ class Identity(NamedTuple):
     local_size: int
 
 
-def identify(starter: str, environ: Mapping[str, str]) -> Identity:
-    """Read this process's identity.  HostError where the starter said nothing, or nonsense."""
-    names = STARTERS[starter]
+def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
+    """This process's identity, which ``launcher`` tells it by variables of these ``names``.
+
+    Raises HostError where one of them is not set, or holds no number.
+    """
 
     def read(name: str) -> int:
         try:
             return int(environ[name])
         except (KeyError, ValueError):
             raise HostError(
-                f"{starter} was to start this process, but {name} is {environ.get(name, 'not set')}",
+                f"{launcher} was to start this process, but {name} is {environ.get(name, 'not set')}",
                 hint="is another MPI's mpiexec, or another launcher, in between?",
             ) from None
 

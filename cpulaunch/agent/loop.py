@@ -31,7 +31,7 @@ from cpulaunch.messages import (
     pack,
     unpack,
 )
-from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement, unguard
+from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, RankSpec, unguard
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -50,12 +50,12 @@ def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
         placement = Placement.from_text(os.environ[VARIABLE])
-        identity = identify(placement.starter, os.environ)
+        identity = identify(placement.launcher, placement.identity, os.environ)
     except (KeyError, ValueError, CpulaunchError) as e:
         print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)
         return HostError.exit_code
     launcher = os.environ.get(variables.LAUNCHER_PID)
-    if placement.starter == "local" and launcher and int(launcher) != os.getppid():
+    if placement.agents_are_children and launcher and int(launcher) != os.getppid():
         return 128 + signal.SIGTERM  # it was gone before we could ask to die with it
     return Agent(placement, identity).run(unguard(sys.argv[sys.argv.index("--") + 1 :]))
 
@@ -112,26 +112,26 @@ class Agent:
 
     def _start(self, program: list[str]) -> None:
         me, placement = self.identity, self.placement
-        group_rank, layout, place = self._seat()
+        group_rank, host, rank = self._own_plan()
         name = placement.hosts[group_rank][0]
         try:
             os.chdir(placement.directory)
         except OSError as e:
             raise HostError(f"working directory {placement.directory} on {name}: {e.strerror}") from None
-        cores = _numbers(place.cores)
+        cores = list(rank.cores)
         notes = self._check_cores(cores, name)
-        policy = place.memory_policy
+        policy = rank.memory_policy
         if policy and (why := self._set_memory_policy(policy)):
             notes.append(why)
             policy = ""
         env = {k: v for k, v in os.environ.items() if k not in _OURS_ALONE}
         env.update(placement.env)
-        env.update(layout.env)
-        env.update(place.env)
+        env.update(host.env)
+        env.update(rank.env)
         if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody looked, nobody said
-            from cpulaunch.agent.network import wire_here
+            from cpulaunch.agent.network import select_interface
 
-            env = {**wire_here(env), **env}
+            env = {**select_interface(env), **env}
         env.update(
             RANK=str(me.rank),
             WORLD_SIZE=str(me.size),
@@ -151,9 +151,9 @@ class Agent:
         if placement.python:
             env[REPORT_FD] = str(streams[2])
         users = placement.env.get("LD_PRELOAD") or os.environ.get("LD_PRELOAD", "")
-        added = set(layout.env.get("LD_PRELOAD", "").split(":")) - set(users.replace(":", " ").split())
+        added = set(host.env.get("LD_PRELOAD", "").split(":")) - set(users.replace(":", " ").split())
         threads = env.get("OMP_NUM_THREADS", "")
-        self.planned = (place.cores, place.comm_cores, policy, threads, ":".join(sorted(added)))
+        self.planned = (str(rank.cores), str(rank.comm_cores), policy, threads, ":".join(sorted(added)))
         try:
             # Rank 0 alone has a stdin; under hydra, that of the others never ends.
             self.program = Program(
@@ -166,7 +166,7 @@ class Agent:
                 os.close(fd)
         actual = self._cores_of(self.program.pid)
         if actual is not None and actual != set(cores):
-            notes.append(f"rank {me.rank} was put on CPUs {place.cores}, but is on {_listed(actual)}")
+            notes.append(f"rank {me.rank} was put on CPUs {rank.cores}, but is on {_listed(actual)}")
             if not placement.lenient:
                 self.program.kill()
                 raise HostError(notes[-1], hint="--lenient makes this a warning")
@@ -175,45 +175,43 @@ class Agent:
                 "type": "started",
                 "pid": self.program.pid,
                 "cores": _listed(actual or cores),
-                "comm_cores": place.comm_cores,
-                "threads": place.threads,
+                "comm_cores": str(rank.comm_cores),
+                "threads": rank.threads,
                 "notes": notes,
             }
         )
 
-    def _seat(self) -> tuple[int, Layout, Place]:
-        """Our host's number, its layout, and our place in it."""
+    def _own_plan(self) -> tuple[int, HostSpec, RankSpec]:
+        """Our host's number, and what is planned for it and for our rank."""
         me, placement = self.identity, self.placement
         total = sum(map(self._size_of, range(len(placement.hosts))))
         if total != me.size:
-            raise HostError(f"{placement.starter} started {me.size} ranks, but {total} were planned")
+            raise HostError(f"{placement.launcher} started {me.size} ranks, but {total} were planned")
         first, group_rank = 0, 0
         while me.rank >= first + self._size_of(group_rank):
             first += self._size_of(group_rank)
             group_rank += 1
         name, number = placement.hosts[group_rank]
-        layout = placement.layouts[number]
-        if (me.rank - first, len(layout.places)) != (me.local_rank, me.local_size):
+        host = placement.host_specs[number]
+        if (me.rank - first, len(host.ranks)) != (me.local_rank, me.local_size):
             raise HostError(
-                f"rank {me.rank} was planned as local rank {me.rank - first} of {len(layout.places)} "
-                f"on {name}, but {placement.starter} made it local rank {me.local_rank} of {me.local_size}",
+                f"rank {me.rank} was planned as local rank {me.rank - first} of {len(host.ranks)} "
+                f"on {name}, but {placement.launcher} made it local rank {me.local_rank} of {me.local_size}",
                 hint="are two names in the hostfile the same host?",
             )
-        if layout.assumed:
-            layout, place = self._bound_here(layout)
-        else:
-            place = layout.places[me.local_rank]
-        return group_rank, layout, place
+        if host.assumed:
+            host = self._rebound(name, host)
+        return group_rank, host, host.ranks[me.local_rank]
 
     def _size_of(self, group_rank: int) -> int:
-        return len(self.placement.layouts[self.placement.hosts[group_rank][1]].places)
+        return len(self.placement.host_specs[self.placement.hosts[group_rank][1]].ranks)
 
-    def _bound_here(self, layout: Layout) -> tuple[Layout, Place]:
+    def _rebound(self, name: str, planned: HostSpec) -> HostSpec:
         """What this host's own topology and libraries give, as the plan could only guess at them."""
-        from cpulaunch.agent.rebind import bind_here
+        from cpulaunch.agent.rebind import rebind_on_host
 
         users = {**os.environ, **self.placement.env}
-        return bind_here(self.placement, layout, self.identity.local_rank, users)
+        return rebind_on_host(name, planned, self.placement.request, users)
 
     def _set_memory_policy(self, policy: str) -> str:
         """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
@@ -360,7 +358,7 @@ class Agent:
         for stream, rest in self.rest.items():
             if rest:
                 self._print(stream, b"\n")
-        if self.link and self.link.cut_off and self.placement.starter == "openmpi":
+        if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
             os.kill(os.getppid(), signal.SIGTERM)  # its daemon would wait for its mpiexec for ever
         # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
         return 0 if self.done else self.ended.shell_code
@@ -466,15 +464,6 @@ class Agent:
                 self.selector.unregister(fd)
             elif stream:
                 self.selector.register(fd, selectors.EVENT_READ)
-
-
-def _numbers(folded: str) -> list[int]:
-    """``"0-2,5"`` → 0, 1, 2, 5, as this host's own plan wrote it."""
-    numbers: list[int] = []
-    for part in folded.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 def _listed(cores: object) -> str:

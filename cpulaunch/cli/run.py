@@ -50,8 +50,9 @@ def main(arguments: list[str]) -> int:
         say(f"warning: {warning}")
     program = _program(rest, options.no_python)
 
-    from cpulaunch.discovery.collect import gather
-    from cpulaunch.launchers.render import render
+    from cpulaunch import launchers
+    from cpulaunch.cli.facts import gather
+    from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     if config["training.engine"] == "ipex" and find_spec("intel_extension_for_pytorch") is None:
         where = config.where("training.engine")
         say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
-    commands = render(plan)
+    commands = launchers.load(plan.starter).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_text
 
@@ -88,10 +89,10 @@ def main(arguments: list[str]) -> int:
 
 def _drawn(plan: Plan, facts: Facts) -> str:
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.preview import seats_of_first_host
+    from cpulaunch.cli.preview import picture_of_first_host
 
     shown = sys.stdout.isatty()
-    return seats_of_first_host(
+    return picture_of_first_host(
         plan,
         facts,
         width=terminal.width() if shown else terminal.WIDEST,

@@ -8,15 +8,12 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
-from cpulaunch import variables
+from cpulaunch import launchers, variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.plan import HostPlan, Plan
-
-FLAVOUR_NAMES = {"intel": "Intel MPI", "mpich": "MPICH", "openmpi": "Open MPI"}
 
 FEW = 3
 """Notes on the plan that a run shows unasked."""
@@ -42,7 +39,8 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
 
 def started(plan: Plan) -> str:
     """How the ranks are started."""
-    return "started directly" if plan.starter == "local" else f"started by {FLAVOUR_NAMES[plan.starter]}"
+    launcher = launchers.load(plan.starter)
+    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
 
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
@@ -50,7 +48,7 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
     if config["cpu.threads"] == "auto":
         return
     for host in plan.hosts:
-        cores = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
             yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
@@ -118,7 +116,7 @@ def _hosts_as_text(names: list[str], layout: tuple[Any, ...], like: str) -> Iter
 
 def _domains(plan: Plan) -> Iterator[str]:
     for cores, group in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
-        masks = ",".join((CoreSet.parse(a) | CoreSet.parse(b)).mask() for a, b in cores)
+        masks = ",".join((a | b).mask() for a, b in cores)
         yield f"  {_names([host.host for host in group])}: [{masks}]"
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cpulaunch import launchers
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
 from cpulaunch.cli.host_prompt import Places, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import in_short, preview, seats_of_first_host
-from cpulaunch.cli.show import FLAVOUR_NAMES
+from cpulaunch.cli.preview import in_short, picture_of_first_host, preview
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
@@ -152,7 +152,7 @@ class Wizard:
         machine = self.machine
         if key == "mpi.flavour":
             mpi = machine.mpi(word)
-            name = FLAVOUR_NAMES[mpi.flavour] if mpi else FLAVOUR_NAMES.get(word, "")
+            name = launchers.load(mpi.flavour if mpi else word).title if mpi or word in launchers.MPIS else ""
             return f"{name} {mpi.version}" if mpi else f"{name} not found here".strip()
         if key == "training.backend":
             taken = "gloo" if machine.ccl_missing else "ccl"
@@ -236,7 +236,7 @@ class Wizard:
         except CpulaunchError as e:
             self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
-        drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
+        drawn = picture_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
             return
         self.drawn = drawn

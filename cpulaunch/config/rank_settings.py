@@ -11,7 +11,7 @@ from cpulaunch.errors import UsageError
 
 
 def rank_settings(config: Config, decided: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that tell ranks the settings ``decided`` (by key), and all that aren't at their default."""
+    """The variables that tell ranks the settings ``decided`` (by key), and all that are not defaults."""
     told = {}
     for key, setting in SETTINGS.items():
         name = setting.rank_variable

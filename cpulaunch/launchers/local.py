@@ -1,21 +1,34 @@
-"""Starter ``local``: the launcher itself starts the ranks of this machine, without MPI."""
+"""The launcher ``local``: cpulaunch itself starts the agents of this host, without MPI."""
 
 from __future__ import annotations
 
 from cpulaunch import variables
 from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.base import Launcher
 from cpulaunch.launchers.command import Command
+from cpulaunch.model.installation import Installation
+from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 
 
-def commands(plan: Plan) -> tuple[Command, ...]:
-    """One command per rank, alike but for the rank's number."""
-    argv = tuple(agent_argv(plan))
-    shared = {name: value for name, value in plan.env.items() if name not in plan.private}
-    shared.update(placement_variable(plan))
-    size = str(plan.world_size)
+class Local(Launcher):
+    name = "local"
+    title = "cpulaunch"
+    identity = IdentityVariables(*variables.LOCAL_IDENTITY)
+    agents_are_children = True
+    this_host_only = True
 
-    def identity(rank: int) -> dict[str, str]:
-        return dict(zip(variables.LOCAL_IDENTITY, (str(rank), size, str(rank), size), strict=True))
+    def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
+        """One command for each rank, alike but for the rank's number."""
+        argv = tuple(agent_argv(plan, installation))
+        shared = {name: value for name, value in plan.env.items() if name not in plan.private}
+        shared.update(placement_variable(plan, self))
+        size = str(plan.world_size)
 
-    return tuple(Command(argv, {**shared, **identity(rank)}) for rank in range(plan.world_size))
+        def identity(rank: int) -> dict[str, str]:
+            return dict(zip(self.identity, (str(rank), size, str(rank), size), strict=True))
+
+        return tuple(Command(argv, {**shared, **identity(rank)}) for rank in range(plan.world_size))
+
+
+LOCAL = Local()

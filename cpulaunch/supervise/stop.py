@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 
-from cpulaunch.launchers.agent_command import SSH
+from cpulaunch.launchers.reach import SSH
 
 SWEEP_TIMEOUT = 3.0
 """Seconds that a host has to let us sweep it; one that is dead can't."""

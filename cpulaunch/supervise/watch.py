@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from cpulaunch import launchers
 from cpulaunch.errors import HostError
-from cpulaunch.launchers.start_failure import failed_start
 from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, Message, encode, unpack
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise import outcome as kinds
@@ -112,7 +112,9 @@ class Watch:
         if self.interrupted is not None or not missing:
             return
         self.said = (self.said + data)[-MAX_HEARD:]
-        if found := failed_start(self.said.decode(errors="replace"), ended=ended):
+        if found := launchers.load(self.plan.starter).start_failure(
+            self.said.decode(errors="replace"), ended=ended
+        ):
             host, why = found
             short = host.partition(".")[0]
             rank = next((r for r in missing if r.host in (host, short)), missing[0])

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from cpulaunch import launchers
 from cpulaunch.config.load import load
+from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.errors import PlanError
-from cpulaunch.launchers.render import render
+from cpulaunch.launchers.command import Command
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.model.installation import Installation
 from cpulaunch.model.network import Interface
-from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
-TWO_CORES = Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
+TWO_CORES = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
 PROGRAM = Program(("/venv/bin/python", "train.py"), True, "/home/me", "/venv/bin/python")
-WAY_OUT = Interface("eno1", "10.0.0.9", 24)
+EGRESS = Interface("eno1", "10.0.0.9", 24)
 MPIS = {name: Mpi(name, f"/mpi/{name}", "1.0") for name in ("intel", "mpich", "openmpi")}
 
 
@@ -34,7 +36,7 @@ def make(
     hosts: str = "a,b",
     mpi: str = "intel",
     known: dict[str, HostFacts] = KNOWN,
-    way_out: Interface | None = WAY_OUT,
+    egress: Interface | None = EGRESS,
     **environ: str,
 ) -> Plan:
     given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
@@ -45,9 +47,13 @@ def make(
         hosts=known,
         here=frozenset({"localhost"}),
         mpis=(MPIS[mpi],),
-        way_out=way_out,
+        egress_interface=egress,
     )
     return make_plan(config, facts, PROGRAM)
+
+
+def render(made: Plan) -> tuple[Command, ...]:
+    return launchers.load(made.starter).commands(made, Installation("/venv/run_agent.py", "/venv/ssh.sh"))
 
 
 def starter_env(made: Plan) -> dict[str, str]:
@@ -101,7 +107,7 @@ def test_the_master_is_the_first_hosts_address() -> None:
 )
 def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
     env = starter_env(make(mpi=mpi))
-    assert env.pop(ssh).endswith("/launchers/ssh.sh")
+    assert env.pop(ssh) == "/venv/ssh.sh"
     env = {k: v for k, v in env.items() if v != "ssh"}
     assert env == interface
     (name,) = interface
@@ -127,7 +133,7 @@ def test_hydra_takes_no_ipv6_address(mpi: str) -> None:
 
 def test_open_mpi_does() -> None:
     six = Interface("eth0", "fd00::9", 64)
-    (command,) = render(make(hosts="fd00::1,[fd00::2]:2", mpi="openmpi", way_out=six, known={}))
+    (command,) = render(make(hosts="fd00::1,[fd00::2]:2", mpi="openmpi", egress=six, known={}))
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"
     assert "PRTE_MCA_prte_if_include" not in command.env
 

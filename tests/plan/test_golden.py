@@ -12,6 +12,7 @@ import pytest
 from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
+from cpulaunch.model.installation import Installation
 
 HERE = Path(__file__).parent
 BIG = "tests/plan/2x28.lscpu"
@@ -41,8 +42,8 @@ CASES = {
 def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    monkeypatch.setattr("cpulaunch.launchers.agent_command.AGENT", "/venv/cpulaunch/agent/run_agent.py")
-    monkeypatch.setattr("cpulaunch.launchers.mpi.SSH", "/venv/cpulaunch/launchers/ssh.sh")
+    there = Installation("/venv/cpulaunch/agent/run_agent.py", "/venv/cpulaunch/launchers/ssh.sh")
+    monkeypatch.setattr("cpulaunch.discovery.installation.installation_here", lambda: there)
     monkeypatch.setattr("os.getcwd", lambda: "/home/me")
     for file in (BIG, FOUR):
         Path(file).parent.mkdir(parents=True)

@@ -373,9 +373,10 @@ def plain(context: str) -> dict:
 def on_a_slow_cpu() -> None:
     """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
     from cpulaunch.runtime import precision
+    from cpulaunch.runtime.patches import torch as patches_of_torch
 
     if cpulaunch.rank() == 1:
-        precision.cpu_flags = lambda: ()  # type: ignore[assignment]
+        precision.cpu_flags = patches_of_torch.cpu_flags = lambda: ()
 
 
 def prepared_on_a_slow_cpu() -> dict:

