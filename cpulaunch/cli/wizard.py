@@ -20,7 +20,7 @@ from cpulaunch.cli.preview import in_short, picture_of_first_host, preview
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
-from cpulaunch.config.load import built_so_far, load
+from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -144,8 +144,7 @@ class Wizard:
             return (Option("auto", "auto"), *(Option(name, name, ip) for name, ip in self.machine.interfaces))
         else:
             return ()
-        built = [word for word in words if setting.built is None or word in setting.built]
-        return [Option(word, scalar(word), self.about(setting.key, word)) for word in built]
+        return [Option(word, scalar(word), self.about(setting.key, word)) for word in words]
 
     def about(self, key: str, word: Any) -> str:
         """What an answer means on this machine."""
@@ -187,9 +186,7 @@ class Wizard:
         try:
             value = setting.kind.from_text(text)
         except ValueError:
-            return f"expected {setting.kind.describe}"
-        if setting.built is not None and value not in setting.built:
-            return f"not built yet; {built_so_far(setting)}"
+            return f"expected {setting.kind.expected()}"
         if setting.key == "output.log_dir":
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):
