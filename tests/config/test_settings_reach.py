@@ -129,6 +129,7 @@ EFFECTS = {
     "cpu.openmp": Effect("intel", first_host_env("LD_PRELOAD"), "/t.so:/i.so"),
     "watch.heartbeat_timeout": Effect("7", placement("heartbeat_timeout"), 7),
     "watch.grace_period": Effect("3", placement("grace_period"), 3),
+    "output.verbose": Effect("true", shared_env("CCL_LOG_LEVEL"), "warn"),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip
@@ -202,9 +203,9 @@ SCRIPT = """
 import json, os
 from dataclasses import asdict
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.runtime.planned import planned
+from cpulaunch.runtime.settings import training_settings
 binding = rank_setting("ccl.binding", os.environ)
-print(json.dumps({**asdict(planned()), "binding": binding, "port": os.environ["MASTER_PORT"]}))
+print(json.dumps({**asdict(training_settings()), "binding": binding, "port": os.environ["MASTER_PORT"]}))
 """
 
 
@@ -224,4 +225,4 @@ def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> Non
     (log,) = directory.glob("elsewhere/*/rank-0.log")
     told = json.loads(log.read_text())
     assert {key: told[key.partition(".")[2]] for key in TOLD} == TOLD
-    assert (told["job"], told["port"]) == (True, str(port))
+    assert (told["in_job"], told["port"]) == (True, str(port))
