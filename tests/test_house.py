@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervise": {"stdlib", "errors", "messages", "model", "plan", "launchers", "supervise"},
     "supervise.failure_report": {"*"},
     "agent": {"stdlib", "errors", "messages", "agent", "model", "discovery", "plan"},
-    "agent.bootstrap": {"stdlib", "agent.gloo"},
+    "agent.bootstrap": {"stdlib", "messages", "agent.gloo"},
     "agent.gloo": {"stdlib"},
     "runtime": {
         "stdlib",

@@ -41,7 +41,7 @@ TAIL = 64 << 10
 """Bytes of a log in which those are looked for."""
 
 
-def verdict(outcome: Outcome, directory: Path) -> str:
+def failure_report(outcome: Outcome, directory: Path) -> str:
     """What to show of a job that didn't end well."""
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
