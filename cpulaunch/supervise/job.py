@@ -233,7 +233,7 @@ class JobState:
 
     def _look_for_a_failed_start(self, *, ended: bool = False) -> None:
         missing = [rank for rank in self.ranks if rank.heard_at is None]
-        if self.interrupted is not None or not missing:
+        if not missing:
             return
         text = self._said.decode(errors="replace")
         found = self.watching.launcher.start_failure(text, ended=ended)
