@@ -1,4 +1,4 @@
-"""IPEX for scripts that leave training to a library, by one line."""
+"""Engines for scripts that leave training to a library, by one line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import distributed
-from cpulaunch.runtime.engines import ipex
-from cpulaunch.runtime.precision import ipex_problem, ipex_version
-from cpulaunch.runtime.say import say
+from cpulaunch.runtime import distributed, engines
+from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.precision import cpu_flags
 
 T = TypeVar("T")
 
@@ -31,11 +31,12 @@ def use_ipex(target: T) -> T:
     accelerator: Any = getattr(target, "accelerator", target)
     if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
         raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
-    if problem := ipex_problem(ipex_version(), torch.__version__):
-        say(f"training goes on without IPEX: {problem}")
-        return target
-    if getattr(accelerator.state, "fsdp_plugin", None) is not None:
-        say("training goes on without IPEX: it doesn't go together with FSDP")
+    engine = engines.load("ipex")
+    problem = engine.unavailable(torch.__version__, cpu_flags())
+    if not problem and getattr(accelerator.state, "fsdp_plugin", None) is not None:
+        problem = "it can't be combined with FSDP"
+    if problem:
+        log_once(f"training goes on without IPEX: {problem}")
         return target
     if accelerator.mixed_precision != "bf16":
         raise UsageError(
@@ -46,24 +47,27 @@ def use_ipex(target: T) -> T:
 
     @functools.wraps(original)
     def prepare(*objects: Any, **options: Any) -> Any:
-        return original(*_optimized(objects), **options)
+        return original(*_with_engine(engine, objects), **options)
 
     accelerator.prepare = prepare
     return target
 
 
-def _optimized(objects: tuple[Any, ...]) -> list[Any]:
-    """``objects``, their one model and one optimizer made ready for IPEX."""
+def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
+    """``objects``, of which the engine has made the one model and the one optimizer ready."""
     models = [thing for thing in objects if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
     if not models:
         return list(objects)
-    if len(models) != 1 or len(optimizers) != 1 or type(optimizers[0]) not in ipex.FUSED:
-        names = ", ".join(kind.__name__ for kind in ipex.FUSED)
+    if len(models) != 1 or len(optimizers) != 1:
         found = ", ".join(type(thing).__name__ for thing in (*models, *optimizers))
-        say(f"training goes on without IPEX: it takes one model with one of {names}; here {found}")
+        problem: str | None = f"it takes one model with its optimizer; here are {found}"
+    else:
+        problem = engine.problem(models[0], optimizers[0])
+    if problem:
+        log_once(f"training goes on without IPEX: {problem}")
         return list(objects)
-    if distributed.world_size() > 1:
+    if engine.broadcast_first and distributed.world_size() > 1:
         distributed.broadcast(models[0])
-    model = ipex.optimize(models[0], optimizers[0])
+    model = engine.apply(models[0], optimizers[0])
     return [model if thing is models[0] else thing for thing in objects]

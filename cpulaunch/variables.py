@@ -86,7 +86,7 @@ TABLE = (
     Variable("GROUP_RANK", "agent", "<script>", "integer", "number of the host"),
     Variable("MASTER_ADDR", "<user> plan", "config agent <torch>", "name or address", "where ranks meet"),
     Variable("MASTER_PORT", "<user> supervise launchers", "config <torch>", "integer", "port where ranks meet"),
-    Variable("TORCHELASTIC_RUN_ID", "<torchrun>", "ccl", "text", "whether torchrun started this rank"),
+    Variable("PMI_RANK", "<Hydra>", "launchers ccl", "integer", "rank; tells that Hydra started this process"),
     Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "<torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
     Variable("CCL_ALLREDUCE", "<user>", "ccl <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
-from cpulaunch.config.write import limits, scalar
+from cpulaunch.config.write import scalar
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -42,7 +42,6 @@ def _row(setting: Setting) -> str:
         what += f"; {setting.kind.describe}"
     if setting.variable:
         what += f"; also `${setting.variable}`"
-    what += limits(setting)
     what = what.replace("|", r"\|")
     return f"| `{setting.key}` | {options} | `{scalar(setting.default)}` | {what} |"
 

@@ -1,88 +1,158 @@
-"""The house's table: who may import whom.  It is the one of docs/architecture.md, and holds for every file."""
+"""The house's rules: who may import whom, who may touch what, and no circles.
+
+The tables are those of docs/architecture.md, and hold for every module.
+"""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "cpulaunch"
+import cpulaunch
 
-# The longest matching prefix counts.  "stdlib" alone: nothing installed may be imported.
+PACKAGE = Path(cpulaunch.__file__).parent
+
+# The longest matching prefix counts.  All may import the standard library, `errors` and `variables`.
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": {"stdlib"},
-    "messages": {"stdlib"},
-    "variables": {"stdlib"},
-    "config": {"stdlib", "errors", "config"},
-    "config.load": {"stdlib", "errors", "config", "yaml"},
-    "config.accelerate": {"stdlib", "errors", "config", "yaml"},
-    "model": {"stdlib", "errors", "model", "discovery"},
-    "discovery": {"stdlib", "errors", "model", "discovery", "launchers"},
-    "plugins": {"stdlib", "errors"},
-    "discovery.collect": {"*"},
-    "plan": {"stdlib", "errors", "config", "model", "discovery", "plan"},
-    "launchers": {"stdlib", "errors", "plugins", "model", "plan", "launchers"},
-    "supervise": {"stdlib", "errors", "messages", "model", "plan", "launchers", "supervise"},
-    "supervise.failure_report": {"*"},
-    "agent": {"stdlib", "errors", "messages", "agent", "model", "discovery", "plan"},
-    "agent.bootstrap": {"stdlib", "messages", "agent.gloo"},
-    "agent.gloo": {"stdlib"},
-    "runtime": {
-        "stdlib",
-        "torch",
-        "errors",
-        "runtime",
-        "agent.identity",
-        "plan.communication",
-        "config.rank_settings",
-        "ccl.installed",
-    },
-    "integrations": {"stdlib", "torch", "errors", "runtime", "accelerate", "transformers"},
-    "runtime.engines.ipex": {"stdlib", "torch", "intel_extension_for_pytorch"},
-    "ccl": {
-        "stdlib",
-        "torch",
-        "config.rank_settings",
-        "errors",
-        "ccl",
-        "agent.identity",
-        "plan.communication",
-    },
+    "errors": set(),
+    "variables": set(),
+    "plugins": set(),
+    "messages": set(),
+    "config": {"config", "plugins"},
+    "config.load": {"config", "yaml"},
+    "config.accelerate": {"config", "yaml"},
+    "model": {"model"},
+    "plan": {"config", "model", "plan", "launchers"},
+    "launchers": {"launchers", "plugins", "model", "plan"},
+    "discovery": {"discovery", "model", "launchers"},
+    "discovery.check_hosts": {"discovery", "model", "config.config"},
+    "discovery.collect": {"discovery", "model", "config", "plan"},
+    "supervise": {"supervise", "messages", "model", "plan", "launchers"},
+    "supervise.failure_report": {"supervise", "model", "rich"},
+    "agent": {"agent", "messages", "model", "discovery", "plan"},
+    "agent.bootstrap": {"messages", "agent.gloo"},
+    "agent.gloo": set(),
+    "ccl": {"ccl", "config.rank_settings", "plan.communication", "torch"},
+    "runtime": {"runtime", "config.rank_settings", "plan.training", "plugins", "ccl.installed", "torch"},
+    "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
+    "integrations": {"runtime", "torch", "accelerate", "transformers"},
     "cli": {"*"},
     "__main__": {"cli"},
-    "__init__": {"stdlib", "runtime"},
+    "__init__": {"runtime"},
+}
+
+# What a module can touch, and by which names it does.
+TOUCHES: dict[str, tuple[str, ...]] = {
+    "processes": ("subprocess", "os.fork", "os.kill", "os.killpg", "os.waitpid", "os.execve", "signal.signal",
+                  "signal.set_wakeup_fd", "os.sched_setaffinity"),
+    "network": ("socket", "asyncio"),
+    "files": ("open", "os.open", "os.fdopen", "os.listdir", "os.unlink", "tempfile", "shutil", ".read_text",
+              ".write_text", ".read_bytes", ".write_bytes", ".mkdir", ".iterdir", ".glob", ".unlink"),
+    "environment": ("os.environ", "os.getcwd", "sys.argv", "os.putenv", "os.environ.get"),
+    "clock": ("time.time", "time.monotonic", "time.sleep", "time.perf_counter", "datetime"),
+    "libc": ("ctypes",),
+    "terminal": ("print", "input", "sys.stdout", "sys.stderr", "termios"),
+}  # fmt: skip
+
+MAY_TOUCH: dict[str, set[str]] = {
+    "errors": set(),
+    "variables": set(),
+    "plugins": set(),
+    "messages": set(),
+    "config": set(),
+    "config.load": {"files", "environment"},
+    "model": set(),
+    "plan": set(),
+    "launchers": set(),
+    "discovery": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
+    "supervise": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
+    "supervise.job": set(),
+    "supervise.events": set(),
+    "supervise.rank": set(),
+    "supervise.root_cause": set(),
+    "supervise.status": set(),
+    "supervise.outcome": set(),
+    "agent": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
+    "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
+    "runtime": {"files", "environment", "clock", "terminal"},
+    "integrations": set(),
+    "cli": {"processes", "files", "environment", "clock", "terminal"},
+    "__main__": set(),
+    "__init__": set(),
 }
 
 
 def modules() -> list[str]:
-    return sorted(".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py"))
+    return sorted(".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py"))
 
 
-def allowed_for(module: str) -> set[str]:
+MODULES = modules()
+
+
+def row(table: dict[str, set[str]], module: str) -> set[str]:
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
-        if (rule := MAY_IMPORT.get(".".join(parts[:length]))) is not None:
-            return rule
+        if (found := table.get(".".join(parts[:length]))) is not None:
+            return found
     raise AssertionError(f"{module} is in no row of the table")
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text())
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
+def nodes(module: str) -> Iterator[ast.AST]:
+    """All nodes of a module but those for type checkers alone."""
+    waiting: list[ast.AST] = [tree(module)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += (
+            node.orelse if isinstance(node, ast.If) and is_type_checking(node) else ast.iter_child_nodes(node)
+        )
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def imports(module: str) -> set[str]:
-    """What a module imports, at its top or within functions, but not for type checks alone."""
-    path = PACKAGE / (module.replace(".", "/") + ".py")
+    """What a module imports, at its top or within functions, by full names; ``from . import x``, too."""
+    package = ["cpulaunch", *module.split(".")[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # `from cpulaunch.launchers import local` imports a module, too.
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*start, *([node.module] if node.module else [])])
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                is_module = (PACKAGE.parent / (inner.replace(".", "/") + ".py")).is_file()
-                found.add(inner if is_module else node.module)
+                inner = f"{source}.{alias.name}"
+                found.add(inner if inner.startswith("cpulaunch.") and is_module(inner) else source)
     return found
+
+
+def ours(module: str) -> set[str]:
+    """The modules of cpulaunch that a module imports, as `modules` names them."""
+    found = set()
+    for name in imports(module):
+        if name == "cpulaunch" or name.startswith("cpulaunch."):
+            inner = name.partition(".")[2] or "__init__"
+            found.add(inner if inner in MODULES else f"{inner}.__init__")
+    return found - {module}
 
 
 def room_of(imported: str) -> str:
@@ -93,32 +163,78 @@ def room_of(imported: str) -> str:
     return "stdlib" if root in sys.stdlib_module_names else root
 
 
-@pytest.mark.parametrize("module", modules())
+def touched(module: str) -> set[str]:
+    """The categories of TOUCHES of which a module names something."""
+    names = set()
+    for node in nodes(module):
+        if isinstance(node, ast.Attribute):
+            names |= {f".{node.attr}", f"{getattr(node.value, 'id', '')}.{node.attr}"}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names.add(node.func.id)
+    names |= {name.partition(".")[0] for name in imports(module)}
+    return {what for what, words in TOUCHES.items() if names & set(words)}
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_its_room_may(module: str) -> None:
-    allowed = allowed_for(module)
-    if "*" in allowed:
-        return
-    for imported in imports(module):
-        room = room_of(imported)
-        fits = (
-            room in (*allowed, "variables")
-            or any(room.startswith(prefix + ".") for prefix in allowed)
-            or room == "__init__"
-        )
-        assert fits, f"{module} imports {imported}"
+    allowed = {"stdlib", "errors", "variables", "__init__", *row(MAY_IMPORT, module)}
+    rooms = {room_of(imported) for imported in imports(module)}
+    parents = {prefix for prefix in allowed if prefix not in ("stdlib", "__init__")}
+    wrong = {room for room in rooms - allowed if not any(room.startswith(prefix + ".") for prefix in parents)}
+    assert "*" in allowed or not wrong
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_touches_only_what_its_room_may(module: str) -> None:
+    assert touched(module) <= row(MAY_TOUCH, module)
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Neither at the top of modules nor within functions, where circles hide."""
+    graph = {module: ours(module) - {"__init__"} for module in MODULES}
+    assert tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("room", ["plan", "launchers", "model", "supervise.job"])
+def test_a_pure_room_reaches_nothing_that_runs_commands(room: str) -> None:
+    """By way of whatever it imports: purity is by import, not by promise."""
+    waiting = [module for module in MODULES if module == room or module.startswith(f"{room}.")]
+    assert waiting
+    reached: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            waiting += ours(module)
+    impure = {module: found for module in sorted(reached) if (found := touched(module) - {"environment"})}
+    assert not impure
+
+
+def test_the_rules_see_what_they_are_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helpers above find relative imports, those within functions, and each kind of touch."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "sample.py").write_text(
+        "from . import sibling\nfrom ..room import name\n"
+        "def f():\n    import socket\n    open('x')\n    os.environ['A']\n    path.read_text()\n"
+        "if TYPE_CHECKING:\n    import subprocess\n"
+    )
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    assert imports("agent.sample") == {"cpulaunch.agent", "cpulaunch.room", "socket"}
+    assert touched("agent.sample") == {"network", "files", "environment"}
 
 
 def test_launcher_and_agent_never_import_torch() -> None:
     code = (
-        "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.discovery.collect, cpulaunch.supervise.execute;"
-        "import cpulaunch.agent.loop; heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
+        "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.discovery.collect;"
+        "import cpulaunch.supervise.execute, cpulaunch.agent.loop;"
+        "heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
+def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
     """-I -S: no site-packages at all.  It gets as far as finding no plan."""
     agent = PACKAGE / "agent" / "run_agent.py"
     done = subprocess.run(

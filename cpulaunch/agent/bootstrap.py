@@ -180,7 +180,8 @@ class _TorchFinder:
 
 def _is_users(file: str) -> bool:
     installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
-    return not file.startswith("<") and not any(part in file for part in installed)
+    ours = file.startswith("<") or file in _OURS
+    return not ours and not any(part in file for part in installed)
 
 
 def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpulaunch import variables
 from cpulaunch.agent.identity import Identity
 from cpulaunch.errors import HostError
-from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement
+from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, RankSpec
 
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
@@ -18,19 +18,23 @@ _OF_THE_AGENT = (variables.TOKEN, variables.CONTROL, VARIABLE, *variables.LOCAL_
 
 
 class Assignment(NamedTuple):
-    """The plan's part for one rank: its host by number and name, and what it gets there."""
+    """The plan's part for one rank: its host, by number and name, what ranks get there, and which it is."""
 
     group_rank: int
     host: str
-    layout: Layout
-    place: Place
+    spec: HostSpec
+    local_rank: int
+
+    @property
+    def rank(self) -> RankSpec:
+        return self.spec.ranks[self.local_rank]
 
 
 def assignment(placement: Placement, identity: Identity) -> Assignment:
     """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
-    sizes = [len(placement.layouts[number].places) for _, number in placement.hosts]
+    sizes = [len(placement.host_specs[number].ranks) for _, number in placement.hosts]
     if sum(sizes) != identity.size:
-        raise HostError(f"{placement.starter} started {identity.size} ranks, but {sum(sizes)} were planned")
+        raise HostError(f"{placement.launcher} started {identity.size} ranks, but {sum(sizes)} were planned")
     first, group_rank = 0, 0
     while identity.rank >= first + sizes[group_rank]:
         first += sizes[group_rank]
@@ -41,11 +45,10 @@ def assignment(placement: Placement, identity: Identity) -> Assignment:
     if (identity.rank - first, size) != (identity.local_rank, local_size):
         raise HostError(
             f"rank {identity.rank} was planned as local rank {identity.rank - first} of {size} on {host}, "
-            f"but {placement.starter} made it local rank {identity.local_rank} of {local_size}",
+            f"but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
             hint="are two names in the hostfile the same host?",
         )
-    layout = placement.layouts[number]
-    return Assignment(group_rank, host, layout, layout.places[identity.local_rank])
+    return Assignment(group_rank, host, placement.host_specs[number], identity.local_rank)
 
 
 def program_environment(
@@ -54,21 +57,21 @@ def program_environment(
     """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
     env = {name: value for name, value in environ.items() if name not in _OF_THE_AGENT}
     env.update(placement.env)
-    env.update(assigned.layout.env)
-    env.update(assigned.place.env)
+    env.update(assigned.spec.env)
+    env.update(assigned.rank.env)
     env.update(
         RANK=str(identity.rank),
         WORLD_SIZE=str(identity.size),
         LOCAL_RANK=str(identity.local_rank),
-        LOCAL_WORLD_SIZE=str(len(assigned.layout.places)),
+        LOCAL_WORLD_SIZE=str(len(assigned.spec.ranks)),
         GROUP_RANK=str(assigned.group_rank),
     )
     env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
     return env
 
 
-def planned_preloads(placement: Placement, layout: Layout, environ: Mapping[str, str]) -> list[str]:
+def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str, str]) -> list[str]:
     """The libraries that the plan adds to those of the user's own LD_PRELOAD."""
     users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
-    planned = set(filter(None, layout.env.get("LD_PRELOAD", "").split(":")))
+    planned = set(filter(None, spec.env.get("LD_PRELOAD", "").split(":")))
     return sorted(planned - set(users.replace(":", " ").split()))

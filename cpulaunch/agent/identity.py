@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.plan.placement import IdentityVariables
-
-_HYDRA = IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
-STARTERS = {
-    "local": IdentityVariables(*variables.LOCAL_IDENTITY),
-    "intel": _HYDRA,
-    "mpich": _HYDRA,
-    "openmpi": IdentityVariables(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-}
-"""Launcher → its names."""
 
 
 class Identity(NamedTuple):
@@ -34,11 +18,11 @@ class Identity(NamedTuple):
     local_size: int | None
 
 
-def identify(names: IdentityVariables, launcher: str, environ: Mapping[str, str]) -> Identity:
-    """Read this process's identity from the variables of its launcher, which messages call ``launcher``.
+def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
+    """This process's identity, which ``launcher`` tells it by variables of these ``names``.
 
-    Only those are looked at, as other launchers' variables may be lying about.  HostError where one is not
-    set, or not a number.
+    Other launchers' variables may be lying about.  Raises HostError where one of them is not set, or holds no
+    number.
     """
 
     def read(name: str) -> int:

@@ -16,7 +16,7 @@ import time
 
 from cpulaunch import messages, variables
 from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with
-from cpulaunch.agent.identity import STARTERS, Identity, identify
+from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.agent.link import Link
 from cpulaunch.agent.out_of_memory import oom_kills, why_killed
 from cpulaunch.agent.output import REPORTS, Pipes, Printer
@@ -37,12 +37,12 @@ def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
         placement = Placement.from_text(os.environ[VARIABLE])
-        identity = identify(STARTERS[placement.starter], placement.starter, os.environ)
+        identity = identify(placement.launcher, placement.identity, os.environ)
     except (KeyError, ValueError, CpulaunchError) as e:
         print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)
         return HostError.exit_code
     launcher = os.environ.get(variables.LAUNCHER_PID)
-    if placement.starter == "local" and launcher and int(launcher) != os.getppid():
+    if placement.agents_are_children and launcher and int(launcher) != os.getppid():
         return 128 + signal.SIGTERM  # it was gone before we could ask to die with it
     return Agent(placement, identity).run(unguard(sys.argv[sys.argv.index("--") + 1 :]))
 
@@ -261,7 +261,7 @@ class Agent:
         while self.link and self.link.state in ("connecting", "up") and not self.released:
             self._turn()
         self.printer.finish()
-        if self.link and self.link.cut_off and self.placement.starter == "openmpi":
+        if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
             os.kill(os.getppid(), signal.SIGTERM)  # its daemon would wait for its mpiexec for ever
         # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
         return 0 if self.released else self.ended.shell_code

@@ -1,4 +1,4 @@
-"""The interface of a host that nobody had asked for it when the plan was made."""
+"""The network interface of a host that had not been asked for it when the plan was made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cpulaunch.model.network import interface_to_master
 from cpulaunch.plan.communication import interface_variables
 
 
-def wire_here(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables for this host's interface to the master; none where it is not known which that is.
+def select_interface(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that name this host's interface to the master; none where it is not known which that is.
 
     ``env`` is the rank's environment so far.
     """

@@ -11,6 +11,7 @@ from cpulaunch.agent.environment import Assignment, assignment, planned_preloads
 from cpulaunch.agent.identity import Identity
 from cpulaunch.errors import HostError
 from cpulaunch.messages import Started
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.placement import Placement
 
 RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
@@ -19,13 +20,12 @@ RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_prog
 class Planned(NamedTuple):
     """What a program should have.
 
-    ``cores`` and ``comm_cores`` are folded lists; ``memory_policy`` is in the kernel's words, empty for its
-    default; ``threads`` is the text of OMP_NUM_THREADS; ``preloads`` are the libraries that the plan adds to
-    LD_PRELOAD.
+    ``memory_policy`` is in the kernel's words, empty for its default; ``threads`` is the text of
+    OMP_NUM_THREADS; ``preloads`` are the libraries that the plan adds to LD_PRELOAD.
     """
 
-    cores: str
-    comm_cores: str
+    cores: CoreSet
+    comm_cores: CoreSet
     memory_policy: str
     threads: str
     preloads: list[str]
@@ -47,14 +47,13 @@ def start_program(
     HostError or PlanError where the plan can't be kept on this host.
     """
     assigned = _assigned_here(placement, identity)
-    place, host = assigned.place, assigned.host
+    rank, host = assigned.rank, assigned.host
     try:
         os.chdir(placement.directory)
     except OSError as e:
         raise HostError(f"working directory {placement.directory} on {host}: {e.strerror}") from None
-    cores = set(_numbers(place.cores))
-    notes = _check_allowed(cores, identity.rank, host, placement.lenient)
-    policy = place.memory_policy
+    notes = _check_allowed(rank.cores, identity.rank, host, placement.lenient)
+    policy = rank.memory_policy
     if policy and (why := _set_memory_policy(policy, placement.lenient)):
         notes.append(f"rank {identity.rank}: {why}")
         policy = ""
@@ -62,50 +61,49 @@ def start_program(
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
-    preloads = planned_preloads(placement, assigned.layout, os.environ)
+    preloads = planned_preloads(placement, assigned.spec, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
-        program = Program(argv, env, cores, streams, stdin=identity.rank == 0)
+        program = Program(argv, env, rank.cores, streams, stdin=identity.rank == 0)
     except OSError as e:
         raise HostError(f"{argv[0]} can't be run on {host}: {e.strerror}") from None
     actual = _cores_of(program.pid)
-    if actual is not None and actual != cores:
-        notes.append(f"rank {identity.rank} was put on CPUs {place.cores}, but is on {_folded(actual)}")
+    if actual is not None and actual != rank.cores:
+        notes.append(f"rank {identity.rank} was put on CPUs {rank.cores}, but is on {actual}")
         if not placement.lenient:
             program.kill()
             raise HostError(notes[-1], hint="--lenient makes this a warning")
-    planned = Planned(place.cores, place.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
-    message = Started(program.pid, _folded(actual or cores), place.comm_cores, place.threads, notes)
+    planned = Planned(rank.cores, rank.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
+    message = Started(program.pid, str(actual or rank.cores), str(rank.comm_cores), rank.threads, notes)
     return Running(program, planned, message)
 
 
 def _assigned_here(placement: Placement, identity: Identity) -> Assignment:
-    """What the plan has for this rank; where it could only guess, what this host itself gives."""
+    """What the plan has for this rank; where it could only guess at the host, what the host itself gives."""
     assigned = assignment(placement, identity)
-    if not assigned.layout.assumed:
+    if not assigned.spec.assumed:
         return assigned
-    from cpulaunch.agent.rebind import bind_here
+    from cpulaunch.agent.rebind import rebind_on_host
 
     users = {**os.environ, **placement.env}
-    layout, place = bind_here(placement, assigned.layout, identity.local_rank, users)
-    return assigned._replace(layout=layout, place=place)
+    return assigned._replace(spec=rebind_on_host(assigned.host, assigned.spec, placement.request, users))
 
 
 def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:
     env = program_environment(placement, identity, assigned, os.environ)
     if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
-        from cpulaunch.agent.network import wire_here
+        from cpulaunch.agent.network import select_interface
 
-        return {**wire_here(env), **env}
+        return {**select_interface(env), **env}
     return env
 
 
-def _check_allowed(cores: set[int], rank: int, host: str, lenient: bool) -> list[str]:
+def _check_allowed(cores: CoreSet, rank: int, host: str, lenient: bool) -> list[str]:
     """Notes on planned cores that this process may not use.  HostError where that is no warning."""
-    allowed = os.sched_getaffinity(0)
+    allowed = CoreSet(os.sched_getaffinity(0))
     if cores <= allowed:
         return []
-    note = f"rank {rank} is planned on CPUs {_folded(cores)} of {host}, but may use only {_folded(allowed)}"
+    note = f"rank {rank} is planned on CPUs {cores} of {host}, but may use only {allowed}"
     if not lenient or not cores & allowed:
         raise HostError(note, hint="is another program pinning ranks, or a cgroup smaller than planned?")
     return [note]
@@ -127,23 +125,8 @@ def _set_memory_policy(policy: str, lenient: bool) -> str:
     return ""
 
 
-def _cores_of(pid: int) -> set[int] | None:
+def _cores_of(pid: int) -> CoreSet | None:
     try:
-        return os.sched_getaffinity(pid)
+        return CoreSet(os.sched_getaffinity(pid))
     except OSError:
         return None  # it has ended already
-
-
-def _numbers(folded: str) -> list[int]:
-    """``"0-2,5"`` → 0, 1, 2, 5, as this host's own plan wrote it."""
-    numbers: list[int] = []
-    for part in folded.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
-def _folded(cores: set[int]) -> str:
-    from cpulaunch.model.cores import CoreSet
-
-    return str(CoreSet(cores))

@@ -15,7 +15,7 @@ def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str
     cpus = CoreSet(report.cpus)
     policy, preloaded = memory_policy(pid), _preloaded(pid, planned.preloads)
     complaints = []
-    if str(cpus) != planned.cores:
+    if cpus != planned.cores:
         complaints.append(f"was put on CPUs {planned.cores}, but is on {cpus}")
     if policy is not None and planned.memory_policy and policy != planned.memory_policy:
         complaints.append(f"was given the memory policy {planned.memory_policy}, but has {policy}")
@@ -27,7 +27,7 @@ def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str
 
 def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[str]]:
     """What it has once torch is imported, and complaints."""
-    ours = CoreSet.parse(planned.cores) | CoreSet.parse(planned.comm_cores)
+    ours = planned.cores | planned.comm_cores
     on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
     complaints = []
     if not on <= ours:

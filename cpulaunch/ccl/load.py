@@ -10,7 +10,6 @@ from importlib import machinery, util
 from pathlib import Path
 from types import ModuleType
 
-from cpulaunch.agent.identity import STARTERS
 from cpulaunch.ccl import installed
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import Situation, communication_defaults
@@ -65,12 +64,12 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, st
     offload = environ.get("CCL_WORKER_AFFINITY", "auto") != "auto"
     situation = Situation(
         backend="ccl",
-        starter=_starter(environ),
         hosts=neighbours.hosts,
         local_ranks=neighbours.local_ranks,
         cores=neighbours.cores,
         comm_cores=1 if offload else 0,
         oversubscribed=neighbours.oversubscribed,
+        intel_mpi="PMI_RANK" in environ,  # or MPICH, which can't be told from it here
         transport=environ.get("CCL_ATL_TRANSPORT", "ofi"),
         provider=environ.get("FI_PROVIDER"),
     )
@@ -113,12 +112,6 @@ def installed_library(name: str) -> Path | None:
         return None
     paths = (Path(str(file.locate())).resolve() for file in files if file.name == name)
     return next((path for path in paths if path.exists()), None)
-
-
-def _starter(environ: Mapping[str, str]) -> str:
-    if "TORCHELASTIC_RUN_ID" in environ:
-        return "torchrun"
-    return next((name for name, names in STARTERS.items() if names.rank in environ), "local")
 
 
 def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequence[int]:

@@ -35,3 +35,13 @@ def ccl_missing(config: Config, *, build: bool, tell: Callable[[str], None]) -> 
             raise
         return f"{e} ({e.hint})" if e.hint else str(e)
     return None
+
+
+def ccl_files(config: Config) -> tuple[str, ...]:
+    """The compiled ccl group, which must be the same on all hosts."""
+    if config["training.backend"] not in ("auto", "ccl"):
+        return ()
+    from cpulaunch.ccl.installed import state
+
+    built = state().built
+    return (str(built.module),) if built else ()

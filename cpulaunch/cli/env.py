@@ -11,6 +11,8 @@ from importlib import metadata
 
 from cpulaunch import __version__, launchers
 from cpulaunch.ccl.installed import BINDINGS, describe, state
+from cpulaunch.cli.backend import ccl_files
+from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cli.show import counted
 from cpulaunch.config.config import DEFAULT, Config
@@ -64,7 +66,8 @@ def _software() -> Iterator[tuple[str, str]]:
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
     from cpulaunch.discovery.interfaces import interfaces_here
-    from cpulaunch.discovery.local import facts_here, find_mpis
+    from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.this_host import facts_here
 
     facts = facts_here()
     topology = facts.topology
@@ -107,13 +110,15 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _hosts(config: Config) -> int:
-    from cpulaunch.cli.preflight import ask, complaints, table
+    from cpulaunch.cli.preflight import complaints, table
+    from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.collect import listed_hosts
-    from cpulaunch.discovery.local import names_here
+    from cpulaunch.discovery.this_host import names_here
 
-    hosts = listed_hosts(config)
+    hosts = listed_hosts(config, say)
     if not hosts:
         return 0
-    found = ask(config, hosts, names_here(), sys.executable, os.getcwd(), [])
+    required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
+    found = check_hosts(config, hosts, names_here(), required)
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.machine import Machine, hosts_in_short
 from cpulaunch.config.settings import Setting
+from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.errors import CpulaunchError
-from cpulaunch.model.hosts import Host, parse_hosts, read_hostfile
+from cpulaunch.model.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft

@@ -7,11 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
-from cpulaunch.discovery.fabrics import common_provider
 from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
 from cpulaunch.model.hosts import Host
 
@@ -56,18 +57,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
-    from cpulaunch.cli.preflight import ask, complaints, table
-    from cpulaunch.discovery.local import find_mpis, names_here
+    from cpulaunch.cli.preflight import complaints, table
+    from cpulaunch.discovery.check_hosts import Required, check_hosts
+    from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.this_host import names_here
 
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
     here = names_here()
-    hosts = listed_hosts(config) or (Host("localhost"),)
+    hosts = listed_hosts(config, say) or (Host("localhost"),)
     once_each(hosts, here)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
-    files = [*map(str, scripts), *(mpi.path for mpi in mpis[:1])]
-    found = ask(config, hosts, here, sys.executable, os.getcwd(), files)
+    files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
+    required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
+    found = check_hosts(config, hosts, here, required)
     print("\n".join(table(found.reports)))
     for report in found.reports:
         for warning in report.warnings:

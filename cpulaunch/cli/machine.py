@@ -11,11 +11,12 @@ from pathlib import Path
 from cpulaunch import launchers
 from cpulaunch.cli.show import counted
 from cpulaunch.discovery.allocation import Allocation, allocation
+from cpulaunch.discovery.files import read_file
+from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.interfaces import interfaces_here
-from cpulaunch.discovery.this_host import read_file
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
-from cpulaunch.model.hosts import Host, read_hostfile
+from cpulaunch.model.hosts import Host
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10
@@ -77,7 +78,8 @@ def look(environ: Mapping[str, str]) -> Machine:
     from cpulaunch.cli.backend import ccl_missing
     from cpulaunch.config.config import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
-    from cpulaunch.discovery.local import facts_here, find_mpis
+    from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.this_host import facts_here
 
     values = {key: setting.default for key, setting in SETTINGS.items()}
     config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)

@@ -11,7 +11,6 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
-from cpulaunch.config.write import limits
 from cpulaunch.errors import UsageError, did_you_mean
 
 ELSEWHERE = {
@@ -135,7 +134,7 @@ def add_settings(parser: argparse.ArgumentParser, sections: Iterable[str] = tupl
                     dest=setting.key,
                     setting=setting,
                     default=argparse.SUPPRESS,
-                    help=setting.help + limits(setting),
+                    help=setting.help,
                     nargs=0 if switch else None,
                     metavar=None if switch else setting.kind.metavar,
                 )

@@ -7,13 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from cpulaunch import variables
+from cpulaunch.cli.facts import gather
 from cpulaunch.cli.show import counted, crowded, started
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.collect import gather
 from cpulaunch.errors import CpulaunchError
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts
-from cpulaunch.plan.binding import Binding, Seat
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
 from cpulaunch.plan.plan import Plan, Program
@@ -25,7 +23,7 @@ SHORT_HEARTBEAT = 5  # seconds
 
 def preview(config: Config) -> tuple[Facts, Plan]:
     """The plan of ``cpulaunch run train.py``, and the facts it is from.  Raises what that would raise."""
-    facts = gather(config, facts_file=None, lscpu_file=None, tell=lambda line: None)
+    facts = gather(config, tell=lambda line: None)
     program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
     return facts, make_plan(config, facts, program)
 
@@ -43,19 +41,13 @@ def in_short(plan: Plan) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def seats_of_first_host(
+def picture_of_first_host(
     plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool, table: bool = True
 ) -> str:
-    """The picture of who would sit where on the first host, with a table of the ranks or without."""
+    """The picture of the first host and its ranks' CPUs, with a table of the ranks or without."""
     host = plan.hosts[0]
-    seats = tuple(
-        Seat(rank.local_rank, CoreSet.parse(rank.cores), CoreSet.parse(rank.comm_cores),
-             CoreSet.parse(rank.numa_nodes), rank.threads)
-        for rank in host.ranks
-    )  # fmt: skip
     topology = facts.of(host.host)[0].topology
-    binding = Binding(seats, CoreSet(), 0)
-    return picture(topology, binding, width=width, colour=colour, unicode=unicode, table=table)
+    return picture(topology, host.ranks, width=width, colour=colour, unicode=unicode, table=table)
 
 
 def unwise(config: Config) -> Iterator[str]:
@@ -71,7 +63,7 @@ def unwise(config: Config) -> Iterator[str]:
         yield f"{config.where('training.precision')}: bf16 is slow here: this CPU has no instructions for it"
     workers = config["ccl.worker_count"]
     for host in plan.hosts:
-        smallest = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        smallest = min(len(rank.cores) for rank in host.ranks)
         if workers != "auto" and plan.env[variables.BACKEND] == "ccl" and workers >= smallest:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip

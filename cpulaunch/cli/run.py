@@ -38,7 +38,7 @@ exit code: 0; the first failing rank's own; 128 + signal; 2 usage or settings; 3
 
 
 def main(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = run_parser()
     words, rest = parser.split(arguments, ends=("-m", "--module"))
     options = parser.parse_args(words)
     if options.verbose:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     program = _program(rest, options.no_python)
 
     from cpulaunch import launchers
-    from cpulaunch.discovery.collect import gather
+    from cpulaunch.cli.facts import gather
     from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
@@ -73,26 +73,28 @@ def main(arguments: list[str]) -> int:
         say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
     commands = launchers.load(plan.starter).commands(plan, installation_here())
     if options.dry_run:
-        from cpulaunch.cli.show import plan_as_text
+        from cpulaunch.cli.show import plan_as_json, plan_as_text
+        from cpulaunch.cli.terminal import has_unicode
 
         if options.format == "json":
-            print(_document(plan, commands))
+            print(plan_as_json(plan, commands))
         elif options.format == "shell":
             port = plan.setting("hosts.master_port")
             print(shell(commands, None if port == "auto" else port), end="")
         else:
-            drawn = _drawn(plan, facts)
-            print(plan_as_text(plan, commands, drawn, like=facts.like_what, verbose=options.verbose), end="")
+            text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
+                                verbose=options.verbose, unicode=has_unicode())  # fmt: skip
+            print(text, end="")
         return 0
     return _run(plan, commands, options.verbose, facts.free_port)
 
 
-def _drawn(plan: Plan, facts: Facts) -> str:
+def _picture(plan: Plan, facts: Facts) -> str:
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.preview import seats_of_first_host
+    from cpulaunch.cli.preview import picture_of_first_host
 
     shown = sys.stdout.isatty()
-    return seats_of_first_host(
+    return picture_of_first_host(
         plan,
         facts,
         width=terminal.width() if shown else terminal.WIDEST,
@@ -102,7 +104,7 @@ def _drawn(plan: Plan, facts: Facts) -> str:
     )
 
 
-def _parser() -> Parser:
+def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
     parser.add_argument("--format", choices=("text", "json", "shell"), help="of the dry run")
@@ -167,7 +169,7 @@ def _check_script(path: Path) -> None:
 
 
 def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int | None) -> int:
-    from cpulaunch.supervise.attempts import first_attempt
+    from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
     from cpulaunch.supervise.outcome import INTERRUPTED, OK
     from cpulaunch.supervise.output import Console, Output, shown_ranks
@@ -187,12 +189,12 @@ def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int 
     output = Output(directory, shown, screen, tell, fold=not everything)
 
     def meanwhile() -> None:
-        from cpulaunch.cli.show import headline
+        from cpulaunch.cli.show import headline, plan_as_json
 
         for line in headline(plan, directory, verbose):
             tell(line)
         # Both hold the values of `env:`, which are nobody else's business.
-        output.keep("plan.json", _document(plan, commands).encode(), private=True)
+        output.keep("plan.json", plan_as_json(plan, commands).encode(), private=True)
         output.keep("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
     try:
@@ -207,12 +209,6 @@ def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int 
         screen.put(2, failure_report(outcome, directory).encode(errors="surrogateescape"))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
-
-
-def _document(plan: Plan, commands: Sequence[Command]) -> str:
-    import json
-
-    return json.dumps({**plan.to_json(), "commands": [c.to_json() for c in commands]}, indent=1)
 
 
 def _job_directory(log_dir: Path, job_id: str) -> Path:

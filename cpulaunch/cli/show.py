@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.plan import HostPlan, Plan
 
 FEW = 3
@@ -49,65 +50,60 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
     if config["cpu.threads"] == "auto":
         return
     for host in plan.hosts:
-        cores = min(len(CoreSet.parse(rank.cores)) for rank in host.ranks)
+        cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
             yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
             return
 
 
-def plan_as_text(plan: Plan, commands: Sequence[Command], drawn: str, *, like: str, verbose: bool) -> str:
+def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
+    """The document of ``--format json``, and of a job's ``plan.json``."""
+    return json.dumps({**plan.to_json(), "commands": [c.to_json() for c in commands]}, indent=1)
+
+
+def plan_as_text(
+    plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool, unicode: bool
+) -> str:
     """Who sits where, in which environment, started by which command, and where each setting is from.
 
-    ``drawn`` is the picture of the first host; ``like`` is what hosts that nobody looked at are taken to
-    be like.
+    ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are taken to be like.
     """
-    ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
-    lines = [f"{ranks} on {hosts}, {started(plan)}"]
+    names = partial(_names, dots="…" if unicode else "...")
+    where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
+    lines = [f"{where}, {started(plan)}"]
     lines += ["", "Who sits where"]
     for layout, group in groupby(plan.hosts, key=_layout):
-        lines += _hosts_as_text([host.host for host in group], layout, like)
+        assumed, *ranks = layout
+        lines.append(f"  {names(group)}{f', taken to be like {like}' if assumed else ''}")
+        lines += _ranks_as_text(ranks)
     lines += [f"  note: {note}" for note in plan.notes]
-    lines += ["", drawn]
-    lines += ["", "Environment of every rank"]
-    lines += [f"  {name}={value}" for name, value in plan.env.items()]
-    for env, group in groupby(plan.hosts, key=lambda host: host.env):
-        if env:
-            lines.append(f"  on {_names([host.host for host in group])}: {_pairs(env)}")
-    for envs, group in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
-        names = _names([host.host for host in group])
-        lines += [f"  local rank {i} on {names}: {_pairs(env)}" for i, env in enumerate(envs) if env]
+    lines += ["", picture]
+    lines += ["", "Environment of every rank", *_environment_as_text(plan, names)]
     if verbose:
-        lines += ["", "Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)", *_domains(plan)]
+        lines += ["", "Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)"]
+        lines += _masks_as_text(plan, names)
     lines += ["", "Command" if len(commands) == 1 else f"Command of rank 0, one of {len(commands)} alike"]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
     lines += ["", "Settings" if verbose else "Settings that somebody or something chose (-v: all)"]
-    rows = [
-        (f"{row['key']}: {scalar(row['value'])}", row["origin"])
-        for row in plan.settings
-        if verbose or row["origin"] != "default"
-    ]
-    width = min(60, max((len(text) for text, _ in rows), default=0))
-    lines += [f"  {text:{width}}  {origin}" for text, origin in rows]
+    lines += _settings_as_text(plan, verbose)
     return "\n".join(lines) + "\n"
+
+
+Names = Callable[[Iterable[HostPlan]], str]
 
 
 def _layout(host: HostPlan) -> tuple[Any, ...]:
     """What must be alike for hosts to be shown together."""
-    return (
-        host.assumed,
-        *(
-            (r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy)
-            for r in host.ranks
-        ),
+    ranks = (
+        (r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy) for r in host.ranks
     )
+    return (host.assumed, *ranks)
 
 
-def _hosts_as_text(names: list[str], layout: tuple[Any, ...], like: str) -> Iterator[str]:
-    assumed, *ranks = layout
-    yield f"  {_names(names)}{f', taken to be like {like}' if assumed else ''}"
+def _ranks_as_text(ranks: Iterable[Any]) -> Iterator[str]:
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
@@ -115,10 +111,31 @@ def _hosts_as_text(names: list[str], layout: tuple[Any, ...], like: str) -> Iter
         yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
 
 
-def _domains(plan: Plan) -> Iterator[str]:
-    for cores, group in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
-        masks = ",".join((CoreSet.parse(a) | CoreSet.parse(b)).mask() for a, b in cores)
-        yield f"  {_names([host.host for host in group])}: [{masks}]"
+def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
+    for name, value in plan.env.items():
+        yield f"  {name}={value}"
+    for env, hosts in groupby(plan.hosts, key=lambda host: host.env):
+        if env:
+            yield f"  on {names(hosts)}: {_pairs(env)}"
+    for envs, hosts in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
+        where = names(hosts)
+        yield from (f"  local rank {i} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
+
+
+def _masks_as_text(plan: Plan, names: Names) -> Iterator[str]:
+    for cores, hosts in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
+        masks = ",".join((a | b).mask() for a, b in cores)
+        yield f"  {names(hosts)}: [{masks}]"
+
+
+def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
+    rows = [
+        (f"{row['key']}: {scalar(row['value'])}", row["origin"])
+        for row in plan.settings
+        if verbose or row["origin"] != "default"
+    ]
+    width = min(60, max((len(text) for text, _ in rows), default=0))
+    yield from (f"  {text:{width}}  {origin}" for text, origin in rows)
 
 
 def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
@@ -134,9 +151,10 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
     yield line
 
 
-def _names(hosts: Sequence[str]) -> str:
-    dots = "…" if has_unicode() else "..."
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} {dots} {hosts[-1]} ({len(hosts)} hosts)"
+def _names(hosts: Iterable[HostPlan], dots: str) -> str:
+    """``node1``, or ``node1 … node4 (4 hosts)``."""
+    names = [host.host for host in hosts]
+    return names[0] if len(names) == 1 else f"{names[0]} {dots} {names[-1]} ({len(names)} hosts)"
 
 
 def _pairs(env: Mapping[str, str]) -> str:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.facts import gather
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.preview import seats_of_first_host
-from cpulaunch.discovery.collect import gather
+from cpulaunch.cli.preview import picture_of_first_host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     made = make_plan(config, facts, Program((sys.executable,), False, os.getcwd(), sys.executable))
     width = terminal.width()
     print(
-        seats_of_first_host(
+        picture_of_first_host(
             made,
             facts,
             width=width,

@@ -16,11 +16,11 @@ from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
 from cpulaunch.cli.host_prompt import Places, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import in_short, preview, seats_of_first_host
+from cpulaunch.cli.preview import in_short, picture_of_first_host, preview
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
-from cpulaunch.config.load import built_so_far, load
+from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -144,8 +144,7 @@ class Wizard:
             return (Option("auto", "auto"), *(Option(name, name, ip) for name, ip in self.machine.interfaces))
         else:
             return ()
-        built = [word for word in words if setting.built is None or word in setting.built]
-        return [Option(word, scalar(word), self.about(setting.key, word)) for word in built]
+        return [Option(word, scalar(word), self.about(setting.key, word)) for word in words]
 
     def about(self, key: str, word: Any) -> str:
         """What an answer means on this machine."""
@@ -187,9 +186,7 @@ class Wizard:
         try:
             value = setting.kind.from_text(text)
         except ValueError:
-            return f"expected {setting.kind.describe}"
-        if setting.built is not None and value not in setting.built:
-            return f"not built yet; {built_so_far(setting)}"
+            return f"expected {setting.kind.expected()}"
         if setting.key == "output.log_dir":
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):
@@ -236,7 +233,7 @@ class Wizard:
         except CpulaunchError as e:
             self.say(_with_keys(f"  Not from here yet: {e}\n"))
             return
-        drawn = seats_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
+        drawn = picture_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
             return
         self.drawn = drawn

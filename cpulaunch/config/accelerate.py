@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import ConfigError
 
 USUAL_FILE = "~/.cache/huggingface/accelerate/default_config.yaml"
@@ -204,9 +203,9 @@ class _Import:
         ipex = self.mapping("ipex_config")
         wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
         if wanted:
-            self.set("training.engine", "ipex", "ipex_config.ipex", wanted)
+            self.settings["training.engine"] = "ipex"
         elif wanted is not None:
-            self.set("training.engine", "native", "ipex_config.ipex", wanted)
+            self.settings["training.engine"] = "native"
         if xpu:
             self.drop("ipex_config.use_xpu", xpu, "for Intel GPUs")
         for key, value in ipex.items():
@@ -218,7 +217,7 @@ class _Import:
         backend = _word(dynamo.pop("backend", self.left.pop("dynamo_backend", None)), "NO").lower()
         if backend == "no":
             return
-        self.set("training.compile", True, "dynamo_config.dynamo_backend", backend)
+        self.settings["training.compile"] = True
         if backend != "inductor":
             self.drop("dynamo_config.dynamo_backend", backend, "torch.compile's own backend is used")
         for key, value in dynamo.items():
@@ -236,15 +235,6 @@ class _Import:
             self.drop(key, value, "no key of accelerate that this cpulaunch knows")
 
     # ---- small steps
-
-    def set(self, key: str, value: Any, source: str, said: Any) -> None:
-        """Take over ``value``, if it works today."""
-        built = SETTINGS[key].built
-        if built is None or value in built:
-            self.settings[key] = value
-        else:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            self.drop(source, said, f"{key}: {shown} is not built yet")
 
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped.append(Dropped(self.place(key), key, value, reason))

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from cpulaunch import plugins
+
 
 class Kind:
     """One kind of value.
@@ -21,6 +23,10 @@ class Kind:
     def from_text(self, text: str) -> Any:
         """The value that ``text``, from a flag or a variable, stands for."""
         raise NotImplementedError
+
+    def expected(self) -> str:
+        """``describe``, for an error: with what is known only here and now."""
+        return self.describe
 
     def to_text(self, value: Any) -> str:
         """A text that ``from_text`` reads as ``value``."""
@@ -98,6 +104,28 @@ class Choice(Kind):
         if text not in self.words:
             raise ValueError
         return text
+
+
+class ChoiceOrPlugin(Choice):
+    """One of a few words, or the name of an installed plug-in: an entry point of ``group``."""
+
+    def __init__(self, group: str, *words: str) -> None:
+        super().__init__(*words)
+        self.group = group
+        self.metavar += "|NAME"
+        self.describe += f", or the name of a plug-in (an entry point of {group})"
+
+    def from_text(self, text: str) -> str:
+        if text not in self.words and text not in self._installed():
+            raise ValueError
+        return text
+
+    def expected(self) -> str:
+        names = self._installed()
+        return f"{self.describe}; installed: {', '.join(names) or 'none'}"
+
+    def _installed(self) -> list[str]:
+        return [entry.name for entry in plugins.entry_points(self.group)]
 
 
 class Number(Kind):

@@ -17,7 +17,6 @@ from cpulaunch import variables
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.kinds import Variables, Words
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
-from cpulaunch.config.write import scalar
 from cpulaunch.errors import ConfigError, did_you_mean
 
 # Ours, but no settings: which file to read, and what a job tells its agents and ranks.
@@ -70,17 +69,7 @@ def load(
                 values[key] = {**values[key], **found[0]}
             else:
                 values[key], origins[key] = found
-        if setting.built is not None and values[key] not in setting.built:
-            # An option and a variable say by themselves which setting they are.
-            place = origins[key] if origins[key].startswith(("-", "$")) else f"{origins[key]}: {key}"
-            raise ConfigError(f"{place}: {scalar(values[key])} is not built yet", hint=built_so_far(setting))
     return Config(values, origins, environ, path, tuple(_ignored_variables(environ)))
-
-
-def built_so_far(setting: Setting) -> str:
-    """Which values of a setting work, where not all do."""
-    built = [scalar(value) for value in setting.built or ()]
-    return f"so far it can only be {built[0]}" if len(built) == 1 else f"built so far: {', '.join(built)}"
 
 
 def read_setting(key: str, text: str, origin: str) -> Any:
@@ -90,7 +79,7 @@ def read_setting(key: str, text: str, origin: str) -> Any:
         return setting.kind.from_text(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.describe}", part=text
+            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.expected()}", part=text
         ) from None
 
 
@@ -214,7 +203,7 @@ class _YamlReader:
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "nothing" if value is None else node.value if written else repr(value)
             raise ConfigError(
-                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.describe}",
+                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.expected()}",
                 part=str(value),
             ) from None
 

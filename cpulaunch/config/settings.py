@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.config.kinds import Choice, Kind, Number, Numbers, Ranks, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import (
+    Choice,
+    ChoiceOrPlugin,
+    Kind,
+    Number,
+    Numbers,
+    Ranks,
+    Switch,
+    Text,
+    Variables,
+    Words,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,6 @@ class Setting:
 
     ``flags`` are its options of ``cpulaunch run``; ``variable`` is the name by which the field
     already knows it, if there is one: set in the environment, it counts as the user's wish.
-    ``built`` lists the values that work today, where others of its kind are still to come.
     ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
     ``rank_variable`` is the variable by which ranks are told its value, where they are.
     """
@@ -40,7 +50,6 @@ class Setting:
     help: str
     flags: tuple[str, ...] = ()
     variable: str | None = None
-    built: tuple[Any, ...] | None = None
     ask: Ask | None = None
     rank_variable: str | None = None
 
@@ -76,17 +85,16 @@ SECTIONS = {
 _TABLE = (
     Setting(
         "launcher",
-        Choice("auto", "local", "mpirun", "slurm"),
+        ChoiceOrPlugin("cpulaunch.launchers", "auto", "local", "mpirun"),
         "auto",
-        "how ranks are started: by this process, or by mpiexec; auto takes local for this machine alone",
+        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec; auto: local on this machine alone, else mpirun",
         ("--launcher",),
-        built=("auto", "local", "mpirun"),
     ),
     Setting(
         "hosts.hostfile",
         Text("FILE"),
         "",
-        "file with one host a line: host, host:N or host slots=N; a relative path begins where cpulaunch is started",
+        "file with one host a line: host, host:N or host slots=N; relative to the directory in which cpulaunch is started",
         ("--hostfile", "-f"),
         ask=Ask(
             1,
@@ -94,16 +102,20 @@ _TABLE = (
             "Several machines are named in a hostfile and started through MPI over ssh.",
         ),
     ),
-    Setting("hosts.list", Text("a,b:2"), "", "the hosts, in place of a hostfile", ("--hosts",)),
+    Setting("hosts.list", Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",)),
     Setting("hosts.exclude", Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",)),
     Setting(
-        "hosts.nnodes", Number(1, "all"), "all", "how many of the hosts to use, the first ones", ("--nnodes",)
+        "hosts.nnodes",
+        Number(1, "all"),
+        "all",
+        "number of hosts to use, the first ones of the list",
+        ("--nnodes",),
     ),
     Setting(
         "hosts.nproc_per_node",
         Number(1, "auto"),
         "auto",
-        "ranks per host; auto takes the hostfile's slots, else one rank per NUMA node",
+        "ranks per host; auto: the slots in the hostfile, else one rank per NUMA node",
         ("--nproc-per-node", "-ppn"),
         ask=Ask(
             4,
@@ -112,13 +124,17 @@ _TABLE = (
         ),
     ),
     Setting(
-        "hosts.nproc", Number(1, "auto"), "auto", "ranks in all, divided evenly over the hosts", ("-n", "-np")
+        "hosts.nproc",
+        Number(1, "auto"),
+        "auto",
+        "total number of ranks, divided evenly over the hosts",
+        ("-n", "-np"),
     ),
     Setting(
         "hosts.master_addr",
         Text("ADDR"),
         "auto",
-        "address that the ranks meet at; auto: the first host",
+        "address at which the ranks meet; auto: the first host's",
         ("--master-addr",),
         "MASTER_ADDR",
     ),
@@ -126,7 +142,7 @@ _TABLE = (
         "hosts.master_port",
         Number(1, "auto", maximum=65535, metavar="PORT"),
         "auto",
-        "TCP port that the ranks meet at; auto: a free one",
+        "TCP port on which the ranks meet; auto: a free one",
         ("--master-port",),
         "MASTER_PORT",
     ),
@@ -148,21 +164,21 @@ _TABLE = (
         "mpi.flavour",
         Choice("auto", "intel", "mpich", "openmpi"),
         "auto",
-        "which MPI's mpiexec to use; auto: Intel MPI of this venv, else the first on PATH",
+        "MPI whose mpiexec starts the ranks; auto: Intel MPI of this environment, else the first on PATH",
         ("--mpi",),
         ask=Ask(
             2,
             "Which MPI starts them?",
-            "It only starts them: cpulaunch binds and watches.  auto: the first found.",
+            "MPI only starts them; cpulaunch binds and watches.  auto: the first found.",
         ),
     ),
-    Setting("mpi.path", Text("DIR|FILE"), "auto", "where its mpiexec is", ("--mpi-path",)),
+    Setting("mpi.path", Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",)),
     Setting("mpi.args", Words(), (), "further arguments for mpiexec", ("--mpi-args",)),
     Setting(
         "ccl.binding",
         Choice("auto", "cpulaunch", "oneccl_bind_pt"),
         "auto",
-        "which ccl backend: ours, or Intel's oneccl_bind_pt",
+        "implementation of the backend ccl: cpulaunch's, or Intel's oneccl_bind_pt; auto: cpulaunch's where it can be built",
         ("--ccl-binding",),
         rank_variable=variables.CCL_BINDING,
     ),
@@ -176,14 +192,14 @@ _TABLE = (
         ask=Ask(
             6,
             "How many oneCCL worker threads per rank?",
-            "A worker takes a core and sends meanwhile.  auto: 1; none on small ranks.",
+            "A worker uses one core to communicate.  auto: 1, but 0 on small ranks.",
         ),
     ),
     Setting(
         "ccl.transport",
         Choice("ofi", "mpi"),
         "ofi",
-        "what oneCCL sends through",
+        "transport of oneCCL",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
     ),
@@ -191,7 +207,7 @@ _TABLE = (
         "ccl.provider",
         Text("auto|tcp|psm3|verbs"),
         "auto",
-        "libfabric provider",
+        "provider of libfabric; auto: that of a network card that works on all hosts, else tcp",
         ("--provider",),
         "FI_PROVIDER",
     ),
@@ -199,40 +215,44 @@ _TABLE = (
         "ccl.interface",
         Text("IF"),
         "auto",
-        "network interface between hosts",
+        "network interface to the other hosts; auto: on each host the one that routes to the first",
         ("--interface",),
         ask=Ask(
             3,
             "Which network interface connects the hosts?",
-            "The wrong one hangs the job at its start.  auto: the one to the first host.",
+            "The wrong one makes the job hang.  auto: the route to the first host.",
         ),
     ),
     Setting(
-        "ccl.logical_cores", Switch(), False, "put oneCCL's workers on hyperthreads", ("--ccl-logical-cores",)
+        "ccl.logical_cores",
+        Switch(),
+        False,
+        "run oneCCL's workers on hyperthreads of the ranks' cores",
+        ("--ccl-logical-cores",),
     ),
     Setting(
         "cpu.cores_per_rank",
         Number(1, "auto", "max"),
         "auto",
-        "physical cores of each rank, workers' cores included; max shares out leftover cores too",
+        "physical cores per rank, including its workers' cores; max: leftover cores are shared out, too",
         ("--cores-per-rank",),
     ),
-    Setting("cpu.cores", Numbers(), "auto", "CPUs to use, such as 0-13,28", ("--cores",)),
-    Setting("cpu.numa_nodes", Numbers(), "auto", "NUMA nodes to use", ("--numa-nodes",)),
+    Setting("cpu.cores", Numbers(), "auto", "CPUs to use; auto: all that this process may use", ("--cores",)),
+    Setting("cpu.numa_nodes", Numbers(), "auto", "NUMA nodes to use; auto: all", ("--numa-nodes",)),
     Setting("cpu.bind_numa", Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",)),
     Setting(
         "cpu.logical_cores",
         Switch(),
         False,
-        "give ranks the hyperthreads of their cores too",
+        "let ranks also use the hyperthreads of their cores",
         ("--use-logical-cores",),
     ),
-    Setting("cpu.e_cores", Switch(), False, "use efficiency cores too", ("--use-e-cores",)),
+    Setting("cpu.e_cores", Switch(), False, "also use efficiency cores", ("--use-e-cores",)),
     Setting(
         "cpu.strategy",
         Choice("scatter", "close"),
         "scatter",
-        "spread ranks over NUMA nodes, or pack them",
+        "scatter spreads ranks over NUMA nodes, close fills one node after another",
         ("--strategy",),
     ),
     Setting(
@@ -244,7 +264,11 @@ _TABLE = (
         "OMP_NUM_THREADS",
     ),
     Setting(
-        "cpu.lenient", Switch(), False, "only warn where a rank isn't on its planned cores", ("--lenient",)
+        "cpu.lenient",
+        Switch(),
+        False,
+        "only warn where a rank does not have its planned cores, threads, memory policy or libraries",
+        ("--lenient",),
     ),
     Setting(
         "cpu.allocator",
@@ -257,16 +281,15 @@ _TABLE = (
         "cpu.openmp",
         Choice("auto", "intel", "default"),
         "auto",
-        "OpenMP runtime: Intel's (intel-openmp) to preload, or the one that torch brings (default); auto: that",
+        "OpenMP runtime; intel: Intel's (package intel-openmp), preloaded; default and auto: the one that torch brings",
         ("--openmp",),
     ),
     Setting(
         "training.backend",
-        Choice("auto", "ccl", "gloo", "mpi"),
+        Choice("auto", "ccl", "gloo"),
         "auto",
-        "torch.distributed backend of the ranks",
+        "backend of torch.distributed; auto: ccl where it can be used, else gloo",
         ("--backend",),
-        built=("auto", "ccl", "gloo"),
         ask=Ask(
             5,
             "Which backend for collectives?",
@@ -278,7 +301,7 @@ _TABLE = (
         "training.precision",
         Choice("bf16", "fp32"),
         "bf16",
-        "precision of the forward and backward pass; fp32 where nobody says, and the CPU has no instructions for bf16",
+        "precision of the forward and backward pass; defaults to fp32 on CPUs without bf16 instructions",
         ("--precision",),
         ask=Ask(
             7, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."
@@ -287,12 +310,14 @@ _TABLE = (
     ),
     Setting(
         "training.engine",
-        Choice("auto", "ipex", "native"),
+        ChoiceOrPlugin("cpulaunch.engines", "auto", "ipex", "native"),
         "auto",
-        "who does bf16: IPEX, or PyTorch itself",
+        "what computes in bf16: Intel's extension (ipex), or PyTorch itself (native); auto: the faster one, as far as measured",
         ("--engine",),
         ask=Ask(
-            8, "Who does bf16?", "PyTorch itself (native), or Intel's extension.  auto: by what was measured."
+            8,
+            "Which engine for bf16?",
+            "PyTorch itself (native) or Intel's extension.  auto: by measurements.",
         ),
         rank_variable=variables.ENGINE,
     ),
@@ -300,7 +325,7 @@ _TABLE = (
         "training.compile",
         Switch(),
         False,
-        "torch.compile the models of prepare",
+        "compile the models given to cpulaunch.prepare with torch.compile",
         ("--compile",),
         rank_variable=variables.COMPILE,
     ),
@@ -308,7 +333,7 @@ _TABLE = (
         "training.compress_gradients",
         Choice("none", "bf16"),
         "none",
-        "precision of gradients on the wire",
+        "compress gradients to this precision before they are sent",
         ("--compress-gradients",),
         rank_variable=variables.COMPRESS_GRADIENTS,
     ),
@@ -332,7 +357,7 @@ _TABLE = (
         "training.as_written",
         Switch(),
         False,
-        "run scripts as they are written: don't turn their backend and precision into the planned ones",
+        "run scripts as they are written, with their own backend and precision instead of the planned ones",
         ("--as-written",),
         rank_variable=variables.AS_WRITTEN,
     ),
@@ -340,37 +365,21 @@ _TABLE = (
         "watch.heartbeat_timeout",
         Number(1, decimal=True, metavar="S"),
         30,
-        "seconds without a sign of life after which a host counts as lost",
+        "seconds without a heartbeat after which a host counts as lost",
         ("--heartbeat-timeout",),
     ),
     Setting(
         "watch.grace_period",
         Number(0, decimal=True, metavar="S"),
         10,
-        "seconds that ranks have to end by themselves",
+        "seconds that ranks get to end by themselves before they are killed",
         ("--grace-period",),
-    ),
-    Setting(
-        "watch.stall_timeout",
-        Number(0, decimal=True, metavar="S"),
-        0,
-        "seconds without progress after which a job counts as stalled; 0: never",
-        ("--stall-timeout",),
-        built=(0,),
-    ),
-    Setting(
-        "watch.max_restarts",
-        Number(0),
-        0,
-        "how often a failed job is started again",
-        ("--max-restarts",),
-        built=(0,),
     ),
     Setting(
         "output.log_dir",
         Text("DIR"),
         "runs",
-        "directory for the jobs' own directories",
+        "directory in which each job gets its own",
         ("--log-dir",),
         ask=Ask(
             9, "Where do logs go?", "Each job gets a directory in it: plan, command, a log per rank, outcome."
@@ -380,11 +389,13 @@ _TABLE = (
         "output.tee",
         Ranks(),
         "all",
-        "ranks whose output is shown; equal lines of many are one unless you say all",
+        "ranks whose output is shown; equal lines of several ranks are folded into one, unless all is set explicitly",
         ("--tee",),
     ),
-    Setting("env", Variables(), {}, "environment variables for the ranks", ("--env",)),
-    Setting("forward", Words(), (), "names of variables to hand on to the ranks, wherever they are", ("-x",)),
+    Setting("env", Variables(), {}, "environment variables set for the ranks", ("--env",)),
+    Setting(
+        "forward", Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)
+    ),
 )
 
 SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _TABLE}

@@ -49,15 +49,6 @@ def scalar(value: Any) -> str:
     return json.dumps(value)
 
 
-def limits(setting: Setting) -> str:
-    """What to say of a setting of which not all is built yet, such as ``" (built so far: auto, local)"``."""
-    if setting.built is None:
-        return ""
-    if len(setting.built) == 1:
-        return " (not built yet)"
-    return f" (built so far: {', '.join(map(scalar, setting.built))})"
-
-
 def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 

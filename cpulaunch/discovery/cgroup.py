@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cpulaunch.discovery.files import Read
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.topology import Read
 
 
 def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:

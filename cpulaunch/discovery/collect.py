@@ -1,56 +1,47 @@
-"""Gather the facts that planning needs."""
+"""Collect the facts that planning needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from cpulaunch.cli.backend import ccl_missing
-from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.allocation import allocation
-from cpulaunch.discovery.this_host import read_file
+from cpulaunch.discovery.files import read_file
+from cpulaunch.discovery.hostfile import read_hostfile
+from cpulaunch.discovery.interfaces import interfaces_here
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.mpi import find_mpis
+from cpulaunch.discovery.preflight import demand_ready
+from cpulaunch.discovery.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, read_record
-from cpulaunch.model.hosts import Host, parse_hosts, read_hostfile, without
-from cpulaunch.model.topology import Topology
-from cpulaunch.plan.make import ranks_per_host
+from cpulaunch.model.hosts import Host, parse_hosts, without
 from cpulaunch.plan.plan import Program
+from cpulaunch.plan.select import ranks_per_host
+
+Tell = Callable[[str], None]
 
 
-def gather(
-    config: Config,
-    *,
-    facts_file: Path | None,
-    lscpu_file: Path | None,
-    program: Program | None = None,
-    tell: Callable[[str], None] = say,
-) -> Facts:
-    """The facts: of this host, or of the hosts that a file describes, without a look at this one.
+class Ccl(NamedTuple):
+    """What the command line knows of the backend ccl on this host, asked only where that matters.
 
-    Where there is a ``program`` to run, the hosts are asked over ssh; HostError where they aren't ready.
+    ``missing``: why ccl can't be used; None where it can, or where no backend wants it.  ``files``: those of
+    the compiled process group, which must be the same on all hosts.
     """
-    if facts_file and lscpu_file:
-        raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
-    listed = _named(config)
-    if lscpu_file:
-        text = _read(lscpu_file)
-        try:
-            topology = Topology.from_lscpu(text)
-        except ConfigError as e:
-            raise ConfigError(f"{lscpu_file}: {e}", hint=e.hint, part=e.part) from None
-        return Facts(like=HostFacts(topology), listed=listed, like_what=f"the one in {lscpu_file}")
-    if facts_file:
-        hosts = read_record(_read(facts_file), str(facts_file))
-        return Facts(
-            like=next(iter(hosts.values())),
-            listed=listed or tuple(map(Host, hosts)),  # the job's, where no others are named
-            hosts=hosts,
-            like_what=f"the first in {facts_file}",
-        )
 
-    from cpulaunch.discovery.local import facts_here, find_mpis, names_here
+    missing: Callable[[], str | None]
+    files: Callable[[], tuple[str, ...]]
 
+
+def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None = None) -> Facts:
+    """What there is to know of this host and, where there is a ``program`` to run, of the job's other hosts.
+
+    Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
+    lines for the user.
+    """
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
@@ -58,35 +49,55 @@ def gather(
         _demand_interface(config)  # else preflight asks all hosts
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
-    hosts = {host.name: here for host in listed if host.name in names}
-    missing = ccl_missing(config, build=program is not None, tell=tell)  # built before hosts are asked for it
-    way_out, free_port = None, None
-    if program and len(hosts) < len(listed) and not config["hosts.skip_preflight"]:
-        from cpulaunch.cli.preflight import ask, demand_ready
-
-        ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
-        script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
-        files = [str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1])]
-        preflight = ask(config, listed, names, program.interpreter, program.directory, files)
-        demand_ready(preflight.reports)
-        hosts = {report.host: report.facts for report in preflight.reports if report.facts}
-        way_out, free_port = preflight.way_out, preflight.free_port
-    return Facts(
+    facts = Facts(
         like=here,
         listed=listed,
-        hosts=hosts,
+        hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
-        way_out=way_out,
-        free_port=free_port,
-        ccl_missing=missing,
+        ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
+    )
+    if not program or len(facts.hosts) == len(listed) or config["hosts.skip_preflight"]:
+        return facts
+    from cpulaunch.discovery.check_hosts import Required, check_hosts  # its asyncio takes 20 ms to import
+
+    ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
+    script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
+    files = (str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1]))
+    required = Required(program.interpreter, program.directory, files, ccl.files())
+    preflight = check_hosts(config, listed, names, required)
+    demand_ready(preflight.reports, tell)
+    return replace(
+        facts,
+        hosts={report.host: report.facts for report in preflight.reports if report.facts},
+        egress_interface=preflight.egress_interface,
+        free_port=preflight.free_port,
+    )
+
+
+def facts_of_lscpu(config: Config, file: Path) -> Facts:
+    """Facts for hosts that all are like the one that a file with the output of lscpu describes."""
+    text = _read(file)
+    try:
+        topology = topology_from_lscpu(text)
+    except ConfigError as e:
+        raise ConfigError(f"{file}: {e}", hint=e.hint, part=e.part) from None
+    return Facts(like=HostFacts(topology), listed=_named(config), like_what=f"the one in {file}")
+
+
+def recorded_facts(config: Config, file: Path) -> Facts:
+    """Facts for the hosts that a facts file describes; any other host is like the first of them."""
+    hosts = read_record(_read(file), str(file))
+    return Facts(
+        like=next(iter(hosts.values())),
+        listed=_named(config) or tuple(map(Host, hosts)),  # the job's, where no others are named
+        hosts=hosts,
+        like_what=f"the first in {file}",
     )
 
 
 def _demand_interface(config: Config) -> None:
     """ConfigError where the interface that was asked for isn't there."""
-    from cpulaunch.discovery.interfaces import interfaces_here
-
     there = sorted({interface.name for interface in interfaces_here()})
     if config["ccl.interface"] not in ("auto", *there):
         raise ConfigError(
@@ -95,7 +106,7 @@ def _demand_interface(config: Config) -> None:
         )
 
 
-def listed_hosts(config: Config, tell: Callable[[str], None] = say) -> tuple[Host, ...]:
+def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
     hosts = _named(config)
     if not hosts and config["launcher"] != "local" and (given := allocation(config.environ, read_file)):

@@ -1,12 +1,14 @@
-"""This host's interfaces, by getifaddrs(3) as Python itself lists names only, and its route to another."""
+"""A host's network interfaces and its route to another host; which interface each host of a job uses."""
 
 from __future__ import annotations
 
 import ctypes
 import ipaddress
 import socket
+from collections.abc import Mapping
+from typing import Any
 
-from cpulaunch.model.network import Interface
+from cpulaunch.model.network import Interface, interface_to_master
 
 _IFF_UP = 1
 
@@ -27,7 +29,10 @@ _Ifaddrs._fields_ = [
 
 
 def interfaces_here() -> list[Interface]:
-    """All addresses of interfaces that are up, in the kernel's order.  Raises OSError."""
+    """All addresses of this host's interfaces that are up, in the kernel's order.  Raises OSError.
+
+    By getifaddrs(3), as Python itself lists only the interfaces' names.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
     if libc.getifaddrs(ctypes.byref(first)):
@@ -62,6 +67,36 @@ def route_to(master: str) -> tuple[list[str], str | None]:
         except OSError:
             continue
     return [str(entry[4][0]) for entry in found], None
+
+
+def select_interfaces(
+    answers: Mapping[str, Mapping[str, Any]], chosen: str | None = None
+) -> dict[str, Interface | None]:
+    """The interface of each host that leads to the master; None where none does.
+
+    ``answers`` are those of `probe_remote`, by host, the master's first.  ``chosen`` is the name of an
+    interface that the user chose.
+    """
+    others = list(answers.values())[1:]
+    seen = dict.fromkeys(address for answer in others for address in answer.get("master", ()))
+    masters = [address for address in seen if not _is_loopback(address)]
+    # The host that we are on was reached without ssh: the others know it by where we came from.
+    ours = list(dict.fromkeys(answer["reached_from"] for answer in answers.values()))
+    selected: dict[str, Interface | None] = {}
+    for host, answer in answers.items():
+        interfaces = [Interface(*row) for row in answer["interfaces"]]
+        if chosen:
+            # IPv4 first, as that is what most of MPI and libfabric wants.
+            found = sorted((i for i in interfaces if i.name == chosen), key=lambda i: ":" in i.address)
+            selected[host] = found[0] if found else None
+        else:
+            reached = [answer["reached_at"]] if answer["reached_at"] else ours
+            selected[host] = interface_to_master(interfaces, answer.get("source"), [*masters, *reached])
+    return selected
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _address(sockaddr: int | None) -> str | None:

@@ -10,15 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-FILES = {
-    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so"),
-    "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
-    "intel": ("libiomp5.so",),
-}
-"""What a library is called here, and the names that its file may have, the preferred first."""
-
-TORCHS_OWN = "torch"
-"""What the OpenMP runtime that torch brings is called here."""
+from cpulaunch.model.libraries import FILES, TORCHS_OWN
 
 _OF_TORCH = ("libgomp", "libiomp5", "libomp")
 _USUAL = ("/usr/local/lib64", "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")

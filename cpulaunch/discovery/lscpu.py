@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.topology import Cpu
+from cpulaunch.model.topology import Cpu, Topology, renumbered
 
 HINT = "Record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
 COLUMNS = ("CPU", "CORE", "SOCKET", "NODE")
 CACHES = ("L1D", "L1I", "L1", "L2", "L3", "L4")
 
 
-def parse_lscpu(text: str) -> tuple[list[Cpu], tuple[str, ...]]:
-    """The online CPUs and notes on what the text left out; raises `ConfigError` with the line's number."""
+def topology_from_lscpu(text: str) -> Topology:
+    """The topology in the output of ``lscpu -p=CPU,CORE,SOCKET,NODE`` (or more columns) or ``lscpu -e``.
+
+    The heading decides which column is which.  Offline CPUs are left out.  The topology's notes say which
+    columns were missing.  Raises `ConfigError` with the line's number.
+    """
     heading: list[str] = []
     table: list[tuple[int, dict[str, str]]] = []
     comma = False
@@ -39,7 +43,7 @@ def parse_lscpu(text: str) -> tuple[list[Cpu], tuple[str, ...]]:
         for name, kind in (("SOCKET", "socket"), ("NODE", "NUMA node"))
         if name not in heading
     )
-    return _cpus(table), notes
+    return Topology(renumbered(_cpus(table)), notes=notes)
 
 
 def _cells(number: int, line: str, heading: list[str], comma: bool) -> dict[str, str]:

@@ -1,15 +1,23 @@
-"""Whether hosts are ready: what they answered, and what is wrong with whom.  Pure."""
+"""Whether hosts are ready: a report on each, from what the hosts answered.  Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpulaunch.discovery.probe_messages import ANSWER_TIMEOUT, NO_CPULAUNCH, NO_PYTHON, Question, Reply
+from cpulaunch.discovery.interfaces import select_interfaces
+from cpulaunch.discovery.probe_messages import (
+    ANSWER_TIMEOUT,
+    NO_CPULAUNCH,
+    NO_PYTHON,
+    ProbeRequest,
+    ProbeResponse,
+)
+from cpulaunch.errors import HostError
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.model.network import Interface, wire
+from cpulaunch.model.network import Interface
 
 MAX_CLOCK_DIFFERENCE = 30.0
 """Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
@@ -56,69 +64,100 @@ class Report:
     warnings: tuple[str, ...] = ()
 
 
-def judge(replies: Mapping[str, Reply], question: Question) -> tuple[Report, ...]:
-    """A report on each host, in the order of ``replies``, of which the first is the master's."""
-    answers = {host: reply.answer for host, reply in replies.items() if reply.answer is not None}
-    wired = dict(zip(answers, wire(list(answers.values()), question.interface), strict=True))
-    twins, usual = _twins(wired), _usual(answers)
-    master = next(iter(replies))
+class HostsNotReadyError(HostError):
+    """Some hosts have problems; ``reports`` are those on them."""
+
+    def __init__(self, message: str, reports: tuple[Report, ...], *, hint: str | None) -> None:
+        super().__init__(message, hint=hint)
+        self.reports = reports
+
+
+def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeRequest) -> tuple[Report, ...]:
+    """A report on each host, in the order of ``responses``, of which the first is the master's."""
+    answers = {host: response.answer for host, response in responses.items() if response.answer is not None}
+    interfaces = select_interfaces(answers, request.interface)
+    duplicates, majority = _duplicates(interfaces), _majority(answers)
+    master = next(iter(responses))
     # Where ssh finds no host of the master's name, no other host needs to find a way there.
-    nowhere = question.master == master and _UNRESOLVED in replies[master].error
+    nowhere = request.master == master and _UNRESOLVED in responses[master].error
     reports = []
-    for host, reply in replies.items():
-        if reply.answer is None:
-            reports.append(Report(host, problems=(_no_answer(host, reply, question),)))
+    for host, response in responses.items():
+        if response.answer is None:
+            reports.append(Report(host, problems=(_no_answer(host, response, request),)))
             continue
-        facts = _facts(reply.answer, wired[host])
+        facts = _facts(response.answer, interfaces[host])
         problems = [
-            *_missing(reply.answer, question),
-            *_differing(reply.answer, usual),
-            *_clock(reply),
-            *_network(host, reply, question, wired[host], master, len(answers) > 1 and not nowhere),
+            *_missing(response.answer, request),
+            *_differing(response.answer, majority),
+            *_clock(response),
+            *_network(host, response, request, interfaces[host], master, len(answers) > 1 and not nowhere),
         ]
-        if twin := twins.get(host):
+        if same := duplicates.get(host):
             problems.append(
-                Problem(f"is the same host as {twin}", "name it once, with slots=N for its ranks")
+                Problem(f"is the same host as {same}", "name it once, with slots=N for its ranks")
             )
         reports.append(
-            Report(host, facts, reply.answer["versions"], tuple(problems), tuple(_warnings(reply.answer)))
+            Report(
+                host, facts, response.answer["versions"], tuple(problems), tuple(_warnings(response.answer))
+            )
         )
     return _compared(reports)
 
 
-def way_out(replies: Mapping[str, Reply], interfaces: Iterable[Interface]) -> Interface | None:
+def egress_interface(
+    responses: Mapping[str, ProbeResponse], interfaces: Iterable[Interface]
+) -> Interface | None:
     """Which of this host's ``interfaces`` the others were reached from."""
-    seen = [reply.answer["reached_from"] for reply in replies.values() if reply.answer]
+    seen = [response.answer["reached_from"] for response in responses.values() if response.answer]
     return next((interface for interface in interfaces if interface.address in seen), None)
+
+
+def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None:
+    """Tell the hosts' warnings; HostsNotReadyError where one isn't ready."""
+    for report in reports:
+        for warning in report.warnings:
+            tell(f"warning: {report.host}: {warning}")
+    bad = tuple(report for report in reports if report.problems)
+    if not bad:
+        return
+    several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
+    hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) else []
+    if not any(problem.hopeless for report in bad for problem in report.problems):
+        hints.insert(0, "--skip-preflight starts all the same")
+    raise HostsNotReadyError(
+        f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready",
+        bad,
+        hint="; ".join(hints) or None,
+    )
 
 
 # ---- a host that didn't answer
 
 
-def _no_answer(host: str, reply: Reply, question: Question) -> Problem:
-    if reply.exit_code is None:
+def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Problem:
+    if response.exit_code is None:
         return Problem(f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`ssh {host} true` shows where it stops")
-    if reply.exit_code == NO_PYTHON:
+    if response.exit_code == NO_PYTHON:
         return Problem(
-            f"there is no {question.python}",
+            f"there is no {request.python}",
             "put the same environment there, at the same path, or share it over NFS",
         )
-    if reply.exit_code == NO_CPULAUNCH:
+    if response.exit_code == NO_CPULAUNCH:
         return Problem(
-            f"{question.python} is there, but cpulaunch isn't where it is here",
+            f"{request.python} is there, but cpulaunch isn't where it is here",
             "put the same environment there, at the same path, or share it over NFS",
         )
-    last = reply.error.splitlines()[-1].strip() if reply.error else ""
-    if reply.exit_code == 255:
+    last = response.error.splitlines()[-1].strip() if response.error else ""
+    if response.exit_code == 255:
         for words, remedy in _SSH_SAYS:
-            if words in reply.error:
-                said = next(line for line in reply.error.splitlines() if words in line).strip(" @")
+            if words in response.error:
+                said = next(line for line in response.error.splitlines() if words in line).strip(" @")
                 return Problem(f"ssh: {said.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
         return Problem(
             f"ssh: {last or 'ended without a word'}", f"`ssh {host} true` must work without a question"
         )
     return Problem(
-        f"its answer was not understood (exit code {reply.exit_code}{f': {last}' if last else ''})",
+        f"its answer was not understood (exit code {response.exit_code}{f': {last}' if last else ''})",
         f"does a startup file such as ~/.bashrc end the shell?  Try: ssh {host} true",
     )
 
@@ -136,19 +175,19 @@ def _facts(answer: Mapping[str, Any], interface: Interface | None) -> HostFacts 
     )
 
 
-def _missing(answer: Mapping[str, Any], question: Question) -> Iterable[Problem]:
+def _missing(answer: Mapping[str, Any], request: ProbeRequest) -> Iterable[Problem]:
     if "facts_error" in answer:
         yield Problem(answer["facts_error"], "is /sys mounted?")
     if not answer["directory"]:
         yield Problem(
-            f"there is no directory {question.directory}",
+            f"there is no directory {request.directory}",
             "copy it there, or share it over NFS; ranks start in it on every host",
         )
     for file in answer["missing"]:
         yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
 
 
-def _usual(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str | None, str]]:
+def _majority(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str | None, str]]:
     """Of every version and digest the one that most hosts have, and a host that has it."""
     counts: dict[tuple[str, str], Counter[str | None]] = {}
     example: dict[tuple[str, str, str | None], str] = {}
@@ -162,10 +201,10 @@ def _usual(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tu
 
 
 def _differing(
-    answer: Mapping[str, Any], usual: Mapping[tuple[str, str], tuple[str | None, str]]
+    answer: Mapping[str, Any], majority: Mapping[tuple[str, str], tuple[str | None, str]]
 ) -> Iterable[Problem]:
     """Versions and files that should be the same on all hosts; the majority is right."""
-    for (kind, name), (value, host) in usual.items():
+    for (kind, name), (value, host) in majority.items():
         own = answer[kind].get(name)
         if own == value:
             continue
@@ -177,11 +216,11 @@ def _differing(
             yield Problem(what, "`cpulaunch ccl build` on that host makes it; or --backend gloo")
 
 
-def _clock(reply: Reply) -> Iterable[Problem]:
+def _clock(response: ProbeResponse) -> Iterable[Problem]:
     """Its clock must have been between ours when we asked and ours when we heard."""
-    assert reply.answer
-    there = reply.answer["time"]
-    ahead = max(0.0, there - reply.received) or min(0.0, there - reply.sent)
+    assert response.answer
+    there = response.answer["time"]
+    ahead = max(0.0, there - response.received) or min(0.0, there - response.sent)
     if abs(ahead) > MAX_CLOCK_DIFFERENCE:
         yield Problem(
             f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
@@ -190,27 +229,32 @@ def _clock(reply: Reply) -> Iterable[Problem]:
 
 
 def _network(
-    host: str, reply: Reply, question: Question, interface: Interface | None, master: str, several: bool
+    host: str,
+    response: ProbeResponse,
+    request: ProbeRequest,
+    interface: Interface | None,
+    master: str,
+    several: bool,
 ) -> Iterable[Problem]:
-    assert reply.answer
-    names = sorted({row[0] for row in reply.answer["interfaces"]})
-    if interface is None and question.interface:
+    assert response.answer
+    names = sorted({row[0] for row in response.answer["interfaces"]})
+    if interface is None and request.interface:
         yield Problem(
-            f"has no interface {question.interface} with an address; it has {', '.join(names)}",
+            f"has no interface {request.interface} with an address; it has {', '.join(names)}",
             "--interface auto takes each host's own",
         )
     elif interface is None and several:
         yield Problem(
-            f"no interface leads to {question.master}; it has {', '.join(names)}",
+            f"no interface leads to {request.master}; it has {', '.join(names)}",
             "--interface says which one to use",
         )
-    if "listen_error" in reply.answer:
+    if "listen_error" in response.answer:
         yield Problem(
-            f"port {question.port}: {reply.answer['listen_error']}", "--master-port auto takes a free one"
+            f"port {request.port}: {response.answer['listen_error']}", "--master-port auto takes a free one"
         )
-    if reply.connect_error:
+    if response.connect_error:
         yield Problem(
-            f"can't connect to {master}, where the ranks meet: {reply.connect_error}",
+            f"can't connect to {master}, where the ranks meet: {response.connect_error}",
             "let the hosts' firewalls pass all TCP between them",
         )
 
@@ -223,14 +267,14 @@ def _warnings(answer: Mapping[str, Any]) -> Iterable[str]:
 # ---- hosts among each other
 
 
-def _twins(wired: Mapping[str, Interface | None]) -> dict[str, str]:
+def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
     """Of hosts with the same address, each but the first, with the first's name."""
     first: dict[str, str] = {}
-    twins = {}
-    for host, interface in wired.items():
+    duplicates = {}
+    for host, interface in interfaces.items():
         if interface and first.setdefault(interface.address, host) != host:
-            twins[host] = first[interface.address]
-    return twins
+            duplicates[host] = first[interface.address]
+    return duplicates
 
 
 def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:

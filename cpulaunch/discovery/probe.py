@@ -14,11 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cpulaunch
-from cpulaunch.discovery.probe_messages import ANSWER_TIMEOUT, NO_CPULAUNCH, NO_PYTHON, Question, Reply
+from cpulaunch.discovery.interfaces import select_interfaces
+from cpulaunch.discovery.probe_messages import (
+    ANSWER_TIMEOUT,
+    NO_CPULAUNCH,
+    NO_PYTHON,
+    ProbeRequest,
+    ProbeResponse,
+)
 from cpulaunch.discovery.probe_remote import MARK
 from cpulaunch.launchers.reach import SSH
-from cpulaunch.model.network import wire
 
 CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""
@@ -26,65 +31,74 @@ CONNECT_TIMEOUT = 2.5
 AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
 """Connections that are made at the same time; each costs this host some 50 ms of CPU time."""
 
-_PACKAGE = Path(cpulaunch.__file__).parent
+_PROBE = str(Path(__file__).parent / "probe_remote.py")
 _MAX_LINE = 1 << 24  # bytes; the topology of a big host takes 100 kB
 
 
-def ask_hosts(names: Sequence[str], here: frozenset[str], question: Question) -> dict[str, Reply]:
+def probe_hosts(
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest
+) -> dict[str, ProbeResponse]:
     """Ask all hosts; those among the names of ``here`` are asked without ssh.  The first is the master."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * len(names) + 64), hard), hard))
-    return asyncio.run(_ask_all(names, here, question))
+    return asyncio.run(_probe_all(names, here, request))
 
 
-async def _ask_all(names: Sequence[str], here: frozenset[str], question: Question) -> dict[str, Reply]:
+async def _probe_all(
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest
+) -> dict[str, ProbeResponse]:
     gate = asyncio.Semaphore(AT_ONCE)
-    hosts = [_Asked(name, name in here, name == names[0], question) for name in names]
+    hosts = [_ProbedHost(name, name in here, name == names[0], request) for name in names]
     try:
-        replies = await asyncio.gather(*(host.ask(gate) for host in hosts))
-        master = (replies[0].answer or {}).get("listening")
+        responses = await asyncio.gather(*(host.ask(gate) for host in hosts))
+        master = (responses[0].answer or {}).get("listening")
         if master:
-            wired = wire([reply.answer for reply in replies if reply.answer], question.interface)
-            named = question.master != names[0]  # by the user, and so what the ranks will use
-            address = question.master if named or not wired[0] else wired[0].address
+            answers = {
+                host.name: response.answer
+                for host, response in zip(hosts, responses, strict=True)
+                if response.answer
+            }
+            interface = select_interfaces(answers, request.interface)[names[0]]
+            named = request.master != names[0]  # by the user, and so what the ranks will use
+            address = request.master if named or not interface else interface.address
             tried = await asyncio.gather(*(host.try_to_connect(address, master) for host in hosts))
-            replies = [replace(r, connect_error=e) for r, e in zip(replies, tried, strict=True)]
-        return dict(zip(names, replies, strict=True))
+            responses = [replace(r, connect_error=e) for r, e in zip(responses, tried, strict=True)]
+        return dict(zip(names, responses, strict=True))
     finally:
         await asyncio.gather(*(host.end() for host in hosts))
 
 
-class _Asked:
+class _ProbedHost:
     """One host, and the process that we talk to it through."""
 
-    def __init__(self, name: str, is_here: bool, is_master: bool, question: Question) -> None:
+    def __init__(self, name: str, is_here: bool, is_master: bool, request: ProbeRequest) -> None:
         self.name = name
-        self.question = {
-            "master": question.master,
-            "directory": question.directory,
-            "files": question.files,
-            "alike": question.alike,
-            "packages": question.packages,
-            "libraries": question.libraries,
-            "listen": question.port if is_master else None,
+        self.request = {
+            "master": request.master,
+            "directory": request.directory,
+            "files": request.files,
+            "identical": request.identical,
+            "packages": request.packages,
+            "libraries": request.libraries,
+            "listen": request.port if is_master else None,
         }
-        program = [question.python, "-I", "-S", str(_PACKAGE / "discovery" / "probe_remote.py")]
+        program = [request.python, "-I", "-S", _PROBE]
         # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.argv = program if is_here else ["/bin/sh", SSH, "-T", "-x", name, _for_any_shell(program)]
         self.process: asyncio.subprocess.Process | None = None
 
-    async def ask(self, gate: asyncio.Semaphore) -> Reply:
+    async def ask(self, gate: asyncio.Semaphore) -> ProbeResponse:
         async with gate:
             sent = time.time()
             try:
                 return await asyncio.wait_for(self._ask(sent), ANSWER_TIMEOUT)
             except asyncio.TimeoutError:
                 await self.end(patience=0)
-                return Reply(None, sent=sent, received=time.time())
+                return ProbeResponse(None, sent=sent, received=time.time())
 
-    async def _ask(self, sent: float) -> Reply:
+    async def _ask(self, sent: float) -> ProbeResponse:
         pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(
             *self.argv,
@@ -95,15 +109,15 @@ class _Asked:
             limit=_MAX_LINE,
             start_new_session=True,
         )
-        answer = await self._exchange(self.question)
+        answer = await self._exchange(self.request)
         if answer is not None:
-            return Reply(answer, sent=sent, received=time.time())
+            return ProbeResponse(answer, sent=sent, received=time.time())
         assert self.process.stderr
         error = (await self.process.stderr.read()).decode(errors="replace").strip()
-        return Reply(None, await self.process.wait(), error, sent, time.time())
+        return ProbeResponse(None, await self.process.wait(), error, sent, time.time())
 
     async def try_to_connect(self, address: str | None, port: int) -> str | None:
-        if not self.process or self.process.returncode is not None or self.question["listen"] is not None:
+        if not self.process or self.process.returncode is not None or self.request["listen"] is not None:
             return None
         try:
             answer = await asyncio.wait_for(self._exchange({"connect": [address, port]}), CONNECT_TIMEOUT)
@@ -111,13 +125,13 @@ class _Asked:
             return "no answer"
         return answer["connect_error"] if answer else "the connection to it was lost"
 
-    async def _exchange(self, question: Mapping[str, Any]) -> Any:
-        """The answer to ``question``; None where the process ends without one."""
+    async def _exchange(self, request: Mapping[str, Any]) -> Any:
+        """The answer to ``request``; None where the process ends without one."""
         assert self.process
         assert self.process.stdin
         assert self.process.stdout
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
         with contextlib.suppress(ValueError):  # garbled, or too long a line
             while line := await self.process.stdout.readline():

@@ -14,19 +14,19 @@ NO_PYTHON, NO_CPULAUNCH = 97, 98
 
 
 @dataclass(frozen=True)
-class Question:
+class ProbeRequest:
     """What is asked of every host.
 
     ``master``: a name or address of the first host, which opens ``port`` (0: a free one) for the others to
-    try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be there, ``alike``
-    be the same files everywhere.  ``packages`` are the directories that ``python`` imports from,
-    ``libraries`` those in which to look for shared libraries before the system's.
+    try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be there,
+    ``identical`` are files that must have the same content on all hosts.  ``packages`` are the directories
+    that ``python`` imports from, ``libraries`` those with shared libraries to look at before the system's.
     """
 
     python: str
     directory: str
     files: tuple[str, ...] = ()
-    alike: tuple[str, ...] = ()
+    identical: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
     master: str | None = None
@@ -35,12 +35,12 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ProbeResponse:
     """What came back from a host: its answer, or why there is none.
 
-    ``exit_code`` and ``error`` are the remote shell's (or ssh's own, 255) and what it said; None for a host
-    that said nothing within ANSWER_TIMEOUT.  ``sent`` and ``received`` are when, in seconds since the
-    epoch.  ``connect_error``: why it couldn't reach the master.
+    ``exit_code`` and ``error`` are the remote shell's (or ssh's own, 255) and what it printed; None for a
+    host that was silent for ANSWER_TIMEOUT.  ``sent`` and ``received`` are when, in seconds since the epoch.
+    ``connect_error``: why it couldn't reach the master.
     """
 
     answer: Mapping[str, Any] | None

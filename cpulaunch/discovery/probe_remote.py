@@ -1,9 +1,9 @@
-"""Look at a host from inside.  Run on each host, over ssh::
+"""Probe a host from inside.  Run on each host, over ssh::
 
     python -I -S …/cpulaunch/discovery/probe_remote.py
 
-Standard library only.  It speaks in lines: reads a question, a JSON object; answers with ``MARK`` and a JSON
-object, as what rc files print may come before.  A second question, ``{"connect": [address, port]}``, is
+Standard library only.  It speaks in lines: reads a request, a JSON object; answers with ``MARK`` and a JSON
+object, as what rc files print may come before.  A second request, ``{"connect": [address, port]}``, is
 whether the master can be reached.  It ends when its stdin does.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from cpulaunch import __version__
 from cpulaunch.discovery.fabrics import find_fabrics
 from cpulaunch.discovery.interfaces import interfaces_here, route_to
-from cpulaunch.discovery.local import facts_here
+from cpulaunch.discovery.this_host import facts_here
 from cpulaunch.errors import CpulaunchError
 
 MARK = "cpulaunch-answer: "
@@ -42,28 +42,28 @@ _VERSION_FILES = {
 
 
 def main() -> None:
-    question = json.loads(sys.stdin.readline())
-    answer = look(question)
+    request = json.loads(sys.stdin.readline())
+    answer = probe(request)
     listener = None
-    if question["listen"] is not None:
+    if request["listen"] is not None:
         try:
-            listener = _listener(question["listen"])
+            listener = _listener(request["listen"])
             answer["listening"] = listener.getsockname()[1]
         except OSError as e:
             answer["listen_error"] = e.strerror or str(e)
-    _say(answer)
+    _send(answer)
     for line in sys.stdin:
         address, port = json.loads(line)["connect"]
-        _say({"connect_error": _connect_error(address, port)})
+        _send({"connect_error": _connect_error(address, port)})
     if listener:
         listener.close()
 
 
-def look(question: Mapping[str, Any]) -> dict[str, Any]:
-    """What is so on this host.
+def probe(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What is true of this host.
 
-    ``question``: ``master`` (a name or address, or None), ``directory`` and ``files`` (which should be
-    there), ``alike`` (files of which the digest is wanted), ``packages`` (where Python imports from),
+    ``request``: ``master`` (a name or address, or None), ``directory`` and ``files`` (which should be
+    there), ``identical`` (files of which the digest is wanted), ``packages`` (where Python imports from),
     ``libraries`` (directories to look for libraries in).
     """
     connection = os.environ.get("SSH_CONNECTION", "").split()  # theirs, their port, ours, our port
@@ -73,21 +73,21 @@ def look(question: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {
             "Python": ".".join(map(str, sys.version_info[:3])),
             "cpulaunch": __version__,
-            **{name: _version(*where, question["packages"]) for name, where in _VERSION_FILES.items()},
+            **{name: _version(*where, request["packages"]) for name, where in _VERSION_FILES.items()},
         },
-        "digests": {file: _digest(file) for file in question["alike"]},
-        "directory": os.path.isdir(question["directory"]),
-        "missing": [file for file in question["files"] if not os.path.exists(file)],
+        "digests": {file: _digest(file) for file in request["identical"]},
+        "directory": os.path.isdir(request["directory"]),
+        "missing": [file for file in request["files"] if not os.path.exists(file)],
         "shm": _size("/dev/shm"),
         "reached_at": connection[2] if len(connection) == 4 else None,
         "reached_from": connection[0] if len(connection) == 4 else None,
         "interfaces": [[i.name, i.address, i.prefix] for i in interfaces_here()],
     }
-    if question["master"]:
-        answer["master"], answer["source"] = route_to(question["master"])
+    if request["master"]:
+        answer["master"], answer["source"] = route_to(request["master"])
     try:
-        facts = facts_here(question["libraries"], question["packages"])
-        answer["facts"] = replace(facts, fabrics=find_fabrics(question["libraries"])).to_json()
+        facts = facts_here(request["libraries"], request["packages"])
+        answer["facts"] = replace(facts, fabrics=find_fabrics(request["libraries"])).to_json()
     except CpulaunchError as e:
         answer["facts_error"] = str(e)
     return answer
@@ -140,7 +140,7 @@ def _connect_error(address: str, port: int) -> str | None:
     return None
 
 
-def _say(answer: Mapping[str, Any]) -> None:
+def _send(answer: Mapping[str, Any]) -> None:
     sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
     sys.stdout.flush()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from cpulaunch.discovery.files import Read
 from cpulaunch.errors import HostError
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.topology import Cpu, Read
+from cpulaunch.model.topology import Cpu, Topology, renumbered
 
 CPU = "/sys/devices/system/cpu/"
 NODE = "/sys/devices/system/node/"
 
 
-def read_sysfs(read: Read) -> tuple[list[Cpu], CoreSet, tuple[str, ...]]:
-    """The online CPUs, the NUMA nodes that have memory but no CPU, and notes on what could not be seen."""
+def topology_from_sysfs(read: Read) -> Topology:
+    """The topology that the files below ``/sys/devices/system`` describe: all CPUs that are online.
+
+    Takes one to two reads per physical core.  Raises `HostError` where there are no such files.  Source:
+    Documentation/admin-guide/cputopology.rst and Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+    """
     online = _first_set(read, CPU + "online", CPU + "possible")
     if not online:
         raise HostError(f"{CPU}online can't be read, so this machine's CPUs are unknown")
@@ -23,7 +28,7 @@ def read_sysfs(read: Read) -> tuple[list[Cpu], CoreSet, tuple[str, ...]]:
     for number, siblings in enumerate(_cores(read, online, notes)):
         for cpu in siblings:
             cpus.append(Cpu(cpu, number, sockets[cpu], nodes.get(cpu, 0), performances.get(cpu)))
-    return cpus, memory_only, tuple(notes)
+    return Topology(renumbered(cpus), memory_only, notes=tuple(notes))
 
 
 def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:

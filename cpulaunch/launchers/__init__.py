@@ -12,6 +12,7 @@ from cpulaunch import plugins
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
+    from cpulaunch.launchers.mpi import Mpiexec
 
 GROUP = "cpulaunch.launchers"
 
@@ -29,3 +30,8 @@ MPIS = ("intel", "mpich", "openmpi")
 def load(name: str) -> Launcher:
     """The launcher called ``name``.  Raises UsageError where there is none."""
     return cast("Launcher", plugins.load(GROUP, name, BUILT_IN))
+
+
+def load_mpi(flavour: str) -> Mpiexec:
+    """The launcher of a value of ``mpi.flavour``; ``auto`` gives the preferred one."""
+    return cast("Mpiexec", load(MPIS[0] if flavour == "auto" else flavour))

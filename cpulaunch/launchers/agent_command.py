@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpulaunch.errors import PlanError
-from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement, guard
-from cpulaunch.plan.plan import HostPlan, Plan
+from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, guard
+from cpulaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
@@ -22,27 +22,26 @@ def agent_argv(plan: Plan, installation: Installation) -> list[str]:
 
 
 def placement_variable(plan: Plan, launcher: Launcher) -> dict[str, str]:
-    """The variable that tells the agents the plan.  Hosts that are laid out alike share an entry."""
+    """The variable that tells the agents the plan.  Hosts with the same specification share an entry."""
     numbers: dict[object, int] = {}
-    layouts: list[Layout] = []
+    specs: list[HostSpec] = []
     hosts = []
     for host in plan.hosts:
-        number = numbers.setdefault(_alike(host), len(layouts))
-        if number == len(layouts):
-            places = [
-                Place(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, r.env)
-                for r in host.ranks
-            ]
-            layouts.append(Layout(host.assumed, host.env, places))
+        spec = HostSpec.of(host)
+        number = numbers.setdefault(_hashable(spec), len(specs))
+        if number == len(specs):
+            specs.append(spec)
         hosts.append((host.host, number))
     text = Placement(
-        starter=plan.starter,
+        launcher=launcher.name,
+        identity=launcher.identity,
+        agents_are_children=launcher.agents_are_children,
+        daemon_outlives_link=launcher.daemon_outlives_link,
         python=plan.program.python,
         directory=plan.program.directory,
         hosts=hosts,
-        layouts=layouts,
-        binding=plan.binding,
-        libraries=plan.libraries,
+        host_specs=specs,
+        request=plan.request.to_json(),
         env={name: plan.env[name] for name in plan.private},
         heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
         grace_period=plan.setting("watch.grace_period"),
@@ -56,9 +55,6 @@ def placement_variable(plan: Plan, launcher: Launcher) -> dict[str, str]:
     return {VARIABLE: text}
 
 
-def _alike(host: HostPlan) -> object:
-    ranks = tuple(
-        (r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, tuple(r.env.items()))
-        for r in host.ranks
-    )
-    return host.assumed, tuple(host.env.items()), ranks
+def _hashable(spec: HostSpec) -> object:
+    ranks = tuple((*rank[:-1], tuple(rank.env.items())) for rank in spec.ranks)
+    return spec.assumed, tuple(spec.env.items()), ranks

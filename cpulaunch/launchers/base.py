@@ -53,6 +53,9 @@ class Launcher(ABC):
     passes_environment = True
     """Whether remote processes get the environment that its command has."""
 
+    is_intel_mpi = False
+    """Whether the ranks can use Intel MPI, which oneCCL's transport ``mpi`` sends through."""
+
     this_host_only = False
     """Whether it starts ranks on the launching host only."""
 

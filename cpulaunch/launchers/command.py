@@ -1,4 +1,4 @@
-"""What a starter is told: the last pure value before anything runs."""
+"""What a launcher starts: the last pure value before anything runs."""
 
 from __future__ import annotations
 

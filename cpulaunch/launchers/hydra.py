@@ -31,6 +31,7 @@ INTEL = Mpiexec(
     # (hwloc: 30).  Where there are no NUMA nodes it says so on stdout, which the launcher keeps to itself.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     when_orphaned=signal.SIGTERM,
+    is_intel_mpi=True,
     failures=(_NO_EXECUTABLE,),
     last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's own reason comes later
 )
@@ -40,7 +41,7 @@ MPICH = Mpiexec(
     title="MPICH",
     identity=_IDENTITY,
     version_words=("HYDRA",),
-    executables=("mpiexec.hydra", "mpiexec"),
+    executables=("mpiexec", "mpiexec.hydra"),
     install_hint="pip install mpich in an environment of its own, or your distribution's package",
     hostfile=("-f", HOSTFILE),
     host_line="{host}:{slots}",

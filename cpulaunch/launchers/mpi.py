@@ -76,6 +76,7 @@ class Mpiexec(Launcher):
     last_failures: tuple[str, ...] = ()
     passes_environment: bool = True
     daemon_outlives_link: bool = False
+    is_intel_mpi: bool = False
     # Intel's and Open MPI's want SIGINT twice after a lost link.
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
     reach: Reach = field(default_factory=Ssh)
@@ -132,11 +133,13 @@ class Mpiexec(Launcher):
             return {}
         env = {self.ssh: installation.ssh}
         # Hydra finds an interface by its name; Open MPI's networks are of IPv4 only.
-        if plan.way_out and not ("network" in self.interface[1] and ":" in plan.way_out.address):
+        if plan.egress_interface and not (
+            "network" in self.interface[1] and ":" in plan.egress_interface.address
+        ):
             name, value = self.interface
-            env[name] = value.format(name=plan.way_out.name, network=plan.way_out.network)
+            env[name] = value.format(name=plan.egress_interface.name, network=plan.egress_interface.network)
         return _unless_users(plan, env)
 
 
 def _unless_users(plan: Plan, env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name not in plan.said_to_mpi}
+    return {name: value for name, value in env.items() if name not in plan.user_mpi_variables}

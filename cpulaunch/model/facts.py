@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpulaunch.discovery.fabrics import Fabric
 from cpulaunch.errors import ConfigError
+from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.network import Interface
 from cpulaunch.model.topology import Topology
@@ -87,7 +87,7 @@ class Facts:
     ``here``: this host's names; empty where the facts are somebody else's.
     ``mpis``: the MPIs found here, best first; None where nobody looked.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
-    ``way_out``: this host's interface that leads to the others, where it was looked for.
+    ``egress_interface``: this host's interface to the others, where it was looked for.
     ``free_port``: a port that is free on the first host, likewise.
     """
 
@@ -97,7 +97,7 @@ class Facts:
     here: frozenset[str] = frozenset()
     mpis: tuple[Mpi, ...] | None = None
     ccl_missing: str | None = None
-    way_out: Interface | None = None
+    egress_interface: Interface | None = None
     free_port: int | None = None
     like_what: str = "this machine"
 

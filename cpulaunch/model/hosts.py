@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cpulaunch.errors import ConfigError, did_you_mean
 
@@ -26,20 +25,6 @@ class Host:
 
     name: str
     slots: int | None = None
-
-
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of the hostfile at ``path``.  ConfigError with ``file:line`` where one does not fit."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as e:
-        raise ConfigError(
-            f"hostfile {path}: cannot be read: {e.strerror}",
-            hint="one host a line: host, host:N or host slots=N",
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"hostfile {path}: not UTF-8 text") from None
-    return parse_hostfile(text, str(path))
 
 
 def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 # Bridges and tunnels of containers and virtual machines: they lead to no other host.
 _VIRTUAL = (
@@ -59,29 +58,3 @@ def interface_to_master(
             if interface.address == wanted:
                 return interface
     return None
-
-
-def wire(answers: Sequence[Mapping[str, Any]], said: str | None = None) -> list[Interface | None]:
-    """The interface of each host that answered, the master first; None where no interface leads to it.
-
-    ``answers`` are those of ``probe_there``.  ``said`` is the name of an interface that the user chose.
-    """
-    seen = dict.fromkeys(a for answer in answers[1:] for a in answer.get("master", ()))
-    masters = [address for address in seen if not _is_loopback(address)]
-    # The host that we are on was reached without ssh: the others know it by where we came from.
-    ours = list(dict.fromkeys(answer["reached_from"] for answer in answers))
-    chosen = []
-    for answer in answers:
-        interfaces = [Interface(*row) for row in answer["interfaces"]]
-        if said:
-            # IPv4 first, as that is what most of MPI and libfabric wants.
-            found = sorted((i for i in interfaces if i.name == said), key=lambda i: ":" in i.address)
-            chosen.append(found[0] if found else None)
-        else:
-            reached = [answer["reached_at"]] if answer["reached_at"] else ours
-            chosen.append(interface_to_master(interfaces, answer.get("source"), [*masters, *reached]))
-    return chosen
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

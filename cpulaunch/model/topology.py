@@ -1,13 +1,12 @@
 """The CPUs of one host that ranks may use: which core, socket and NUMA node each belongs to.
 
-A topology is a value.  It comes from sysfs, from the text of ``lscpu`` or from recorded facts, and all of
-these are pure functions of what they read, so that placement can be planned and tested for machines that
-are not here.
+A topology is a value.  It comes from sysfs (`discovery.sysfs`), from the text of lscpu (`discovery.lscpu`) or
+from recorded facts, so that placement can be planned and tested for machines that are not here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,9 +14,6 @@ from typing import Any
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
-
-Read = Callable[[str], str | None]
-"""Gives the text of the file at an absolute path, or None where there is no such file."""
 
 
 @dataclass(frozen=True)
@@ -58,46 +54,6 @@ class Topology:
     memory_only_nodes: CoreSet = field(default_factory=CoreSet)
     quota: float | None = None
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_lscpu(cls, text: str) -> Topology:
-        """From ``lscpu -p=CPU,CORE,SOCKET,NODE`` (further columns allowed) or the table of ``lscpu -e``.
-
-        The heading decides which column is which.  Offline CPUs are left out.  Raises `ConfigError`.
-        """
-        from cpulaunch.discovery.lscpu import parse_lscpu
-
-        rows, notes = parse_lscpu(text)
-        return cls(_normalised(rows), notes=notes)
-
-    @classmethod
-    def from_sysfs(cls, read: Read) -> Topology:
-        """From the files below ``/sys/devices/system``; raises `HostError` where there are none.
-
-        Takes one to two reads per physical core.  Source: Documentation/admin-guide/cputopology.rst and
-        Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
-        """
-        from cpulaunch.discovery.sysfs import read_sysfs
-
-        rows, memory_only, notes = read_sysfs(read)
-        return cls(_normalised(rows), memory_only, notes=notes)
-
-    @classmethod
-    def of_process(cls, read: Read, affinity: CoreSet) -> Topology:
-        """What a process with this CPU mask (``os.sched_getaffinity``) may use of the machine it is on.
-
-        Restricted to the mask and to the cpuset of its control group, whose CPU time becomes ``quota``.
-        """
-        from cpulaunch.discovery.cgroup import cgroup_limits
-
-        machine = cls.from_sysfs(read)
-        cpuset, quota = cgroup_limits(read)
-        allowed = affinity & cpuset if cpuset else affinity
-        ours = machine.restricted(allowed or affinity)
-        notes = machine.notes
-        if len(ours.cpus) < len(machine.cpus):
-            notes += (f"{len(ours.cpus)} of {len(machine.cpus)} CPUs may be used (CPU mask or cpuset)",)
-        return replace(ours, quota=quota, notes=notes)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Topology:
@@ -188,8 +144,8 @@ def _efficient_below(performances: Iterable[float | None]) -> float:
     return 0.0
 
 
-def _normalised(rows: Iterable[Cpu]) -> tuple[Cpu, ...]:
-    """In ascending order, with cores and sockets counted from 0 in the order of their first CPU.
+def renumbered(rows: Iterable[Cpu]) -> tuple[Cpu, ...]:
+    """The CPUs in ascending order, with cores and sockets counted from 0 in the order of their first CPU.
 
     Core numbers in sysfs repeat in each socket, and some firmware numbers its sockets at random.
     """

@@ -6,67 +6,26 @@ where the plan only assumed one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal
 
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
+from cpulaunch.plan.request import BindingRequest
 
 SMALL_RANK = 4
 """With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
 
 
 @dataclass(frozen=True)
-class BindingRequest:
-    """What is asked of the placement on one host; the defaults are those of the command line.
-
-    ``ranks``: local ranks; None means one per NUMA node that has usable cores.
-    ``cores_per_rank``: physical cores, comm cores included; ``max`` also shares out what is left over.
-    ``cores``, ``numa_nodes``: use only these CPUs, only these nodes.
-    ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
-    ``logical_cores``: a core's hyperthread siblings come along.  ``e_cores``: E-cores are used like others.
-    ``strategy``: where not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs.
-    ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on hyperthread
-    siblings.  ``dedicate_workers``: False where the backend isn't ccl: no comm cores at all.
-    ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank.
-    """
-
-    ranks: int | None = None
-    cores_per_rank: int | Literal["auto", "max"] = "auto"
-    cores: CoreSet | None = None
-    numa_nodes: CoreSet | None = None
-    bind_numa: bool = False
-    logical_cores: bool = False
-    e_cores: bool = False
-    strategy: Literal["scatter", "close"] = "scatter"
-    worker_count: int | Literal["auto"] = "auto"
-    ccl_logical_cores: bool = False
-    dedicate_workers: bool = True
-    oversubscribe: bool = False
-    threads: int | Literal["auto"] = "auto"
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, without what is at its default."""
-        data = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return {key: str(value) if isinstance(value, CoreSet) else value for key, value in data.items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BindingRequest:
-        """What `to_json` gave."""
-        lists = {key: CoreSet.parse(data[key]) for key in ("cores", "numa_nodes") if key in data}
-        return cls(**{**data, **lists})
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a local rank sits: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
+class RankBinding:
+    """One local rank's CPUs: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
 
     ``threads`` is the number of physical compute cores, unless a CPU quota or the user says otherwise.
-    ``places`` are the CPUs of each of these cores, empty where others may sit on them, too.
+    ``places`` are the CPUs of each of these cores, empty where other ranks may be on them, too.
     """
 
     local_rank: int
@@ -79,14 +38,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Binding:
-    """The seats of one host.
+    """The CPU binding of one host's ranks.
 
-    ``idle``: CPUs of usable physical cores on which no rank sits.  ``worker_count``: what
-    ``CCL_WORKER_COUNT`` should say, 0 where the backend isn't ccl; where the seats have no comm cores,
-    workers should be off (``CCL_WORKER_OFFLOAD=0``).
+    ``idle``: CPUs of usable physical cores that no rank has.  ``worker_count``: what ``CCL_WORKER_COUNT``
+    should be, 0 where the backend isn't ccl; where the ranks have no comm cores, workers should be off
+    (``CCL_WORKER_OFFLOAD=0``).
     """
 
-    seats: tuple[Seat, ...]
+    ranks: tuple[RankBinding, ...]
     idle: CoreSet
     worker_count: int
     notes: tuple[str, ...] = ()
@@ -94,11 +53,11 @@ class Binding:
     @property
     def oversubscribed(self) -> bool:
         """Whether some CPU serves two ranks, or both a rank's computation and its workers."""
-        given = CoreSet()
-        for seat in self.seats:
-            if seat.cores & seat.comm_cores or given & (seat.cores | seat.comm_cores):
+        taken = CoreSet()
+        for rank in self.ranks:
+            if rank.cores & rank.comm_cores or taken & (rank.cores | rank.comm_cores):
                 return True
-            given = given | seat.cores | seat.comm_cores
+            taken = taken | rank.cores | rank.comm_cores
         return False
 
     @property
@@ -108,14 +67,14 @@ class Binding:
         Where an oversubscribed rank has fewer comm cores than workers, they repeat.
         """
         affinity: list[int] = []
-        for seat in self.seats:
-            comm = list(seat.comm_cores)
+        for rank in self.ranks:
+            comm = list(rank.comm_cores)
             affinity += [comm[i % len(comm)] for i in range(self.worker_count)] if comm else []
         return tuple(affinity)
 
 
 def bind(topology: Topology, request: BindingRequest) -> Binding:
-    """Seats for the local ranks of a host; raises `PlanError` for what the host cannot fulfil.
+    """The CPUs of each local rank of a host; raises `PlanError` for what the host cannot fulfil.
 
     The usable physical cores are taken in the order of NUMA nodes and CPU numbers, and every rank gets
     equally many:
@@ -123,9 +82,9 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     1. *Size.*  C cores for R ranks are C // R each (or what was asked for).  Within nodes only
        (``bind_numa``) it is the largest size of which all nodes together hold R ranks.
     2. *Within nodes.*  A node of c cores holds c // size ranks.  If all nodes together hold R, no rank
-       spans nodes.  ``scatter`` seats each rank on the node, then the socket, that has fewest so far;
+       spans nodes.  ``scatter`` puts each rank on the node, then the socket, that has fewest so far;
        ``close`` fills node after node.  Ranks are numbered in the order of nodes.
-    3. *Across nodes.*  Else ranks sit one after another in one walk over all cores.  C - R * size of them
+    3. *Across nodes.*  Else ranks follow one another in one walk over all cores.  C - R * size of them
        are left idle in any case: where a node ends, if that keeps a rank from spanning two, else at the
        very end.  Of all such walks it is one in which fewest ranks span nodes.
     4. *Max.*  What is left over goes to the ranks of its node.  Where it has none, or ranks span anyway,
@@ -138,8 +97,8 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     nodes = _usable_cores(topology, request, notes)
     shares = _shares(nodes, request.ranks or len(nodes), request)
     workers = _dedicated_workers(shares, topology.quota, request)
-    seats = _seats(shares, workers, topology.quota, request, notes)
-    spanning = _spanning_note(seats)
+    ranks = _rank_bindings(shares, workers, topology.quota, request, notes)
+    spanning = _spanning_note(ranks)
     if spanning:
         notes.append(spanning)
     used = {core for share in shares for core in share}
@@ -147,7 +106,7 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     idle = CoreSet(cpu for core in spare for cpu in _brought(core, request))
     if idle:
         notes.append(_idle_note(spare, idle, request))
-    return Binding(seats, idle, max(1, workers) if request.dedicate_workers else 0, tuple(notes))
+    return Binding(ranks, idle, max(1, workers) if request.dedicate_workers else 0, tuple(notes))
 
 
 def _check_numbers(request: BindingRequest) -> None:
@@ -314,9 +273,9 @@ def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: B
     return request.worker_count
 
 
-def _seats(
+def _rank_bindings(
     shares: list[list[Core]], workers: int, quota: float | None, request: BindingRequest, notes: list[str]
-) -> tuple[Seat, ...]:
+) -> tuple[RankBinding, ...]:
     on_siblings = bool(workers) and request.ccl_logical_cores
     if on_siblings and not all(_siblings(share, workers) for share in shares):
         on_siblings = False
@@ -328,7 +287,7 @@ def _seats(
             f"and its oneCCL workers take {workers}",
             hint="Ask for fewer workers (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
         )
-    seats = []
+    ranks = []
     for local_rank, share in enumerate(shares):
         if on_siblings:
             comm, compute = _siblings(share, workers), share
@@ -342,8 +301,8 @@ def _seats(
             places = tuple(place - comm for place in places)
         cpus = CoreSet(cpu for place in places for cpu in place)
         own = () if request.oversubscribe else places
-        seats.append(Seat(local_rank, cpus, comm, nodes, threads, own))
-    return _with_threads(seats, workers, _quota_each(quota, shares), request, notes)
+        ranks.append(RankBinding(local_rank, cpus, comm, nodes, threads, own))
+    return _with_threads(ranks, workers, _quota_each(quota, shares), request, notes)
 
 
 def _siblings(share: list[Core], workers: int) -> CoreSet:
@@ -354,18 +313,18 @@ def _siblings(share: list[Core], workers: int) -> CoreSet:
 
 
 def _with_threads(
-    seats: list[Seat], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
-) -> tuple[Seat, ...]:
-    """The same seats with the user's number of threads, or as many as the quota has time for."""
+    ranks: list[RankBinding], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
+) -> tuple[RankBinding, ...]:
+    """The same ranks with the user's number of threads, or as many as the quota has time for."""
     if request.threads != "auto":
-        return tuple(replace(seat, threads=request.threads) for seat in seats)
-    most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(s.threads for s in seats)
-    if any(seat.threads > most for seat in seats):
+        return tuple(replace(rank, threads=request.threads) for rank in ranks)
+    most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(r.threads for r in ranks)
+    if any(rank.threads > most for rank in ranks):
         notes.append(
-            f"a CPU quota of {quota_each * len(seats):g} CPUs for {_count(len(seats), 'rank')}: "
+            f"a CPU quota of {quota_each * len(ranks):g} CPUs for {_count(len(ranks), 'rank')}: "
             f"{_count(most, 'thread')} each"
         )
-    return tuple(replace(seat, threads=min(seat.threads, most)) for seat in seats)
+    return tuple(replace(rank, threads=min(rank.threads, most)) for rank in ranks)
 
 
 def _quota_each(quota: float | None, shares: list[list[Core]]) -> float:
@@ -395,11 +354,11 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     return PlanError(f"{want} on {have}", hint=f"Ask for fewer ranks (-ppn) or fewer cores each{sharing}.")
 
 
-def _spanning_note(seats: Sequence[Seat]) -> str:
-    spanning = [seat for seat in seats if len(seat.numa_nodes) > 1]
+def _spanning_note(ranks: Sequence[RankBinding]) -> str:
+    spanning = [rank for rank in ranks if len(rank.numa_nodes) > 1]
     if len(spanning) == 1:
         return f"rank {spanning[0].local_rank} spans NUMA nodes {spanning[0].numa_nodes}"
-    return f"ranks {CoreSet(s.local_rank for s in spanning)} span NUMA nodes" if spanning else ""
+    return f"ranks {CoreSet(rank.local_rank for rank in spanning)} span NUMA nodes" if spanning else ""
 
 
 def _idle_note(spare: list[Core], idle: CoreSet, request: BindingRequest) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from cpulaunch.errors import PlanError
 
-BACKENDS = ("ccl", "gloo", "mpi")
+BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
-MPI_STARTERS = ("intel", "mpich", "openmpi")
 
 
 @dataclass(frozen=True)
@@ -22,32 +21,33 @@ class Situation:
     """What is known about a rank when its communication is set up."""
 
     backend: str  # one of BACKENDS
-    starter: str  # "local", "torchrun", or one of MPI_STARTERS
     hosts: int
     local_ranks: int  # ranks on this host
     cores: int  # physical cores on which the rank computes
     comm_cores: int = 0  # physical cores set aside for oneCCL's workers (0: none)
     worker_count: int = 1  # oneCCL's worker threads
     oversubscribed: bool = False  # more ranks than cores
+    intel_mpi: bool = False  # Intel MPI starts the ranks
     transport: str = "ofi"  # one of TRANSPORTS
     provider: str | None = None  # libfabric's; None: ours to choose
     interface: str | None = None  # network interface that routes to the master, where known
     card: str | None = None  # network interface of the card that the provider drives, where known
+    log_level: str = "error"  # oneCCL's
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
     """Environment variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
 
-    Raises PlanError for a backend or transport that does not exist, or that the starter doesn't go with.
+    Raises PlanError for a backend or transport that does not exist, or that the launcher doesn't go with.
     """
     if situation.backend not in BACKENDS:
         raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
     if situation.transport not in TRANSPORTS:
         raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
-    if situation.backend == "ccl" and situation.transport == "mpi" and situation.starter != "intel":
+    if situation.backend == "ccl" and situation.transport == "mpi" and not situation.intel_mpi:
         # oneCCL itself would take ofi without a word.
         raise PlanError(
-            f"oneCCL's transport mpi needs ranks that Intel MPI starts; starter here: {situation.starter}",
+            "oneCCL's transport mpi needs ranks that Intel MPI starts",
             hint="--mpi intel, or --ccl-transport ofi",
         )
     variables: dict[str, str] = {}
@@ -57,8 +57,6 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
             variables["FI_PROVIDER"] = situation.provider or "tcp"
     if interface := situation.interface or ("lo" if situation.hosts == 1 else None):
         variables |= interface_variables(interface, variables.get("FI_PROVIDER"), situation.card)
-    if situation.oversubscribed and _uses_intel_mpi(situation):
-        variables["I_MPI_THREAD_YIELD"] = "3"
     return variables
 
 
@@ -89,19 +87,17 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # A worker thread that polls on the rank's only cores steals from its computation: a 4 KB
         # allreduce then takes 9 ms instead of 13 us.  Without cores of its own, the caller progresses.
         "CCL_WORKER_OFFLOAD": "1" if offload else "0",
-        # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which every starter of
-        # ours and torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
+        # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which agents and
+        # torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
         "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
         # Its warnings (topology, missing GPU drivers, affinity) are about things nobody asked for.
-        "CCL_LOG_LEVEL": "error",
+        "CCL_LOG_LEVEL": situation.log_level,
     }
     if situation.transport == "ofi":
         # Shared memory triples the speed within a host, and needs somebody to share it with.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"
+        if situation.transport == "mpi":
+            variables["I_MPI_THREAD_YIELD"] = "3"
     return variables
-
-
-def _uses_intel_mpi(situation: Situation) -> bool:
-    return situation.starter == "intel" and (situation.backend == "mpi" or situation.transport == "mpi")

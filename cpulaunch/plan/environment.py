@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cpulaunch.discovery.libraries import FILES, TORCHS_OWN
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.libraries import FILES, TORCHS_OWN
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.binding import Binding, Seat
+from cpulaunch.plan.binding import Binding, RankBinding
 
 AFFINITY = "CCL_WORKER_AFFINITY"
+THREADS = "OMP_NUM_THREADS"
 PRELOAD = "LD_PRELOAD"
 
 BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
@@ -129,29 +130,29 @@ def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | No
     return asked
 
 
-def threads_environment(seat: Seat) -> dict[str, str]:
+def threads_environment(rank: RankBinding) -> dict[str, str]:
     """How many OpenMP threads a rank has."""
-    return {"OMP_NUM_THREADS": str(seat.threads)}
+    return {THREADS: str(rank.threads)}
 
 
-def places_environment(seat: Seat, intel_openmp: bool) -> dict[str, str]:
+def places_environment(rank: RankBinding, intel_openmp: bool) -> dict[str, str]:
     """Each OpenMP thread on a core of its own, but for the first: that is the program's main thread.
 
     It gets all the cores of the rank.  What it starts (DataLoader workers, threads of Python, gloo or
     OpenBLAS) inherits its mask, and with ``OMP_PLACES=cores`` would share one core with it.  It stays on
     the core that the others leave free, all the same.
     """
-    if len(seat.places) != seat.threads or seat.threads == 1:
+    if len(rank.places) != rank.threads or rank.threads == 1:
         return {}
-    rest = seat.places[1:]
+    rest = rank.places[1:]
     if intel_openmp:
-        everything = "{" + ",".join(map(str, seat.cores)) + "}"
+        everything = "{" + ",".join(map(str, rank.cores)) + "}"
         others = ",".join("{" + ",".join(map(str, place)) + "}" for place in rest)
         return {"KMP_AFFINITY": f"granularity=fine,proclist=[{everything},{others}],explicit"}
-    return {"OMP_PLACES": ",".join([_place(seat.cores), *_series(rest)])}
+    return {"OMP_PLACES": ",".join([_place(rank.cores), *_series(rest)])}
 
 
-def memory_policy(seat: Seat, topology: Topology, strict: bool) -> str:
+def memory_policy(rank: RankBinding, topology: Topology, strict: bool) -> str:
     """A rank's memory policy as the kernel writes it (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
 
     None on a host with one NUMA node, and for a rank that spans several: each of its threads then gets
@@ -160,12 +161,12 @@ def memory_policy(seat: Seat, topology: Topology, strict: bool) -> str:
     if len(topology.nodes | topology.memory_only_nodes) < 2:
         return ""
     if strict:
-        return f"bind:{seat.numa_nodes}"
-    return f"prefer:{seat.numa_nodes}" if len(seat.numa_nodes) == 1 else ""
+        return f"bind:{rank.numa_nodes}"
+    return f"prefer:{rank.numa_nodes}" if len(rank.numa_nodes) == 1 else ""
 
 
 def workers_environment(binding: Binding) -> dict[str, str]:
-    """The variables that follow from all seats of a host: one flat list of CPUs for oneCCL's workers."""
+    """The variables that follow from all ranks of a host: one flat list of CPUs for oneCCL's workers."""
     affinity = binding.worker_affinity
     return {AFFINITY: ",".join(map(str, affinity))} if affinity else {}
 

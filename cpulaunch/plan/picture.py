@@ -1,13 +1,13 @@
-"""A machine and who sits where on it, drawn in text."""
+"""A machine and the CPUs of each rank on it, drawn in text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
-from cpulaunch.plan.binding import Binding
 
 BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}
 """Corners and lines, and the sign of an idle core, with Unicode and without."""
@@ -16,9 +16,24 @@ RANK_COLOURS = (34, 32, 35, 36, 33, 31)
 IDLE_COLOUR = 90
 
 
+class Bound(Protocol):
+    """A local rank with its CPUs: a rank of a `Binding`, or of a `HostPlan`."""
+
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def cores(self) -> CoreSet: ...
+    @property
+    def comm_cores(self) -> CoreSet: ...
+    @property
+    def numa_nodes(self) -> CoreSet: ...
+    @property
+    def threads(self) -> int: ...
+
+
 def picture(
     topology: Topology,
-    binding: Binding,
+    ranks: Sequence[Bound],
     *,
     width: int = 80,
     colour: bool = False,
@@ -31,27 +46,29 @@ def picture(
     sibling they run on, ``&`` one that is shared.  Lines are at most ``width`` columns (at least 40) and
     end with no newline at the last.  ``colour`` adds ANSI escapes, of which no meaning depends.
     """
-    drawing = _Drawing(topology, binding, max(width, 40), colour, BOXES[unicode])
-    ranks = ["", *drawing.table()] if table else []
-    return "\n".join([*drawing.heading(), *drawing.boxes(), *drawing.legend(), *ranks])
+    drawing = _Drawing(topology, ranks, max(width, 40), colour, BOXES[unicode])
+    rows = ["", *drawing.table()] if table else []
+    return "\n".join([*drawing.heading(), *drawing.boxes(), *drawing.legend(), *rows])
 
 
 class _Drawing:
-    def __init__(self, topology: Topology, binding: Binding, width: int, colour: bool, signs: str) -> None:
+    def __init__(
+        self, topology: Topology, ranks: Sequence[Bound], width: int, colour: bool, signs: str
+    ) -> None:
         self.topology = topology
-        self.binding = binding
+        self.ranks = ranks
         self.width = width
         self.colour = colour
         self.signs = signs
         self.dot = "·" if signs[6] == "·" else "-"
-        self.digits = len(str(max((seat.local_rank for seat in binding.seats), default=0)))
+        self.digits = len(str(max((rank.local_rank for rank in ranks), default=0)))
         self.computing: dict[int, list[int]] = {}
         self.communicating: dict[int, list[int]] = {}
-        for seat in binding.seats:
-            for cpu in seat.cores:
-                self.computing.setdefault(cpu, []).append(seat.local_rank)
-            for cpu in seat.comm_cores:
-                self.communicating.setdefault(cpu, []).append(seat.local_rank)
+        for rank in ranks:
+            for cpu in rank.cores:
+                self.computing.setdefault(cpu, []).append(rank.local_rank)
+            for cpu in rank.comm_cores:
+                self.communicating.setdefault(cpu, []).append(rank.local_rank)
         self.marks: set[str] = set()
         self.label_width = 2 * len(str(max((core.cpus[0] for core in topology.cores), default=0))) + 1
 
@@ -61,7 +78,7 @@ class _Drawing:
             _count(len(self.topology.sockets), "socket"),
             _count(len(self.topology.nodes), "NUMA node"),
             _count(cores, "core") + (f" ({cpus} CPUs)" if cpus != cores else ""),
-            _count(len(self.binding.seats), "rank"),
+            _count(len(self.ranks), "rank"),
         ]
         if self.topology.quota is not None:
             parts.append(f"CPU quota {self.topology.quota:g}")
@@ -134,13 +151,13 @@ class _Drawing:
     def table(self) -> Iterator[str]:
         """One line per rank, more where its list of cores is long."""
         rows = [("rank", "threads", "node", "workers", "cores")]
-        for seat in self.binding.seats:
-            texts = (seat.local_rank, seat.threads, seat.numa_nodes, seat.comm_cores, seat.cores)
+        for rank in self.ranks:
+            texts = (rank.local_rank, rank.threads, rank.numa_nodes, rank.comm_cores, rank.cores)
             rows.append((str(texts[0]), str(texts[1]), str(texts[2]), str(texts[3]) or "-", str(texts[4])))
         comm_width = min(max(len(row[3]) for row in rows), self.width // 3)
         node_width = max(len(row[2]) for row in rows)
-        for rank, threads, node, comm, cores in rows:
-            start = f"{rank:>4}  {threads:>7}  {node:<{node_width}}  "
+        for number, threads, node, comm, cores in rows:
+            start = f"{number:>4}  {threads:>7}  {node:<{node_width}}  "
             comms = list(_wrapped(comm.split(","), ",", comm_width))
             wide = self.width - len(start) - comm_width - 2
             lists = list(_wrapped(cores.split(","), ",", wide))

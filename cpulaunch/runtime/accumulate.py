@@ -1,4 +1,5 @@
-"""Gradients of several batches for one step of the optimizer, averaged over the ranks once."""
+"""Gradient accumulation: the gradients of several batches for one step of the optimizer, averaged over the
+ranks once."""
 
 from __future__ import annotations
 
@@ -13,8 +14,7 @@ from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
 
-_open: list[Step] = []
-"""The step that is being accumulated, where one is."""
+_steps_under_way: list[Step] = []
 
 
 class Step:
@@ -22,57 +22,61 @@ class Step:
 
     def __init__(self, batches: list[Any], models: tuple[nn.Module, ...]) -> None:
         self._batches, self._models = batches, models
-        self._parallel = [model for model in models if isinstance(model, DistributedDataParallel)]
-        self._taken = 0
-        self._done = 0
+        self._forward = 0  # batches that were handed out
+        self._backward = 0  # batches whose gradients are there
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
         """Each batch; gradients are averaged over the ranks in the last one's backward pass only."""
-        if self._taken:
+        if self._forward:
             raise UsageError("the batches of a step can be taken only once")
         for batch in self._batches:
-            if self._taken != self._done:
+            if self._forward != self._backward:
                 raise UsageError(
-                    f"{self._taken} of a step's batches were taken, but step.backward(loss) was called "
-                    f"{self._done} times: call it once for each batch, in place of loss.backward()"
+                    f"{self._forward} of a step's batches were taken, but step.backward(loss) was called "
+                    f"{self._backward} times: call it once for each batch, in place of loss.backward()"
                 )
-            self._taken += 1
-            self._synchronise(self._taken == len(self))
+            self._forward += 1
+            self._sync_gradients(self._forward == len(self))
             yield batch
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()`` for the batch at hand: the step's gradient is the mean over its batches.
+        """``loss.backward()`` for the current batch: the step's gradient is the mean over its batches.
 
         ``loss`` is that batch's mean loss, a scalar.
         """
-        if self._done >= self._taken:
+        if self._backward >= self._forward:
             raise UsageError("step.backward(loss) was called twice for one batch: add its losses up first")
         (loss / len(self)).backward()  # type: ignore[no-untyped-call]
-        self._done += 1
+        self._backward += 1
 
-    @property
-    def complete(self) -> bool:
-        return self._done == len(self)
-
-    def concerns(self, optimizer: Optimizer) -> bool:
-        own = {parameter for model in self._models for parameter in model.parameters()}
-        return any(parameter in own for group in optimizer.param_groups for parameter in group["params"])
-
-    def _synchronise(self, wanted: bool) -> None:
-        for model in self._parallel:
-            model.require_backward_grad_sync = wanted
-
-    def _close(self) -> None:
-        self._synchronise(True)
-        if not self.complete:
+    def _check_complete(self, optimizer: Optimizer) -> None:
+        """Raise UsageError where ``optimizer`` trains this step's models, and gradients are missing."""
+        if self._backward == len(self):
+            return
+        parameters = {parameter for model in self._models for parameter in model.parameters()}
+        if any(p in parameters for group in optimizer.param_groups for p in group["params"]):
             raise UsageError(
-                f"{self._done} of {len(self)} batches of a step were used: the gradients of this step "
-                "are not complete, and no rank has the others'. Take all batches of each step, and call "
-                "step.backward(loss) for each"
+                f"the optimizer stepped after {self._backward} of {len(self)} batches of a step of "
+                "accumulate: step after the loop over its batches, which is not to be left early"
             )
+
+    def _close(self, *, abandoned: bool = False) -> None:
+        """End the step; UsageError where gradients are missing, unless it is ``abandoned``."""
+        self._sync_gradients(True)
+        if self._backward != len(self) and not abandoned:
+            raise UsageError(
+                f"{self._backward} of {len(self)} batches of a step were used: the gradients of this step "
+                "are not complete, and were not averaged over the ranks. Take all batches of each step, and "
+                "call step.backward(loss) for each"
+            )
+
+    def _sync_gradients(self, wanted: bool) -> None:
+        for model in self._models:
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = wanted
 
 
 def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Iterator[Step]:
@@ -86,8 +90,8 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
             optimizer.step()
             optimizer.zero_grad()
 
-    The effect is that of one batch of the size of all of them.  UsageError where gradients would be wrong: a
-    batch without its ``step.backward``, an optimizer that steps too early, a step that isn't finished.
+    The effect is that of one batch of the size of all of them.  Raises UsageError where gradients would be
+    wrong: a batch without its ``step.backward``, an optimizer that steps too early, an unfinished step.
     """
     if batches < 1:
         raise UsageError(f"accumulate: {batches} batches for a step; it takes at least 1")
@@ -96,22 +100,18 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
     source = iter(loader)
     while taken := list(islice(source, batches)):
         step = Step(taken, models)
-        _open.append(step)
+        _steps_under_way.append(step)
         try:
             yield step
         except GeneratorExit:  # the user's loop ended early, or failed: that has its own message
-            step._synchronise(True)
+            step._close(abandoned=True)
             return
         finally:
-            _open.remove(step)
+            _steps_under_way.remove(step)
         step._close()
 
 
 def check_complete(optimizer: Optimizer) -> None:
     """Raise UsageError where a step is under way whose gradients, for ``optimizer``, are not complete."""
-    for step in _open:
-        if not step.complete and step.concerns(optimizer):
-            raise UsageError(
-                f"the optimizer stepped after {step._done} of {len(step)} batches of a step of accumulate: "
-                "step after the loop over its batches, which is not to be left early"
-            )
+    for step in _steps_under_way:
+        step._check_complete(optimizer)

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpulaunch.ccl import installed
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import hooks
-from cpulaunch.runtime.planned import planned
+from cpulaunch.runtime import comm_hooks
+from cpulaunch.runtime.settings import training_settings
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
@@ -34,7 +34,7 @@ def init(backend: str | None = None, **options: Any) -> None:
     if "WORLD_SIZE" not in os.environ and not {"rank", "world_size", "store", "init_method"} & set(options):
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return
-    dist.init_process_group(backend or planned().backend or _fastest_backend(), **options)
+    dist.init_process_group(backend or training_settings().backend or _fastest_backend(), **options)
 
 
 def _fastest_backend() -> str:
@@ -105,10 +105,10 @@ def data_parallel(
         static_graph=static_graph,
     )
     if compress:
-        wrapped.register_comm_hook(None, hooks.average_in_bf16)
+        wrapped.register_comm_hook(None, comm_hooks.average_in_bf16)
     elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
         # Two addends are rounded once whatever they are summed in, more are not.
-        wrapped.register_comm_hook(None, hooks.average_in_fp32)
+        wrapped.register_comm_hook(None, comm_hooks.average_in_fp32)
     return wrapped
 
 

@@ -1,4 +1,4 @@
-"""Data loaders of which each rank takes its share."""
+"""Data loaders that are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch.utils.data import (
 
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime import distributed
-from cpulaunch.runtime.say import say
+from cpulaunch.runtime.log import log_once
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """A DistributedSampler that shuffles anew in each epoch untold (``set_epoch`` still works)."""
+    """A DistributedSampler that shuffles anew in each epoch, without ``set_epoch`` (which still works)."""
 
     def __iter__(self) -> Iterator[Any]:
         indices = super().__iter__()
@@ -29,32 +29,23 @@ class EpochSampler(DistributedSampler[Any]):
         return indices
 
 
-def share(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader like ``loader`` of this rank's share of the data; batches keep their size.
+def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader like ``loader`` of this rank's shard of the data, with the same batch size.
 
     Where the data can't be divided evenly, the last ranks get some examples twice, so that all ranks take
-    the same number of steps.  Every rank has to call this: the seed of the shuffling is rank 0's.
-    Raises UsageError for a loader whose own sampler can't be divided.
+    the same number of steps.  Every rank has to call this: the shuffling is seeded by rank 0.
+    Raises UsageError for a loader with a sampler that can't be sharded.
     """
     if distributed.world_size() == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        say(f"{type(loader.dataset).__name__} is an IterableDataset: giving each rank its part is up to it")
+        log_once(f"{type(loader.dataset).__name__} is an IterableDataset: it has to shard its data by itself")
         return loader
-    plain = type(loader.sampler) in (SequentialSampler, RandomSampler) and type(loader.batch_sampler) in (
-        BatchSampler,
-        type(None),
-    )
-    if not plain or getattr(loader.sampler, "replacement", False):
-        odd = (
-            loader.sampler
-            if type(loader.batch_sampler) in (BatchSampler, type(None))
-            else loader.batch_sampler
-        )
+    if (custom := _custom_sampler(loader)) is not None:
         raise UsageError(
-            f"prepare can't divide a data loader with a {type(odd).__name__} of its own among ranks: "
-            "let that sampler give each rank its part (cpulaunch.rank(), cpulaunch.world_size()), and leave "
-            "the loader out of prepare"
+            f"prepare can't shard a data loader with a {type(custom).__name__} of its own: let that sampler "
+            "give each rank its shard (cpulaunch.rank(), cpulaunch.world_size()), and leave the loader "
+            "out of prepare"
         )
     sampler = EpochSampler(
         loader.dataset,
@@ -79,3 +70,12 @@ def share(loader: DataLoader[Any]) -> DataLoader[Any]:
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
+
+
+def _custom_sampler(loader: DataLoader[Any]) -> object | None:
+    """The sampler or batch sampler that a DistributedSampler can't stand in for, if it has one."""
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return loader.batch_sampler
+    if type(loader.sampler) not in (SequentialSampler, RandomSampler):
+        return loader.sampler
+    return loader.sampler if getattr(loader.sampler, "replacement", False) else None

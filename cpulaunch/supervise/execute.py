@@ -7,10 +7,11 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cpulaunch.supervise.attempts import Attempt, Decide, run_attempts, start_attempt
+from cpulaunch.supervise.attempt import Attempt, start_attempt
 from cpulaunch.supervise.sweep import sweep
 
 if TYPE_CHECKING:
+    from cpulaunch.supervise.attempts import Decide
     from cpulaunch.supervise.outcome import Outcome
     from cpulaunch.supervise.output import Console
 
@@ -32,6 +33,8 @@ def execute(
         started = start_attempt(first, console)
         meanwhile()
         import asyncio  # takes 20 ms, which mpiexec needs anyway until it has started its first rank
+
+        from cpulaunch.supervise.attempts import run_attempts
 
         gc.freeze()
         gc.enable()

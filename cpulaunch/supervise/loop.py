@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from cpulaunch import launchers, messages
 from cpulaunch.supervise import events
-from cpulaunch.supervise.attempts import Started
+from cpulaunch.supervise.attempt import Started
 from cpulaunch.supervise.control import Control
 from cpulaunch.supervise.job import SETTLE, JobState, Watching
 from cpulaunch.supervise.outcome import Outcome

@@ -78,8 +78,8 @@ def _own_address(plan: Plan) -> str:
     remote = next((host.host for host in plan.hosts if host.host != "localhost"), None)
     if plan.here_alone or remote is None:
         return "127.0.0.1"
-    if plan.way_out:
-        return plan.way_out.address
+    if plan.egress_interface:
+        return plan.egress_interface.address
     try:
         kind, _, _, _, address = socket.getaddrinfo(remote, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(kind, socket.SOCK_DGRAM) as s:

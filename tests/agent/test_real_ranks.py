@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
 
-from cpulaunch.discovery.libraries import FILES, find_libraries, import_directories, library_directories
-from cpulaunch.plan.binding import BindingRequest
-from cpulaunch.plan.placement import VARIABLE, Layout, Place, Placement
+from cpulaunch import variables
+from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.libraries import FILES
+from cpulaunch.plan.placement import VARIABLE, HostSpec, IdentityVariables, Placement, RankSpec
+from cpulaunch.plan.request import BindingRequest, HostRequest
 
 AGENT = Path(__file__).parent.parent.parent / "cpulaunch" / "agent" / "run_agent.py"
 HERE = find_libraries(library_directories(), import_directories())
@@ -225,18 +228,20 @@ class TestMasks:
 
 
 def kept(
-    place: Place, program: str, directory: Path, *, env: Mapping[str, str] | None = None, **different: Any
+    rank: RankSpec, program: str, directory: Path, *, env: Mapping[str, str] | None = None, **different: Any
 ) -> subprocess.CompletedProcess[str]:
     """An agent on its own, without a launcher: its program's output is its own."""
-    layout = Layout(different.pop("assumed", False), different.pop("layout_env", {}), [place])
+    host = HostSpec(different.pop("assumed", False), different.pop("host_env", {}), [rank])
     placement = Placement(
-        starter="local",
+        launcher="local",
+        identity=IdentityVariables(*variables.LOCAL_IDENTITY),
+        agents_are_children=True,
+        daemon_outlives_link=False,
         python=True,
         directory=str(directory),
         hosts=[("localhost", 0)],
-        layouts=[layout],
-        binding=different.pop("binding", {}),
-        libraries=different.pop("libraries", {"allocator": "default", "openmp": "default"}),
+        host_specs=[host],
+        request=different.pop("request", HostRequest(allocator="default", openmp="default")).to_json(),
         env={},
         heartbeat_timeout=30,
         grace_period=1,
@@ -255,8 +260,9 @@ def kept(
     )
 
 
-def place(policy: str = "", cores: str = str(FIRST)) -> Place:
-    return Place(cores, "", "0", 1, policy, {"OMP_NUM_THREADS": "1"})
+def rank(policy: str = "", cores: str = str(FIRST)) -> RankSpec:
+    env = {"OMP_NUM_THREADS": "1"}
+    return RankSpec(CoreSet.parse(cores), CoreSet(), CoreSet([0]), 1, policy, env)
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> Any:
@@ -270,13 +276,13 @@ class TestMemory:
 
     @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
     def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
-        assert printed(kept(place(policy), SHOW, tmp_path))["policy"] == policy
+        assert printed(kept(rank(policy), SHOW, tmp_path))["policy"] == policy
 
     def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
-        assert printed(kept(place(), SHOW, tmp_path))["policy"] == "default"
+        assert printed(kept(rank(), SHOW, tmp_path))["policy"] == "default"
 
     def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
-        done = kept(place("bind:1000"), SHOW, tmp_path)
+        done = kept(rank("bind:1000"), SHOW, tmp_path)
         assert done.returncode == 3
         assert "the memory policy bind:1000 can't be set: Invalid argument" in done.stderr
         assert done.stdout == ""
@@ -284,7 +290,7 @@ class TestMemory:
     @pytest.mark.parametrize(("policy", "lenient"), [("prefer:1000", False), ("bind:1000", True)])
     def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
         """Near memory is what the kernel prefers anyway, and containers often forbid the system call."""
-        assert printed(kept(place(policy), SHOW, tmp_path, lenient=lenient))["policy"] == "default"
+        assert printed(kept(rank(policy), SHOW, tmp_path, lenient=lenient))["policy"] == "default"
 
     def test_one_that_something_changes_fails_the_job(self, tmp_path: Path) -> None:
         (tmp_path / "site").mkdir()
@@ -293,7 +299,7 @@ class TestMemory:
             "from cpulaunch.agent.memory_policy import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
-        done = kept(place("bind:0"), "import time; time.sleep(300)", tmp_path, env=env)
+        done = kept(rank("bind:0"), "import time; time.sleep(300)", tmp_path, env=env)
         assert done.returncode == 3
         assert "rank 0 was given the memory policy bind:0, but has prefer:0" in done.stderr
 
@@ -303,13 +309,16 @@ class TestHostsThatNobodyLookedAt:
         intel = installed("intel")
         seen = printed(
             kept(
-                place(cores="4000-4055"),
+                rank(cores="4000-4055"),
                 SHOW,
                 tmp_path,
                 assumed=True,
-                layout_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
-                binding=BindingRequest(worker_count=1, dedicate_workers=False).to_json(),
-                libraries={"allocator": "default", "openmp": "intel"},
+                host_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
+                request=HostRequest(
+                    BindingRequest(worker_count=1, dedicate_workers=False),
+                    allocator="default",
+                    openmp="intel",
+                ),
             )
         )
         cores = len(os.sched_getaffinity(0))
@@ -319,9 +328,9 @@ class TestHostsThatNobodyLookedAt:
         assert ("KMP_AFFINITY" in seen["env"]) == (int(seen["env"]["OMP_NUM_THREADS"]) > 1)
 
     def test_what_cannot_be_there_is_an_error(self, tmp_path: Path) -> None:
-        libraries = {"allocator": "jemalloc", "openmp": "auto"}
+        request = HostRequest(allocator="jemalloc")
         env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # of which ld.so only warns
-        done = kept(place(), SHOW, tmp_path, assumed=True, libraries=libraries, env=env)
+        done = kept(rank(), SHOW, tmp_path, assumed=True, request=request, env=env)
         assert done.returncode == 3
         assert "allocator jemalloc is asked for, but LD_PRELOAD has tcmalloc" in done.stderr
         assert done.stdout == ""

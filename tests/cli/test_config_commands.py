@@ -56,7 +56,7 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
     [
         (["--defaults", "--set", "ccl.workers=2"], "unknown setting 'ccl.workers'; did you mean"),
         (["--defaults", "--set", "ccl.worker_count=two"], "--set ccl.worker_count: 'two' does not fit"),
-        (["--defaults", "--set", "training.backend=mpi"], "not built yet"),
+        (["--defaults", "--set", "training.backend=mpi"], "expected one of auto, ccl, gloo"),
         (["--defaults", "--config-file", "."], ". is a directory"),
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
         (["--default"], "unknown option --default; did you mean '--defaults'?"),
@@ -133,9 +133,8 @@ def validated(cpulaunch: Run, directory: Path, text: str) -> tuple[int, str]:
             "cpulaunch: 1\nccl: {worker_cout: 2}\n",
             ["c.yaml:2", "worker_cout", "did you mean 'worker_count'", "valid in"],
         ),
-        ("training: {backend: nccl}\n", ["c.yaml:1", "training.backend", "auto, ccl, gloo, mpi"]),
+        ("training: {backend: nccl}\n", ["c.yaml:1", "training.backend", "auto, ccl, gloo"]),
         ("hosts:\n  nproc_per_node: 0\n", ["c.yaml:2", "hosts.nproc_per_node", "at least 1"]),
-        ("watch:\n  max_restarts: 3\n", ["c.yaml:2", "watch.max_restarts", "not built yet"]),
     ],
 )
 def test_validate_names_line_key_and_what_is_valid(
@@ -167,7 +166,8 @@ def test_validate_warns_of_what_is_valid_but_unwise_here(
 ) -> None:
     code, message = validated(cpulaunch, tmp_path, text + "\n")
     assert code == 0
-    assert f"warning: {warning}" in message or warning in message
+    assert "warning: " in message
+    assert warning in message
 
 
 def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:

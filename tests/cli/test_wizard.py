@@ -24,7 +24,7 @@ Start = Callable[..., Terminal]
 
 WHERE, MPI, INTERFACE = "Where should the ranks run?", "Which MPI starts them?", "Which network interface"
 RANKS, BACKEND, PRECISION = "How many ranks per host?", "Which backend", "Which precision?"
-ENGINE, LOGS, NOW = "Who does bf16?", "Where do logs go?", "And now?"
+ENGINE, LOGS, NOW = "Which engine for bf16?", "Where do logs go?", "And now?"
 ONE_MACHINE = [WHERE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 FOUR_NODES = [WHERE, MPI, INTERFACE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""

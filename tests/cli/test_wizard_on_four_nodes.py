@@ -23,7 +23,7 @@ def test_four_hosts_are_typed_in_checked_and_run(
     for question in ("Written to which hostfile?", "Which MPI", "Which network interface"):
         terminal.answers(question)
     terminal.answers("How many ranks per host?", "1")
-    for question in ("Which precision?", "Who does bf16?", "Where do logs go?"):
+    for question in ("Which precision?", "Which engine for bf16?", "Where do logs go?"):
         terminal.answers(question)
     terminal.sees("4 ranks on 4 hosts (node0, ..., node3)")
     terminal.sees("And now?")

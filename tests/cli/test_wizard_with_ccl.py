@@ -40,7 +40,7 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         missing: str | None, answers: Mapping[str, str], old: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[Listed, Draft, str]:
         monkeypatch.chdir(tmp_path)
-        for module in ("discovery.collect", "cli.backend"):
+        for module in ("cli.facts", "cli.backend"):
             monkeypatch.setattr(f"cpulaunch.{module}.ccl_missing", lambda *args, **kwargs: missing)
         asker, draft, said = Listed(answers), Draft(tmp_path / "cpulaunch.yaml", dict(old)), list[str]()
         environ = {"PATH": os.environ["PATH"]}

@@ -6,7 +6,6 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,10 +109,9 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
 ) -> None:
     with ranks(cluster, hosts, idle=dead) as processes:
         cluster.signal(processes[dead], 9)
-        killed = time.monotonic()
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
+        # Half of the group's own timeout, so that it isn't this that ends the ranks.
         said = [process.communicate(timeout=60)[0] for process in survivors]
-        assert time.monotonic() - killed < 60  # and not after the group's timeout, 120 s
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
         # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
         assert re.search(noticed, said[-1]), said

@@ -7,7 +7,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,15 +61,12 @@ def test_files_can_be_hidden_and_replaced_on_one_host(cluster: Cluster, tmp_path
     assert there == ["file\n", ""]
 
 
-def test_it_is_up_in_a_second_and_leaves_nothing_behind() -> None:
+def test_a_cluster_leaves_nothing_behind() -> None:
     need_cluster()
     before = _machine()
-    started = time.monotonic()
     with Cluster(("a", "b")) as cluster:
-        took = time.monotonic() - started
         cluster.power_off("b")
         assert "b" in cluster.run("a", [*SSH, "b", "true"]).stderr
-    assert took < 3.0  # a quarter of a second on an idle machine
     assert not cluster.directory.exists()
     assert _machine() == before
 

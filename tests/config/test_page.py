@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 
 import pytest
@@ -64,14 +63,6 @@ def test_the_number_of_ranks_may_be_said_as_to_mpirun(option: str, capsys, tmp_p
     (tmp_path / "t.py").touch()
     assert main(["run", option, "1", "--dry-run", "--format", "json", "t.py"]) == 0
     assert f'"key": "hosts.nproc",\n   "value": 1,\n   "origin": "{option}"' in capsys.readouterr().out
-
-
-def test_what_is_not_built_yet_is_marked_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--max-restarts [^-]*\(not built yet\)", text)
-    assert "(built so far: auto, local, mpirun)" in text
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ ANY_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["C
 
 
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
-    if setting.built is not None:
-        return st.sampled_from(setting.built)
     kind = setting.kind
     if isinstance(kind, Switch):
         return st.booleans()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.config.load import load
-from cpulaunch.discovery.fabrics import Fabric, common_provider, find_fabrics, why_unusable
+from cpulaunch.discovery.fabrics import find_fabrics, why_unusable
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.model.fabrics import Fabric, common_provider
 from cpulaunch.model.facts import Facts, HostFacts, read_record, record
 from cpulaunch.model.hosts import Host
-from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
@@ -99,7 +100,7 @@ def test_all_hosts_must_have_it(hosts, provider: str | None, complaints: dict[st
 
 
 def plan(*cards: tuple[Fabric, ...] | None, said: tuple[tuple[str, str, str], ...] = ()) -> Plan:
-    topology = Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
+    topology = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
     hosts = {
         f"node{number}": HostFacts(topology, interface=f"eth{number}", fabrics=found)
         for number, found in enumerate(cards)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cpulaunch.discovery.cgroup import cgroup_limits
+from cpulaunch.discovery.this_host import topology_of_process
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.topology import Topology
 
 ROOT = Path("/sys/fs/cgroup")
 UNIFIED = (ROOT / "cgroup.controllers").exists()
@@ -34,7 +34,7 @@ def report(groups: list[str]) -> None:
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     cpuset, quota = cgroup_limits(read)
-    topology = Topology.of_process(read, CoreSet(os.sched_getaffinity(0)))
+    topology = topology_of_process(read, CoreSet(os.sched_getaffinity(0)))
     print(json.dumps({"cpuset": str(cpuset), "quota": quota, "topology": topology.to_json()}))
 
 

@@ -11,6 +11,9 @@ import pytest
 from support.machines import HERE, MACHINES, machine
 
 from cpulaunch.discovery.cgroup import cgroup_limits
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.sysfs import topology_from_sysfs
+from cpulaunch.discovery.this_host import topology_of_process
 from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Cpu, Topology
@@ -145,7 +148,7 @@ TWO_CORES = ((0, 0, 0, 0), (1, 1, 0, 0))
     ],
 )
 def test_the_tables_of_lscpu_are_read(text: str, cpus: tuple[tuple[int, int, int, int], ...]) -> None:
-    topology = Topology.from_lscpu(text)
+    topology = topology_from_lscpu(text)
     assert tuple((c.cpu, c.core, c.socket, c.node) for c in topology.cpus) == cpus
 
 
@@ -159,7 +162,7 @@ def test_the_tables_of_lscpu_are_read(text: str, cpus: tuple[tuple[int, int, int
     ],
 )
 def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> None:
-    assert Topology.from_lscpu(text).cpus[0].performance == performance
+    assert topology_from_lscpu(text).cpus[0].performance == performance
 
 
 @pytest.mark.parametrize(
@@ -186,13 +189,13 @@ def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> 
 )
 def test_what_is_no_table_of_lscpu_is_an_error_that_names_the_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Topology.from_lscpu(text)
+        topology_from_lscpu(text)
     assert message in str(caught.value)
     assert caught.value.hint == "Record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
 
 
 def test_missing_columns_are_noted() -> None:
-    assert Topology.from_lscpu("CPU CORE\n0 0\n").notes == (
+    assert topology_from_lscpu("CPU CORE\n0 0\n").notes == (
         "lscpu's text has no SOCKET column: taken as one socket",
         "lscpu's text has no NODE column: taken as one NUMA node",
     )
@@ -203,17 +206,17 @@ def test_missing_columns_are_noted() -> None:
 
 def test_without_sysfs_the_host_is_not_ready() -> None:
     with pytest.raises(HostError, match="/sys/devices/system/cpu/online can't be read"):
-        Topology.from_sysfs(lambda path: None)
+        topology_from_sysfs(lambda path: None)
 
 
 def test_offline_siblings_are_left_out() -> None:
     cpu = "/sys/devices/system/cpu/"
     files = {cpu + "online": "0", cpu + "cpu0/topology/thread_siblings_list": "0-1"}
-    assert [core.cpus for core in Topology.from_sysfs(files.get).cores] == [(0,)]
+    assert [core.cpus for core in topology_from_sysfs(files.get).cores] == [(0,)]
 
 
 def test_cores_come_in_the_order_of_nodes() -> None:
-    topology = Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,1\n1,1,0,0\n2,2,0,1\n")
+    topology = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,1\n1,1,0,0\n2,2,0,1\n")
     assert [core.cpus for core in topology.cores] == [(1,), (0,), (2,)]
 
 
@@ -229,7 +232,7 @@ def test_reading_sysfs_takes_few_reads(name: str, most: int) -> None:
         reads.append(path)
         return files.get(path)
 
-    Topology.from_sysfs(read)
+    topology_from_sysfs(read)
     assert len(reads) <= most
     assert len(reads) == len(set(reads))
 
@@ -250,13 +253,13 @@ def test_sysfs_and_lscpu_of_this_machine_agree() -> None:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no lscpu here")
     rows = [[(c.cpu, c.core, c.socket, c.node) for c in t.cpus] for t in (
-        Topology.from_lscpu(text), Topology.from_sysfs(read_file))]  # fmt: skip
+        topology_from_lscpu(text), topology_from_sysfs(read_file))]  # fmt: skip
     assert rows[0] == rows[1]
 
 
 def test_this_process_has_the_cpus_of_its_mask() -> None:
     affinity = CoreSet(os.sched_getaffinity(0))
-    assert Topology.of_process(read_file, affinity).allowed == affinity
+    assert topology_of_process(read_file, affinity).allowed == affinity
 
 
 # --- control groups ---
@@ -333,7 +336,7 @@ def test_no_proc_no_limits() -> None:
 
 def test_a_mask_within_a_cpuset_is_what_counts() -> None:
     files = json.loads((HERE / "machine_files" / "container-cpuset.json").read_text())["files"]
-    assert str(Topology.of_process(files.get, CoreSet.parse("5-6,40")).allowed) == "5-6"
+    assert str(topology_of_process(files.get, CoreSet.parse("5-6,40")).allowed) == "5-6"
 
 
 def test_a_process_has_its_quota_and_says_what_it_may_not_use() -> None:

@@ -8,19 +8,19 @@ import pytest
 
 from cpulaunch import launchers
 from cpulaunch.config.load import load
+from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.errors import PlanError
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts
 from cpulaunch.model.installation import Installation
 from cpulaunch.model.network import Interface
-from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
-TWO_CORES = Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
+TWO_CORES = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
 PROGRAM = Program(("/venv/bin/python", "train.py"), True, "/home/me", "/venv/bin/python")
-WAY_OUT = Interface("eno1", "10.0.0.9", 24)
+EGRESS = Interface("eno1", "10.0.0.9", 24)
 MPIS = {name: Mpi(name, f"/mpi/{name}", "1.0") for name in ("intel", "mpich", "openmpi")}
 
 
@@ -36,7 +36,7 @@ def make(
     hosts: str = "a,b",
     mpi: str = "intel",
     known: dict[str, HostFacts] = KNOWN,
-    way_out: Interface | None = WAY_OUT,
+    egress: Interface | None = EGRESS,
     **environ: str,
 ) -> Plan:
     given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
@@ -47,7 +47,7 @@ def make(
         hosts=known,
         here=frozenset({"localhost"}),
         mpis=(MPIS[mpi],),
-        way_out=way_out,
+        egress_interface=egress,
     )
     return make_plan(config, facts, PROGRAM)
 
@@ -133,7 +133,7 @@ def test_hydra_takes_no_ipv6_address(mpi: str) -> None:
 
 def test_open_mpi_does() -> None:
     six = Interface("eth0", "fd00::9", 64)
-    (command,) = render(make(hosts="fd00::1,[fd00::2]:2", mpi="openmpi", way_out=six, known={}))
+    (command,) = render(make(hosts="fd00::1,[fd00::2]:2", mpi="openmpi", egress=six, known={}))
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"
     assert "PRTE_MCA_prte_if_include" not in command.env
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpulaunch.discovery.allocation import allocation
+from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts, read_hostfile, without
+from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts, without
 
 
 def shown(hosts: tuple[Host, ...]) -> str:

@@ -1,6 +1,6 @@
-"""Binding: machine x request -> seats, as tables in ``bindings/``, and what holds for all of them.
+"""Binding: machine x request -> CPUs of each rank, as tables in ``bindings/``, and what holds for all of them.
 
-Each file is named after its machine.  A case is a request after ``==`` and the seats, or the error, below it.
+Each file is named after its machine.  A case is a request after ``==`` and the ranks, or the error, below it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from support.machines import MACHINES, machine, table
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Cpu, Topology
-from cpulaunch.plan.binding import Binding, BindingRequest, bind
+from cpulaunch.plan.binding import Binding, bind
+from cpulaunch.plan.request import BindingRequest
 
 
 def cases() -> list[tuple[str, str, str]]:
@@ -31,7 +32,7 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "request_", "expected"), cases())
-def test_each_request_gets_the_seats_of_the_table(name: str, request_: str, expected: str) -> None:
+def test_each_request_gets_the_binding_of_the_table(name: str, request_: str, expected: str) -> None:
     request = BindingRequest.from_json(json.loads(request_))
     try:
         got = table(bind(machine(name), request))
@@ -114,17 +115,17 @@ def usable(topology: Topology, request: BindingRequest) -> list[Core]:
 
 
 @given(topologies(), requests)
-def test_seats_are_disjoint_inside_what_is_allowed_and_never_empty(
+def test_ranks_are_disjoint_inside_what_is_allowed_and_never_empty(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
     given_out: Counter[int] = Counter()
-    for seat in binding.seats:
-        assert seat.cores
-        assert seat.threads >= 1
-        assert seat.cores | seat.comm_cores <= topology.allowed
-        assert request.oversubscribe or not seat.cores & seat.comm_cores
-        given_out.update(seat.cores | seat.comm_cores)
+    for rank in binding.ranks:
+        assert rank.cores
+        assert rank.threads >= 1
+        assert rank.cores | rank.comm_cores <= topology.allowed
+        assert request.oversubscribe or not rank.cores & rank.comm_cores
+        given_out.update(rank.cores | rank.comm_cores)
     assert request.oversubscribe or max(given_out.values()) == 1
     assert not binding.idle & CoreSet(given_out)
     assert request.oversubscribe or not binding.oversubscribed
@@ -134,8 +135,8 @@ def test_seats_are_disjoint_inside_what_is_allowed_and_never_empty(
 def test_no_physical_core_serves_two_ranks(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, replace(request, oversubscribe=False))
     serving: Counter[Core] = Counter()
-    for seat in binding.seats:
-        serving.update(physical(topology, seat.cores | seat.comm_cores))
+    for rank in binding.ranks:
+        serving.update(physical(topology, rank.cores | rank.comm_cores))
     assert max(serving.values()) == 1
     assert not set(serving) & physical(topology, binding.idle)
     assert set(serving) | physical(topology, binding.idle) == set(usable(topology, request))
@@ -145,26 +146,26 @@ def test_no_physical_core_serves_two_ranks(topology: Topology, request: BindingR
 def test_every_rank_gets_equally_many_cores(topology: Topology, request: BindingRequest) -> None:
     assume(request.cores_per_rank != "max")
     binding = bound(topology, request)
-    sizes = {len(physical(topology, seat.cores | seat.comm_cores)) for seat in binding.seats}
+    sizes = {len(physical(topology, rank.cores | rank.comm_cores)) for rank in binding.ranks}
     assert len(sizes) == 1
     if isinstance(request.cores_per_rank, int):
         assert sizes == {request.cores_per_rank}
     elif not request.bind_numa and not binding.oversubscribed:
-        assert sizes == {len(usable(topology, request)) // len(binding.seats)}
+        assert sizes == {len(usable(topology, request)) // len(binding.ranks)}
 
 
 @given(topologies(), requests)
 def test_max_leaves_no_core_idle_that_a_rank_may_have(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, replace(request, cores_per_rank="max"))
-    nodes = CoreSet(node for seat in binding.seats for node in seat.numa_nodes)
+    nodes = CoreSet(node for rank in binding.ranks for node in rank.numa_nodes)
     assert not [core for core in physical(topology, binding.idle) if core.node in nodes]
     assert request.bind_numa or not binding.idle
 
 
 @given(topologies(), requests)
 def test_bound_to_nodes_no_rank_spans_them(topology: Topology, request: BindingRequest) -> None:
-    for seat in bound(topology, replace(request, bind_numa=True)).seats:
-        assert len(seat.numa_nodes) == 1
+    for rank in bound(topology, replace(request, bind_numa=True)).ranks:
+        assert len(rank.numa_nodes) == 1
 
 
 @given(topologies(), requests)
@@ -174,7 +175,7 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
     """If none had to span, no smaller number of idle cores could be reached by spanning."""
     request = replace(request, cores_per_rank="auto", oversubscribe=False)
     binding = bound(topology, request)
-    if any(len(seat.numa_nodes) > 1 for seat in binding.seats):
+    if any(len(rank.numa_nodes) > 1 for rank in binding.ranks):
         try:
             within = bind(topology, replace(request, bind_numa=True))
         except PlanError:
@@ -184,15 +185,15 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
 
 
 @given(topologies(), requests)
-def test_the_nodes_of_a_seat_are_those_of_its_cores_and_ranks_go_by_node(
+def test_the_nodes_of_a_rank_are_those_of_its_cores_and_ranks_go_by_node(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
     node = {c.cpu: c.node for c in topology.cpus}
-    assert [seat.local_rank for seat in binding.seats] == list(range(len(binding.seats)))
-    for seat in binding.seats:
-        assert seat.numa_nodes == CoreSet(node[cpu] for cpu in seat.cores | seat.comm_cores)
-    firsts = [min(seat.numa_nodes) for seat in binding.seats]
+    assert [rank.local_rank for rank in binding.ranks] == list(range(len(binding.ranks)))
+    for rank in binding.ranks:
+        assert rank.numa_nodes == CoreSet(node[cpu] for cpu in rank.cores | rank.comm_cores)
+    firsts = [min(rank.numa_nodes) for rank in binding.ranks]
     assert firsts == sorted(firsts) or binding.oversubscribed
 
 
@@ -201,23 +202,23 @@ def test_threads_are_the_physical_compute_cores_or_what_the_quota_pays_for(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
-    for seat in binding.seats:
+    for rank in binding.ranks:
         if request.threads != "auto":
-            assert seat.threads == request.threads
+            assert rank.threads == request.threads
         elif topology.quota is None:
-            assert seat.threads == len(physical(topology, seat.cores))
+            assert rank.threads == len(physical(topology, rank.cores))
         else:
-            assert seat.threads == 1 or seat.threads * len(binding.seats) <= topology.quota
-            assert seat.threads <= len(physical(topology, seat.cores))
+            assert rank.threads == 1 or rank.threads * len(binding.ranks) <= topology.quota
+            assert rank.threads <= len(physical(topology, rank.cores))
 
 
 @given(topologies(), requests)
 def test_siblings_come_along_only_when_asked_for(topology: Topology, request: BindingRequest) -> None:
     request = replace(request, oversubscribe=False)
-    for seat in bound(topology, request).seats:
-        for core in physical(topology, seat.cores):
-            taken = [cpu for cpu in core.cpus if cpu in seat.cores or cpu in seat.comm_cores]
-            lent = bool(CoreSet(core.cpus) & seat.comm_cores)
+    for rank in bound(topology, request).ranks:
+        for core in physical(topology, rank.cores):
+            taken = [cpu for cpu in core.cpus if cpu in rank.cores or cpu in rank.comm_cores]
+            lent = bool(CoreSet(core.cpus) & rank.comm_cores)
             assert taken == (list(core.cpus) if request.logical_cores or lent else [core.cpus[0]])
 
 
@@ -228,13 +229,13 @@ def test_workers_have_a_cpu_each_or_none(topology: Topology, request: BindingReq
         assert (binding.worker_count, binding.worker_affinity) == (0, ())
         return
     assert binding.worker_count == (request.worker_count or 1 if request.worker_count != "auto" else 1)
-    assert len(binding.worker_affinity) in (0, binding.worker_count * len(binding.seats))
-    assert set(binding.worker_affinity) == {cpu for seat in binding.seats for cpu in seat.comm_cores}
+    assert len(binding.worker_affinity) in (0, binding.worker_count * len(binding.ranks))
+    assert set(binding.worker_affinity) == {cpu for rank in binding.ranks for cpu in rank.comm_cores}
     if request.worker_count == "auto":
-        for seat in binding.seats:
-            assert not seat.comm_cores or len(physical(topology, seat.cores | seat.comm_cores)) >= 4
+        for rank in binding.ranks:
+            assert not rank.comm_cores or len(physical(topology, rank.cores | rank.comm_cores)) >= 4
     elif request.worker_count and not binding.oversubscribed:
-        assert {len(seat.comm_cores) for seat in binding.seats} == {request.worker_count}
+        assert {len(rank.comm_cores) for rank in binding.ranks} == {request.worker_count}
 
 
 @given(topologies(), requests)
@@ -244,7 +245,7 @@ def test_shared_cores_are_shared_evenly(topology: Topology, request: BindingRequ
     cores = usable(topology, request)
     request = replace(request, ranks=len(cores) + (request.ranks or 1))
     binding = bind(topology, request)
-    load = Counter(core for seat in binding.seats for core in physical(topology, seat.cores))
+    load = Counter(core for rank in binding.ranks for core in physical(topology, rank.cores))
     assert set(load) == set(cores)
     for node in topology.nodes:
         loads = [load[core] for core in cores if core.node == node]
@@ -284,7 +285,7 @@ def test_as_few_ranks_span_nodes_as_any_walk_allows(sizes: list[int], ranks: int
         end = start + cpus[start:].count(cpus[start])
         return min(here, fewest(end, to_go)) if end - start < size else here
 
-    assert sum(len(seat.numa_nodes) > 1 for seat in binding.seats) == fewest(0, ranks)
+    assert sum(len(rank.numa_nodes) > 1 for rank in binding.ranks) == fewest(0, ranks)
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 40), st.integers(1, 4))
@@ -294,13 +295,13 @@ def test_scatter_fills_like_nodes_evenly_and_close_packs_them(
     assume(ranks <= nodes * (per_node // size))
     topology = Topology(tuple(Cpu(i, i, 0, i // per_node) for i in range(nodes * per_node)))
     request = BindingRequest(ranks=ranks, cores_per_rank=size, dedicate_workers=False)
-    on_node = Counter(min(seat.numa_nodes) for seat in bind(topology, request).seats)
+    on_node = Counter(min(rank.numa_nodes) for rank in bind(topology, request).ranks)
     counts = [on_node[node] for node in range(nodes)]
     assert max(counts) - min(counts) <= 1
     packed = bind(topology, replace(request, strategy="close"))
-    assert sum(len(seat.numa_nodes) for seat in packed.seats) == ranks
+    assert sum(len(rank.numa_nodes) for rank in packed.ranks) == ranks
     full = per_node // size
-    assert [min(seat.numa_nodes) for seat in packed.seats] == [rank // full for rank in range(ranks)]
+    assert [min(rank.numa_nodes) for rank in packed.ranks] == [rank // full for rank in range(ranks)]
 
 
 @given(requests)

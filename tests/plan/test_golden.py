@@ -1,18 +1,26 @@
-"""Whole dry runs, compared as text.  ``UPDATE_GOLDEN=1 pytest tests/plan`` writes them anew: read the diff."""
+"""Whole plans and commands, compared as text.  ``UPDATE_GOLDEN=1 pytest tests/plan`` writes them anew: read the diff."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from support.command import REPOSITORY
 
-from cpulaunch.cli.main import main
+from cpulaunch import launchers
+from cpulaunch.cli.preview import picture_of_first_host
+from cpulaunch.cli.run import run_parser
+from cpulaunch.cli.show import plan_as_json, plan_as_text
+from cpulaunch.config.load import load
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.launchers.command import shell
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
 from cpulaunch.model.installation import Installation
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Program
 
 HERE = Path(__file__).parent
 BIG = "tests/plan/2x28.lscpu"
@@ -26,54 +34,41 @@ CASES = {
     "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
     "gloo-on-addresses.intel": [
-        "--hosts",
-        "10.0.0.1,10.0.0.2",
-        "-n",
-        "4",
-        "--backend",
-        "gloo",
-        "--interface",
-        "ib0",
+        "--hosts", "10.0.0.1,10.0.0.2", "-n", "4", "--backend", "gloo", "--interface", "ib0",
     ],
-}
+}  # fmt: skip
+
+ENVIRON = {"HF_TOKEN": "hunter2", "LC_ALL": "C.UTF-8", "XDG_CONFIG_HOME": "/nowhere"}
+INSTALLATION = Installation("/venv/cpulaunch/agent/run_agent.py", "/venv/cpulaunch/launchers/ssh.sh")
+PROGRAM = Program(("/venv/bin/python", "train.py", "--lr", "0.1"), True, "/home/me", "/venv/bin/python")
 
 
-@pytest.fixture(autouse=True)
-def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    there = Installation("/venv/cpulaunch/agent/run_agent.py", "/venv/cpulaunch/launchers/ssh.sh")
-    monkeypatch.setattr("cpulaunch.discovery.installation.installation_here", lambda: there)
-    monkeypatch.setattr("os.getcwd", lambda: "/home/me")
-    for file in (BIG, FOUR):
-        Path(file).parent.mkdir(parents=True)
-        Path(file).write_text((REPOSITORY / file).read_text())
-    Path("train.py").write_text("")
+def listed(options: list[str]) -> tuple[Host, ...]:
+    if "-f" in options:
+        return parse_hostfile((REPOSITORY / FOUR).read_text(), FOUR)
+    return parse_hosts(options[options.index("--hosts") + 1], "--hosts")
 
 
-def dry_run(capsys: pytest.CaptureFixture[str], *options: str, format: str) -> str:
-    """What ``cpulaunch run --dry-run`` prints in an environment that holds next to nothing."""
-    command = [
-        "run",
-        "--dry-run",
-        "--format",
-        format,
-        "--lscpu",
-        BIG,
-        *options,
-        "train.py",
-        "--lr",
-        "0.1",
-    ]
-    with mock.patch.dict(os.environ, {"HF_TOKEN": "hunter2", "LC_ALL": "C.UTF-8"}, clear=True):
-        assert main(command) == 0
-    return capsys.readouterr().out
+def dry_run(*options: str, format: str, verbose: bool = False) -> str:
+    """What ``cpulaunch run --dry-run --lscpu 2x28.lscpu`` shows of a plan, all made of values."""
+    config = load(run_parser().parse_args(run_parser().split(options)[0]).given, environ=ENVIRON)
+    topology = topology_from_lscpu((REPOSITORY / BIG).read_text())
+    like = f"the one in {BIG}"
+    facts = Facts(like=HostFacts(topology), listed=listed(list(options)), like_what=like)
+    plan = make_plan(config, facts, PROGRAM)
+    commands = launchers.load(plan.starter).commands(plan, INSTALLATION)
+    if format == "json":
+        return plan_as_json(plan, commands) + "\n"
+    if format == "shell":
+        return shell(commands, None)
+    picture = picture_of_first_host(plan, facts, width=80, colour=False, unicode=True, table=False)
+    return plan_as_text(plan, commands, picture, like=like, verbose=verbose, unicode=True)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("format", ["text", "json", "shell"])
-def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = dry_run(capsys, *CASES[case], format=format)
+def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
+    text = dry_run(*CASES[case], format=format)
     golden = HERE / "golden" / (case + {"text": ".txt", "json": ".json", "shell": ".sh"}[format])
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
@@ -81,28 +76,35 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str, capsys: pytest.Capt
     assert "hunter2" not in text
 
 
-def test_the_readme_shows_what_is_really_planned() -> None:
+@pytest.mark.parametrize(
+    ("page", "shown"), [("README.md", "\n2 sockets"), ("docs/clusters.md", "\nSettings that")]
+)
+def test_the_pages_show_what_is_really_planned(page: str, shown: str) -> None:
+    """``shown`` is where the page stops quoting the dry run."""
     golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
-    readme = (REPOSITORY / "README.md").read_text()
     typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run train.py --lr 0.1\n"
-    assert typed + golden.partition("\nSettings that")[0] + "…\n" in readme
-    assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in readme
+    assert typed + golden.partition(shown)[0] + "…\n" in (REPOSITORY / page).read_text()
 
 
-def test_masks_are_shown_to_those_who_think_in_them(capsys: pytest.CaptureFixture[str]) -> None:
-    text = dry_run(capsys, "-f", FOUR, "-v", format="text")
+def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
+    text = (REPOSITORY / "docs" / "clusters.md").read_text()
+    assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in text
+
+
+def test_masks_are_shown_to_those_who_think_in_them() -> None:
+    text = dry_run("-f", FOUR, format="text", verbose=True)
     masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
 
 
-def test_secrets_are_not_in_argument_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_are_not_in_argument_lists() -> None:
     for case in ("uneven.intel", "uneven.openmpi"):
-        document = json.loads(dry_run(capsys, *CASES[case], format="json"))
+        document = json.loads(dry_run(*CASES[case], format="json"))
         assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
 
 
-def test_the_documented_keys_are_there(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(dry_run(capsys, "-f", FOUR, format="json"))
+def test_the_documented_keys_are_there() -> None:
+    document = json.loads(dry_run("-f", FOUR, format="json"))
     assert document["schema"] == 1
     assert (document["launcher"], document["starter"], document["world_size"]) == ("mpirun", "intel", 16)
     assert document["program"] == ["/venv/bin/python", "train.py", "--lr", "0.1"]

@@ -1,4 +1,4 @@
-"""Where OpenMP's threads go, and which memory policy a rank has: variables and words that follow from a seat."""
+"""Where OpenMP's threads go, and which memory policy a rank has: variables and words that follow from a rank."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from support.machines import machine
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.binding import BindingRequest, Seat, bind
+from cpulaunch.plan.binding import RankBinding, bind
 from cpulaunch.plan.environment import memory_policy, places_environment
+from cpulaunch.plan.request import BindingRequest
 from plan.test_binding import bound, requests, topologies
 
 
@@ -32,13 +33,13 @@ from plan.test_binding import bound, requests, topologies
     ],
 )
 def test_places_of_gnus_runtime(name: str, request_: BindingRequest, rank: int, expected: str | None) -> None:
-    seat = bind(machine(name), request_).seats[rank]
-    assert places_environment(seat, intel_openmp=False).get("OMP_PLACES") == expected
+    rank = bind(machine(name), request_).ranks[rank]
+    assert places_environment(rank, intel_openmp=False).get("OMP_PLACES") == expected
 
 
 def test_places_of_intels_runtime() -> None:
-    seat = bind(machine("xeon-2x28"), BindingRequest(ranks=14, worker_count=0, logical_cores=True)).seats[1]
-    assert places_environment(seat, intel_openmp=True) == {
+    rank = bind(machine("xeon-2x28"), BindingRequest(ranks=14, worker_count=0, logical_cores=True)).ranks[1]
+    assert places_environment(rank, intel_openmp=True) == {
         "KMP_AFFINITY": "granularity=fine,proclist=[{4,5,6,7,60,61,62,63},{5,61},{6,62},{7,63}],explicit"
     }
 
@@ -59,20 +60,20 @@ def expanded(text: str) -> list[CoreSet]:
 def test_the_first_place_is_the_whole_rank_and_the_others_are_its_other_cores(
     topology: Topology, request: BindingRequest
 ) -> None:
-    for seat in bound(topology, request).seats:
-        text = places_environment(seat, intel_openmp=False).get("OMP_PLACES")
+    for rank in bound(topology, request).ranks:
+        text = places_environment(rank, intel_openmp=False).get("OMP_PLACES")
         if text is None:
-            assert seat.threads == 1 or seat.threads != len(seat.places)
+            assert rank.threads == 1 or rank.threads != len(rank.places)
             continue
         places = expanded(text)
-        assert len(places) == seat.threads
-        assert places[0] == seat.cores
-        assert places[1:] == list(seat.places[1:])
-        assert not any(place & seat.comm_cores for place in places)
+        assert len(places) == rank.threads
+        assert places[0] == rank.cores
+        assert places[1:] == list(rank.places[1:])
+        assert not any(place & rank.comm_cores for place in places)
 
 
-def seat_on(nodes: str) -> Seat:
-    return Seat(0, CoreSet([0]), CoreSet(), CoreSet.parse(nodes), 1)
+def rank_on(nodes: str) -> RankBinding:
+    return RankBinding(0, CoreSet([0]), CoreSet(), CoreSet.parse(nodes), 1)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +88,4 @@ def seat_on(nodes: str) -> Seat:
     ],
 )
 def test_memory_policies(name: str, nodes: str, strict: bool, expected: str) -> None:
-    assert memory_policy(seat_on(nodes), machine(name), strict) == expected
+    assert memory_policy(rank_on(nodes), machine(name), strict) == expected

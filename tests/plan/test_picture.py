@@ -10,8 +10,9 @@ import pytest
 from support.command import REPOSITORY
 from support.machines import MACHINES, machine
 
-from cpulaunch.plan.binding import BindingRequest, bind
+from cpulaunch.plan.binding import bind
 from cpulaunch.plan.picture import picture
+from cpulaunch.plan.request import BindingRequest
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 GREY = "\x1b[90m"
@@ -19,7 +20,7 @@ GREY = "\x1b[90m"
 
 def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> str:
     topology = machine(name)
-    return picture(topology, bind(topology, request or BindingRequest()), **options)
+    return picture(topology, bind(topology, request or BindingRequest()).ranks, **options)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.config.load import load
+from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts
-from cpulaunch.model.topology import Topology
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
 BIG = HostFacts(
-    Topology.from_lscpu((Path(__file__).parent / "2x28.lscpu").read_text()), cpu_flags=("amx_bf16",)
+    topology_from_lscpu((Path(__file__).parent / "2x28.lscpu").read_text()), cpu_flags=("amx_bf16",)
 )
-SMALL = HostFacts(Topology.from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
+SMALL = HostFacts(topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
 INTEL, MPICH = Mpi("intel", "/i/mpiexec.hydra", "2021.18"), Mpi("mpich", "/m/mpiexec", "5.0.2")
 PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/home/me", "/usr/bin/python")
 
@@ -218,7 +219,7 @@ class TestLibrariesAndMemory:
         made = make("cpu.openmp=intel", hosts="a", facts=self.BARE)
         assert made.hosts[0].env["LD_PRELOAD"] == "libiomp5.so"
         assert "nobody has looked whether libiomp5.so is there" in made.notes
-        assert made.libraries == {"allocator": "auto", "openmp": "intel"}
+        assert (made.request.allocator, made.request.openmp) == ("auto", "intel")
 
     def test_the_environment_is_stronger_than_a_file(self, tmp_path: Path) -> None:
         (file := tmp_path / "c.yaml").write_text("cpulaunch: 1\ncpu: {allocator: tcmalloc}\n")
@@ -262,7 +263,7 @@ class TestLibrariesAndMemory:
 
     def test_no_workers_at_all(self) -> None:
         made = make("ccl.worker_count=0")
-        assert [rank.comm_cores for rank in made.hosts[0].ranks] == ["", ""]
+        assert [rank.comm_cores for rank in made.hosts[0].ranks] == [CoreSet(), CoreSet()]
         assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_WORKER_OFFLOAD"]) == ("1", "0")
         assert made.setting("ccl.worker_count") == 0
 
@@ -270,12 +271,15 @@ class TestLibrariesAndMemory:
 class TestHosts:
     def test_each_host_is_bound_by_its_own_topology(self) -> None:
         made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
-        assert [[rank.cores for rank in host.ranks] for host in made.hosts] == [["0-27", "28-55"], ["0", "1"]]
+        assert [[str(rank.cores) for rank in host.ranks] for host in made.hosts] == [
+            ["0-27", "28-55"],
+            ["0", "1"],
+        ]
         assert [host.assumed for host in made.hosts] == [True, False]
 
     def test_one_number_of_workers_suits_the_smallest_host(self) -> None:
         made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
-        assert all(rank.comm_cores == "" for host in made.hosts for rank in host.ranks)
+        assert all(not rank.comm_cores for host in made.hosts for rank in host.ranks)
         assert made.env["CCL_WORKER_OFFLOAD"] == "0"
 
     def test_this_machine_is_not_assumed(self) -> None:

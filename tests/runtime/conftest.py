@@ -21,16 +21,16 @@ LIMIT = 120.0  # seconds
 
 @dataclass(frozen=True)
 class Job:
-    """What a job's ranks returned, in the order of ranks, and what was said on stderr."""
+    """What a job's ranks returned, in the order of ranks, and its stderr."""
 
     results: list[Any]
-    said: str
+    stderr: str
 
     def ours(self) -> list[str]:
-        """Our lines, without the launcher's."""
+        """The lines of cpulaunch in ranks, without prefixes."""
         ranks = len(self.results)
         mark = "] cpulaunch: " if ranks > 1 else "cpulaunch: "
-        return [line.partition(mark)[2] for line in self.said.splitlines() if mark in line]
+        return [line.partition(mark)[2] for line in self.stderr.splitlines() if mark in line]
 
 
 Start = Callable[..., Job]

@@ -370,6 +370,31 @@ def plain(context: str) -> dict:
     }
 
 
+def on_a_slow_cpu() -> None:
+    """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
+    from cpulaunch.runtime import precision
+
+    if cpulaunch.rank() == 1:
+        precision.cpu_flags = lambda: ()  # type: ignore[assignment]
+
+
+def prepared_on_a_slow_cpu() -> dict:
+    on_a_slow_cpu()
+    kinds: list[str] = []
+    net = mlp()
+    net[0].register_forward_hook(lambda module, inputs, output: kinds.append(str(output.dtype)))
+    model, optimizer = cpulaunch.prepare(net, torch.optim.AdamW(net.parameters()))
+    with cpulaunch.autocast():
+        loss_of("mlp", model, batch_of("mlp", 0, 8)).backward()
+    optimizer.step()
+    return {"kinds": sorted(set(kinds))}
+
+
+def plain_on_a_slow_cpu() -> dict:
+    on_a_slow_cpu()
+    return {"kinds": plain("none")["kinds"]}
+
+
 def grouped(*backend: str) -> dict:
     """A script that makes its group itself."""
     torch.distributed.init_process_group(*backend)

@@ -114,7 +114,7 @@ REFUSED = {
     "backward twice": "step.backward(loss) was called twice for one batch",
     "early step": "the optimizer stepped after 1 of 2 batches",
     "not finished": "the optimizer stepped after 1 of 2 batches",
-    "weighted sampler": "prepare can't divide a data loader with a WeightedRandomSampler of its own",
+    "weighted sampler": "prepare can't shard a data loader with a WeightedRandomSampler of its own",
     "no model": "prepare takes models, optimizers, learning rate schedulers and data loaders, not list",
 }
 

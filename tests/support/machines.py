@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.sysfs import topology_from_sysfs
+from cpulaunch.discovery.this_host import topology_of_process
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding
@@ -21,18 +24,18 @@ def machine(name: str) -> Topology:
     """The topology that cpulaunch would see there, with the CPU mask that ``affinity`` names, if any."""
     text = HERE / "machine_files" / f"{name}.txt"
     if text.exists():
-        return Topology.from_lscpu(text.read_text())
+        return topology_from_lscpu(text.read_text())
     described = json.loads((HERE / "machine_files" / f"{name}.json").read_text())
     if "affinity" in described:
-        return Topology.of_process(described["files"].get, CoreSet.parse(described["affinity"]))
-    return Topology.from_sysfs(described["files"].get)
+        return topology_of_process(described["files"].get, CoreSet.parse(described["affinity"]))
+    return topology_from_sysfs(described["files"].get)
 
 
 def table(binding: Binding) -> str:
     """A binding as the tables in ``bindings/`` have it."""
     rows = [("rank", "comm", "cores", "nodes", "threads")]
-    for seat in binding.seats:
-        cells = (seat.local_rank, seat.comm_cores, seat.cores, seat.numa_nodes, seat.threads)
+    for rank in binding.ranks:
+        cells = (rank.local_rank, rank.comm_cores, rank.cores, rank.numa_nodes, rank.threads)
         rows.append(tuple(str(cell) or "-" for cell in cells))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,75 +1,138 @@
 """bf16 by Intel's extension for PyTorch (IPEX): prepacked weights, split into bf16 and the missing bits.
 
 The top 16 bits of a weight are the parameter, the bottom 16 lie in ``optimizer.params_attr``: together they
-are fp32, so that training and checkpoints lose nothing.  IPEX has fused steps for Adam, SGD and Adagrad;
-for AdamW, which it has not, there is one here.
+are fp32, so that training and checkpoints lose nothing.  IPEX has fused steps for Adam, SGD and Adagrad, but
+not for AdamW; the one for AdamW is here.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import types
+from collections.abc import Collection
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from cpulaunch.runtime.engines.base import Engine, Measured
+
 FUSED = (Adam, AdamW, SGD, Adagrad)
 """The optimizers with a fused step on split weights."""
 
 
-def optimize(model: nn.Module, optimizer: Optimizer) -> nn.Module:
-    """Prepare ``model`` and ``optimizer``, which is one of FUSED, in place, and return the model.
+class IpexEngine(Engine):
+    """The engine.  ``version`` is that of the installed IPEX, else asked of the environment."""
 
-    A model that is a single layer comes back as another object.
-    """
-    import intel_extension_for_pytorch as ipex
+    name = "ipex"
+    needs_optimizer = True
+    broadcast_first = True
+    # A new row is a new run of scripts/bench/training.py.
+    measured = (Measured("amx_bf16", "2.8", 0.93, "BERT of 4 layers on one core, docs/performance.md"),)
+
+    def __init__(self, version: str | None = None) -> None:
+        self._version = version
+
+    def version(self) -> str | None:
+        # Not by importing it: next to another torch than its own, IPEX ends the process.
+        try:
+            return self._version or metadata.version("intel_extension_for_pytorch")
+        except metadata.PackageNotFoundError:
+            return None
+
+    def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
+        version = self.version()
+        if version is None:
+            return "IPEX is not installed (it wants an environment of its own, with torch 2.8)"
+        if _series(version) != _series(torch_version):
+            return (
+                f"IPEX {version} is for torch {_series(version)}.*, and this is torch {torch_version} "
+                "(an environment of its own, with cpulaunch's extra `intel`, has a pair that fits)"
+            )
+        if not {"amx_bf16", "avx512_bf16"} & set(cpu_flags or ()):
+            return "IPEX does bf16 only on CPUs with instructions for it (amx_bf16, avx512_bf16)"
+        return None
+
+    def problem(self, model: nn.Module, optimizer: Optimizer | None) -> str | None:
+        if type(optimizer) not in FUSED:
+            names = ", ".join(kind.__name__ for kind in FUSED)
+            return f"IPEX has no fused step for {type(optimizer).__name__}; it has for {names}"
+        assert optimizer is not None
+        if optimizer.state:
+            return f"its {type(optimizer).__name__} has a state already: load checkpoints after prepare"
+        return None
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Change both in place, and return the model: another object where it is a single layer."""
+        import intel_extension_for_pytorch as ipex
+
+        _complete_ipex()
+        training = model.training
+        model.train()
+        model, _ = ipex.optimize(
+            model,
+            optimizer=optimizer,
+            dtype=torch.bfloat16,
+            inplace=True,
+            split_master_weight_for_bf16=True,
+            fuse_update_step=True,
+        )
+        model.train(training)
+        assert optimizer is not None
+        for group in optimizer.param_groups:
+            if "fused" in group:
+                group["fused"] = False  # torch's own fused step, which knows no split weights
+        _restore_hooks(optimizer)
+        return model
+
+
+ENGINE = IpexEngine()
+
+
+def _series(version: str) -> str:
+    """``"2.8"`` for ``"2.8.0+cpu"``."""
+    return ".".join(re.findall(r"\d+", version)[:2])
+
+
+def _complete_ipex() -> None:
+    """Give IPEX 2.8 what it lacks: a fused AdamW, and a way to load split weights that keeps their memory."""
     from intel_extension_for_pytorch.nn.utils._parameter_wrapper import ParameterWrapper
     from intel_extension_for_pytorch.optim import _optimizer_utils as table
 
-    if ParameterWrapper.load is not _load:
-        _load.otherwise = ParameterWrapper.load  # type: ignore[attr-defined]
-        ParameterWrapper.load = _load
+    if table.OPTIMIZER_FUSED_STEP_MAPPING_CPU.get(AdamW) is adamw_step:
+        return
     # IPEX looks here for the optimizers whose weights it splits, and for their steps.
     table.OPTIMIZER_FUSED_STEP_MAPPING_CPU[AdamW] = adamw_step
     if AdamW not in table.IPEX_FUSED_OPTIMIZER_LIST_CPU:
         table.IPEX_FUSED_OPTIMIZER_LIST_CPU.append(AdamW)
-    # It warns of two parameters that a later release would have dropped; 2.8 is the last one.
+    load_whole = ParameterWrapper.load
+
+    def load(self: Any, module: nn.Module, weights: torch.Tensor) -> None:
+        if self.split:
+            _load_split(self, weights)
+        else:
+            load_whole(self, module, weights)
+
+    ParameterWrapper.load = load
+    # IPEX warns of two parameters that a later release would have dropped; 2.8 is the last one.
     logging.getLogger("IPEX").setLevel(logging.ERROR)
-    training = model.training
-    model.train()
-    model, _ = ipex.optimize(
-        model,
-        optimizer=optimizer,
-        dtype=torch.bfloat16,
-        inplace=True,
-        split_master_weight_for_bf16=True,
-        fuse_update_step=True,
-    )
-    model.train(training)
-    for group in optimizer.param_groups:
-        if "fused" in group:
-            group["fused"] = False  # torch's own
-    _restore_hooks(optimizer)
-    return model
 
 
-def _load(self: Any, module: nn.Module, weights: torch.Tensor) -> None:
-    """Load split weights into the memory where they are: what IPEX's ``ParameterWrapper.load`` is for.
+def _load_split(wrapper: Any, weights: torch.Tensor) -> None:
+    """Copy ``weights`` into the memory of a ``ParameterWrapper`` whose weights are split.
 
-    IPEX 2.8.0 makes a packed weight anew; convolutions then compute with memory that is nobody's any more.
+    IPEX 2.8.0 allocates a packed weight anew instead; convolutions then compute with memory that was freed.
     """
-    if not self.split:
-        _load.otherwise(self, module, weights)  # type: ignore[attr-defined]
-        return
     top, bottom = torch.ops.torch_ipex.split_float_bfloat16(weights.detach().float().contiguous())
-    if self.op_ctx is not None and weights.dim() > 1:  # packed, which biases are not
-        if self.weight_channels_last:
+    if wrapper.op_ctx is not None and weights.dim() > 1:  # packed, which biases are not
+        if wrapper.weight_channels_last:
             top, bottom = (half.contiguous(memory_format=_channels_last(half)) for half in (top, bottom))
-        top, bottom = self.op_ctx.pack(top), self.op_ctx.pack(bottom)
-    self.parameter.data.copy_(top)
-    self.parameter_trail.copy_(bottom)
+        top, bottom = wrapper.op_ctx.pack(top), wrapper.op_ctx.pack(bottom)
+    wrapper.parameter.data.copy_(top)
+    wrapper.parameter_trail.copy_(bottom)
 
 
 def _channels_last(weights: torch.Tensor) -> torch.memory_format:

@@ -8,16 +8,30 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from cpulaunch.runtime.engines.base import Engine
+
 FUSED = (Adam, AdamW, SGD, Adagrad)
 """The optimizers of which torch has a fused step on CPUs."""
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
-def optimize_model(model: nn.Module) -> None:
-    """Put the weights of 2-D convolutions into channels_last, in place; activations follow them."""
-    if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+class NativeEngine(Engine):
+    name = "native"
+
+    def version(self) -> str:
+        return torch.__version__
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Put the weights of 2-D convolutions into channels_last, in place; activations follow them."""
+        if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if optimizer is not None:
+            optimize_optimizer(optimizer)
+        return model
+
+
+ENGINE = NativeEngine()
 
 
 def optimize_optimizer(optimizer: Optimizer) -> None:
@@ -27,7 +41,7 @@ def optimize_optimizer(optimizer: Optimizer) -> None:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Switch the fused step on; False where there is none, or it is not ours to choose."""
+    """Switch the fused step on; False where there is none, or where the script has chosen another."""
     if type(optimizer) not in FUSED:
         return False
     if not all(_can_fuse(group) for group in optimizer.param_groups):
@@ -39,19 +53,21 @@ def fuse(optimizer: Optimizer) -> bool:
 
 def _can_fuse(group: dict[str, Any]) -> bool:
     chosen = group.get("foreach") is not None or group.get("fused") is not None
-    unlike = group.get("differentiable") or group.get("capturable")
-    return not (chosen or unlike) and all(_plain(parameter) for parameter in group["params"])
+    excluded = group.get("differentiable") or group.get(
+        "capturable"
+    )  # torch refuses these together with fused
+    return not (chosen or excluded) and all(_is_dense(parameter) for parameter in group["params"])
 
 
-def _plain(parameter: torch.Tensor) -> bool:
+def _is_dense(parameter: torch.Tensor) -> bool:
     dense = parameter.device.type == "cpu" and parameter.is_floating_point() and not parameter.is_sparse
-    return dense and type(parameter.data) is torch.Tensor  # not FSDP2's sharded ones
+    return dense and type(parameter.data) is torch.Tensor  # FSDP2's parameters are DTensors
 
 
 def keep_layouts(optimizer: Optimizer) -> None:
     """Put states into the layout of their parameters, now and after each ``load_state_dict``.
 
-    The fused steps of torch 2.8 to 2.13 walk through memory and take it for granted that the two are alike.
+    The fused steps of torch 2.8 to 2.13 read both as flat memory: another layout would mix elements up.
     """
     _match_layouts(optimizer)
     optimizer.register_load_state_dict_post_hook(_after_loading)
@@ -69,7 +85,7 @@ def _match_layouts(optimizer: Optimizer) -> None:
 
 
 def _after_loading(optimizer: Optimizer) -> None:
-    # A checkpoint brings the saver's groups along, and with them its way to step.
+    # A checkpoint brings its own param_groups along, and with them the saver's `fused`.
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = None

@@ -1,0 +1,51 @@
+"""Scripts that know nothing of cpulaunch get the planned backend, precision and fused optimizers.
+
+torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``).  In ranks of a
+cpulaunch job, and unless ``training.as_written`` is set, it has libraries changed: torch at once, the others
+when a script has imported them.  Programs that don't import torch pay nothing for this.
+
+Patching another library takes a module here of its name, which holds ``CHANGES`` and ``TRIED``, the versions
+of the library that it was tried with, and a line in LIBRARIES.  A change is made with any version that has
+the names that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+
+from cpulaunch import variables
+from cpulaunch.runtime.patches.base import apply_changes
+from cpulaunch.runtime.patches.import_hook import after_import
+from cpulaunch.runtime.settings import TrainingSettings, training_settings
+
+LIBRARIES = {
+    "accelerate": "accelerate.state",
+    "transformers": "transformers.training_args",
+}
+"""Library → the module of it that is changed when a script has imported it."""
+
+
+def autoload() -> None:
+    """Called by torch at the end of its import."""
+    if variables.JOB_ID not in os.environ:
+        return
+    import torch
+
+    from cpulaunch.runtime.precision import cpu_flags, decided_precision
+
+    settings = training_settings()
+    if settings.as_written or settings.backend is None or not torch.distributed.is_available():
+        return
+    settings = replace(settings, precision=decided_precision(settings, cpu_flags())[0])
+    patch("torch", settings, torch)
+    for library, module in LIBRARIES.items():
+        after_import(module, partial(patch, library, settings))
+
+
+def patch(library: str, settings: TrainingSettings, module: ModuleType) -> None:
+    """Change the module of a library as its patches say."""
+    apply_changes(library, import_module(f"{__name__}.{library}").CHANGES, module, settings)

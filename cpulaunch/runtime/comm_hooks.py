@@ -11,27 +11,27 @@ from torch._C._distributed_c10d import GradBucket
 
 
 def average_in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook: gradients travel, and are summed, in bf16.
+    """A DDP communication hook: gradients are sent and summed in bf16.
 
-    As torch's ``bf16_compress_hook``, which DDP refuses on CPUs by its name.
+    This is torch's ``bf16_compress_hook``, which DDP refuses on CPUs by its name.
     """
     return _average(bucket, torch.bfloat16)
 
 
 def average_in_fp32(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook: gradients are summed in fp32, also those of bf16 parameters."""
+    """A DDP communication hook: gradients are sent and summed in fp32, also those of bf16 parameters."""
     return _average(bucket, torch.float32)
 
 
 def _average(bucket: GradBucket, dtype: torch.dtype) -> torch.futures.Future[torch.Tensor]:
-    own = bucket.buffer()
-    sent = own.to(dtype).div_(dist.get_world_size())
+    gradients = bucket.buffer()
+    sent = gradients.to(dtype).div_(dist.get_world_size())
     work = dist.all_reduce(sent, async_op=True)
     assert work is not None
 
-    def received(future: Any) -> torch.Tensor:
-        own.copy_(future.value()[0])
-        return own
+    def store(future: Any) -> torch.Tensor:
+        gradients.copy_(future.value()[0])
+        return gradients
 
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(received)
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(store)
     return averaged

@@ -1,47 +1,18 @@
-"""Find out: this host's facts, and the MPIs that are installed."""
+"""The MPIs that are installed on this host."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.this_host import read_file, topology_here
-from cpulaunch.model.facts import BF16_FLAGS, HostFacts, Mpi
+from cpulaunch import launchers
+from cpulaunch.model.facts import Mpi
 
 _NAMES = ("mpiexec.hydra", "mpiexec", "mpirun")
 _VERSION_TIMEOUT = 10.0  # seconds
-
-
-def facts_here(libraries: Sequence[str] | None = None, packages: Sequence[str] | None = None) -> HostFacts:
-    """The facts of this host; libraries are looked for in these directories, else in our environment's."""
-    return HostFacts(
-        topology=topology_here(),
-        names=frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()}),
-        cpu_flags=_cpu_flags(),
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        libraries=find_libraries(
-            library_directories() if libraries is None else libraries,
-            import_directories() if packages is None else packages,
-        ),
-    )
-
-
-def names_here() -> frozenset[str]:
-    """All names and addresses by which a hostfile may call this host.  Asks no name server."""
-    from cpulaunch.discovery.interfaces import interfaces_here
-
-    names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    names |= {interface.address for interface in interfaces_here()}
-    for line in (read_file("/etc/hosts") or "").splitlines():
-        address, *others = line.partition("#")[0].split() or [""]
-        if address in names or address.startswith("127."):  # Debian gives the host 127.0.1.1
-            names.update(others)
-    return frozenset(names)
 
 
 def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
@@ -61,11 +32,10 @@ def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
 
 def flavour_of(version_text: str) -> str | None:
     """Which MPI says this of itself, asked for ``--version``."""
-    if "Open MPI" in version_text or "OpenRTE" in version_text:
-        return "openmpi"
-    if "Intel(R) MPI" in version_text:
-        return "intel"
-    return "mpich" if "HYDRA" in version_text else None
+    for flavour in launchers.MPIS:
+        if any(words in version_text for words in launchers.load_mpi(flavour).version_words):
+            return flavour
+    return None
 
 
 def _candidates(where: str) -> Iterator[Path]:
@@ -120,15 +90,3 @@ def _pip_version(package: str) -> str | None:
 def _version(text: str) -> str:
     words = text.replace(",", " ").split()
     return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
-
-
-def _cpu_flags() -> tuple[str, ...] | None:
-    """Those of BF16_FLAGS that the first CPU has; None where /proc/cpuinfo doesn't say."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as f:
-            flags = next(line for line in f if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return None
-    words = set(flags.split())
-    # Arm's name for the same ability.
-    return tuple(flag for flag in BF16_FLAGS if flag in words) or (("bf16",) if "bf16" in words else ())

@@ -1,4 +1,4 @@
-"""What the launcher planned for this rank, read from the environment."""
+"""The settings of group ``training`` as the launcher tells them to a rank: by its environment."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cpulaunch.config.rank_settings import rank_setting
 
 
 @dataclass(frozen=True)
-class Planned:
-    """The plan's values for a rank; the defaults hold outside of cpulaunch.
+class TrainingSettings:
+    """What a rank trains with; the defaults hold outside of cpulaunch.
 
-    ``backend`` and ``precision`` are None where nobody planned them; ``bucket_mb`` is in MB, None for
-    torch's own size.  ``job``: whether this process is a rank of a cpulaunch job.
+    ``backend`` and ``precision`` are None where neither a plan nor the user names them; ``bucket_mb`` is in
+    MB (2²⁰ bytes), None for torch's own size.  ``in_job``: whether this process is a rank of a cpulaunch job.
     """
 
-    job: bool = False
+    in_job: bool = False
     backend: str | None = None
     precision: str | None = None
     engine: str = "auto"
@@ -29,11 +29,11 @@ class Planned:
     as_written: bool = False
 
 
-def planned(environ: Mapping[str, str] = os.environ) -> Planned:
-    """What was planned.  UsageError where a variable holds a value that does not exist."""
+def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
+    """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
     backend, bucket = rank_setting("training.backend", environ), rank_setting("training.bucket_mb", environ)
-    return Planned(
-        job=variables.JOB_ID in environ,
+    return TrainingSettings(
+        in_job=variables.JOB_ID in environ,
         backend=backend if environ.get(variables.BACKEND) else None,
         precision=rank_setting("training.precision", environ) if environ.get(variables.PRECISION) else None,
         engine=rank_setting("training.engine", environ),

@@ -1,0 +1,45 @@
+"""The facts that a command plans by: those of this machine and its job's hosts, or those in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cpulaunch.cli.backend import ccl_files, ccl_missing
+from cpulaunch.cli.main import say
+from cpulaunch.config.config import Config
+from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
+from cpulaunch.discovery.preflight import HostsNotReadyError
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.facts import Facts
+from cpulaunch.plan.plan import Program
+
+
+def gather(
+    config: Config,
+    *,
+    facts_file: Path | None = None,
+    lscpu_file: Path | None = None,
+    program: Program | None = None,
+    tell: Callable[[str], None] = say,
+) -> Facts:
+    """The facts of this host, or of the hosts that a file describes, without a look at this one.
+
+    Where there is a ``program`` to run, the hosts are asked over ssh; HostError where they aren't ready.
+    """
+    if facts_file and lscpu_file:
+        raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
+    if lscpu_file:
+        return facts_of_lscpu(config, lscpu_file)
+    if facts_file:
+        return recorded_facts(config, facts_file)
+    ccl = Ccl(partial(ccl_missing, config, build=program is not None, tell=tell), partial(ccl_files, config))
+    try:
+        return collect_facts(config, ccl, tell, program)
+    except HostsNotReadyError as e:
+        from cpulaunch.cli.preflight import complaints
+
+        for line in complaints(e.reports):
+            tell(line)
+        raise

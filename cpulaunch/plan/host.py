@@ -1,0 +1,78 @@
+"""One host's plan, from what is known of the host: one pure function, ``plan_host``.
+
+The planner calls it for every host, with what it was told of that host.  The agents of a host that nobody had
+looked at call it again, with what they see themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.plan.binding import RankBinding, bind
+from cpulaunch.plan.environment import (
+    AFFINITY,
+    BINDS_THREADS,
+    Libraries,
+    choose_libraries,
+    memory_policy,
+    places_environment,
+    threads_environment,
+    workers_environment,
+)
+from cpulaunch.plan.plan import HostPlan, RankPlan
+from cpulaunch.plan.request import HostRequest
+
+
+@dataclass(frozen=True)
+class HostInput:
+    """What is known of one host when its plan is made.
+
+    ``assumed``: the facts are those of another host that this one is taken to be like.  ``ranks`` is how many
+    it gets; None leaves that to its topology.  ``first_rank`` is the first one's number in the job.
+    ``user_env`` are the variables that the user has set for the ranks, ``env`` those that the plan sets for
+    this host's network.
+    """
+
+    name: str
+    facts: HostFacts
+    assumed: bool = False
+    ranks: int | None = None
+    first_rank: int = 0
+    user_env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
+    """The plan of ``host``.  What the user has set himself is left out.
+
+    Raises PlanError where the host can't fulfil the request.
+    """
+    binding = bind(host.facts.topology, replace(request.binding, ranks=host.ranks))
+    libraries = choose_libraries(host.facts.libraries, request.allocator, request.openmp, host.user_env)
+    workers = {} if AFFINITY in host.user_env else workers_environment(binding)
+    return HostPlan(
+        host=host.name,
+        assumed=host.assumed,
+        env={**host.env, **workers, **libraries.env},
+        ranks=tuple(_plan_rank(rank, host, libraries, request) for rank in binding.ranks),
+        allocator=libraries.allocator,
+        openmp=libraries.openmp,
+        notes=tuple(libraries.notes),
+    )
+
+
+def _plan_rank(rank: RankBinding, host: HostInput, libraries: Libraries, request: HostRequest) -> RankPlan:
+    user_binds_threads = any(name in host.user_env for name in BINDS_THREADS)
+    places = {} if user_binds_threads else places_environment(rank, libraries.intel_openmp)
+    return RankPlan(
+        rank=host.first_rank + rank.local_rank,
+        local_rank=rank.local_rank,
+        cores=rank.cores,
+        comm_cores=rank.comm_cores,
+        numa_nodes=rank.numa_nodes,
+        threads=rank.threads,
+        memory_policy=memory_policy(rank, host.facts.topology, request.binding.bind_numa),
+        env={**threads_environment(rank), **places},
+    )

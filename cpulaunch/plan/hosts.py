@@ -1,0 +1,132 @@
+"""The hosts of a job as the planner knows them, and what it asks of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from cpulaunch.config.config import Config
+from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import Facts
+from cpulaunch.model.hosts import Host
+from cpulaunch.plan.binding import Binding, bind
+from cpulaunch.plan.environment import PRELOAD, brings
+from cpulaunch.plan.host import HostInput, plan_host
+from cpulaunch.plan.plan import LOCALHOST, HostPlan
+from cpulaunch.plan.request import BindingRequest, HostRequest
+from cpulaunch.plan.select import ranks_per_host
+
+
+class BoundHost(NamedTuple):
+    """A host and its ranks' CPUs, before it is known what all hosts together need."""
+
+    input: HostInput
+    binding: Binding
+
+
+def user_environment(config: Config) -> dict[str, str]:
+    """The variables that the user has set for the ranks."""
+    return {**config.environ, **config["env"]}
+
+
+def host_request(config: Config, backend: str) -> HostRequest:
+    """What the settings ask of every host."""
+
+    def cores(key: str) -> CoreSet | None:
+        try:
+            return None if config[key] == "auto" else CoreSet.parse(config[key])
+        except ConfigError as e:
+            raise ConfigError(f"{config.where(key)}: {e}", hint=e.hint, part=e.part) from None
+
+    binding = BindingRequest(
+        cores_per_rank=config["cpu.cores_per_rank"],
+        cores=cores("cpu.cores"),
+        numa_nodes=cores("cpu.numa_nodes"),
+        bind_numa=config["cpu.bind_numa"],
+        logical_cores=config["cpu.logical_cores"],
+        e_cores=config["cpu.e_cores"],
+        strategy=config["cpu.strategy"],
+        worker_count=config["ccl.worker_count"],
+        ccl_logical_cores=config["ccl.logical_cores"],
+        dedicate_workers=backend == "ccl",
+        oversubscribe=config["hosts.oversubscribe"],
+        threads=config["cpu.threads"],
+    )
+    return HostRequest(binding, _library(config, "allocator"), _library(config, "openmp"))
+
+
+def _library(config: Config, what: str) -> str:
+    """The allocator, or the OpenMP runtime, that is asked for.
+
+    The environment is stronger than a file: an allocator in LD_PRELOAD stands in for the file's.
+    """
+    preloaded = user_environment(config).get(PRELOAD, "").replace(":", " ").split()
+    weak = not config.origins[f"cpu.{what}"].startswith(("-", "$"))
+    wanted: str = config[f"cpu.{what}"]
+    return "auto" if weak and brings(what, preloaded) else wanted
+
+
+def host_inputs(
+    config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
+) -> tuple[HostInput, ...]:
+    """What is known of each host."""
+    counts, user_env = ranks_per_host(config, hosts), user_environment(config)
+    inputs = []
+    for host in hosts:
+        known, assumed = facts.of(host.name) if facts.listed else (facts.like, False)
+        asked = {request.allocator, request.openmp} - {"auto", "default"}
+        if assumed and not asked <= set(known.libraries or ()):
+            known = replace(known, libraries=None)  # they may be there all the same: its agents will see
+        inputs.append(HostInput(host.name, known, assumed, counts[host.name], user_env=user_env))
+    return tuple(inputs)
+
+
+def bind_hosts(
+    hosts: Sequence[HostInput], request: HostRequest, like: str
+) -> tuple[list[BoundHost], HostRequest]:
+    """The CPUs of all ranks, and the request by which the hosts' agents will come to the same.
+
+    ``like`` is what hosts that nobody looked at are taken to be like, in words for errors.
+    """
+    bound = [BoundHost(host, _bind(host, request.binding, like)) for host in hosts]
+    if len({(b.binding.worker_count, bool(b.binding.worker_affinity)) for b in bound}) > 1:
+        # oneCCL wants one number of workers on all ranks: the one that suits the smallest.
+        workers = min(b.binding.worker_count for b in bound)
+        dedicate = all(b.binding.worker_affinity for b in bound)
+        binding = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
+        bound = [BoundHost(host, _bind(host, binding, like)) for host in hosts]
+    # Agents that bind anew must not come to another number.
+    first = bound[0].binding
+    settled = replace(
+        request.binding,
+        worker_count=max(1, first.worker_count),
+        dedicate_workers=bool(first.worker_affinity),
+    )
+    return bound, replace(request, binding=settled)
+
+
+def _bind(host: HostInput, request: BindingRequest, like: str) -> Binding:
+    try:
+        return bind(host.facts.topology, replace(request, ranks=host.ranks))
+    except CpulaunchError as e:
+        taken = f", taken to be like {like}" if host.assumed else ""
+        place = "" if host.name == LOCALHOST else f"{host.name}{taken}: "
+        hint = e.hint
+        if host.assumed:
+            hint = f"{hint or ''} Hosts are described by --facts or --lscpu.".strip()
+        raise PlanError(f"{place}{e}", hint=hint) from None
+
+
+def plan_hosts(hosts: Sequence[HostInput], request: HostRequest) -> tuple[HostPlan, ...]:
+    """The plan of each host; ranks are numbered in the hosts' order."""
+    planned: list[HostPlan] = []
+    first_rank = 0
+    for host in hosts:
+        try:
+            planned.append(plan_host(replace(host, first_rank=first_rank), request))
+        except PlanError as e:
+            raise PlanError(str(e) if host.name == LOCALHOST else f"{host.name}: {e}", hint=e.hint) from None
+        first_rank += len(planned[-1].ranks)
+    return tuple(planned)

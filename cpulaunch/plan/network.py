@@ -1,0 +1,94 @@
+"""What the ranks are told of collectives and the network: the provider, interfaces, oneCCL's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from cpulaunch.config.config import Config
+from cpulaunch.launchers.base import Launcher
+from cpulaunch.model.fabrics import common_provider
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.plan.communication import Situation, communication_defaults
+from cpulaunch.plan.environment import common
+from cpulaunch.plan.host import HostInput
+from cpulaunch.plan.hosts import BoundHost
+
+
+class Provider(NamedTuple):
+    """libfabric's provider, None where nothing but its default is known, and notes on cards left unused."""
+
+    name: str | None
+    notes: tuple[str, ...] = ()
+
+
+class Interfaces(NamedTuple):
+    """A host's network interfaces, where known: to the other hosts, and of the provider's card."""
+
+    interface: str | None
+    card: str | None
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The variables for collectives: those that all hosts share, and all of them for each `Interfaces`."""
+
+    shared: dict[str, str]
+    by_interfaces: dict[Interfaces, dict[str, str]]
+
+    def of_host(self, interfaces: Interfaces) -> dict[str, str]:
+        """What a host with these interfaces needs besides what all share."""
+        return {k: v for k, v in self.by_interfaces[interfaces].items() if k not in self.shared}
+
+
+def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) -> Provider:
+    """The provider that the user chose, else that of a card which works on all hosts."""
+    chosen: str = config["ccl.provider"]
+    if chosen != "auto":
+        return Provider(chosen)
+    if len(hosts) == 1 or config["ccl.transport"] != "ofi":
+        return Provider(None)
+    provider, complaints = common_provider(
+        {host.name: None if host.assumed else host.facts.fabrics for host in hosts}
+    )
+    if backend != "gloo":
+        return Provider(provider, tuple(f"{host}: {complaint}" for host, complaint in complaints.items()))
+    unused = f"gloo uses TCP only: the hosts' cards for {provider} stay unused"
+    return Provider(provider, (unused,) if provider else ())
+
+
+def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
+    """The interfaces of a host with these facts; ``several``: the job has more hosts than one."""
+    chosen = config["ccl.interface"]
+    found = facts.interface if several else None
+    cards = (card for card in facts.fabrics or () if card.provider == provider and not card.unusable)
+    card = next((card.interface for card in cards), "")
+    return Interfaces(found if chosen == "auto" else chosen, card or None)
+
+
+def plan_communication(
+    config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str, provider: str | None
+) -> Communication:
+    """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
+    bindings = [each.binding for each in bound]
+    ranks = [rank for binding in bindings for rank in binding.ranks]
+    situation = Situation(
+        backend=backend,
+        hosts=len(bound),
+        local_ranks=max(len(binding.ranks) for binding in bindings),
+        cores=min(len(rank.cores) for rank in ranks),
+        comm_cores=min(len(rank.comm_cores) for rank in ranks),
+        worker_count=max(1, bindings[0].worker_count),
+        oversubscribed=any(binding.oversubscribed for binding in bindings),
+        intel_mpi=launcher.is_intel_mpi,
+        transport=config["ccl.transport"],
+        provider=provider,
+    )
+    several = len(bound) > 1
+    each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}
+    by_interfaces = {
+        one: communication_defaults(replace(situation, interface=one.interface, card=one.card))
+        for one in each
+    }
+    return Communication(common(by_interfaces.values()), by_interfaces)

@@ -1,0 +1,72 @@
+"""What is asked of every host of a job alike.  Plain values, with a JSON round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from cpulaunch.model.cores import CoreSet
+
+
+@dataclass(frozen=True)
+class BindingRequest:
+    """What is asked of the placement on one host; the defaults are those of the command line.
+
+    ``ranks``: local ranks; None means one per NUMA node that has usable cores.
+    ``cores_per_rank``: physical cores, comm cores included; ``max`` also shares out what is left over.
+    ``cores``, ``numa_nodes``: use only these CPUs, only these nodes.
+    ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
+    ``logical_cores``: a core's hyperthread siblings come along.  ``e_cores``: E-cores are used like others.
+    ``strategy``: where not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs.
+    ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on hyperthread
+    siblings.  ``dedicate_workers``: False where the backend isn't ccl: no comm cores at all.
+    ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank.
+    """
+
+    ranks: int | None = None
+    cores_per_rank: int | Literal["auto", "max"] = "auto"
+    cores: CoreSet | None = None
+    numa_nodes: CoreSet | None = None
+    bind_numa: bool = False
+    logical_cores: bool = False
+    e_cores: bool = False
+    strategy: Literal["scatter", "close"] = "scatter"
+    worker_count: int | Literal["auto"] = "auto"
+    ccl_logical_cores: bool = False
+    dedicate_workers: bool = True
+    oversubscribe: bool = False
+    threads: int | Literal["auto"] = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, without what is at its default."""
+        data = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {key: str(value) if isinstance(value, CoreSet) else value for key, value in data.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> BindingRequest:
+        """What `to_json` gave."""
+        lists = {key: CoreSet.parse(data[key]) for key in ("cores", "numa_nodes") if key in data}
+        return cls(**{**data, **lists})
+
+
+@dataclass(frozen=True)
+class HostRequest:
+    """What a host's plan is made by, the same on all hosts.
+
+    ``allocator`` and ``openmp`` are values of the settings ``cpu.allocator`` and ``cpu.openmp``.
+    """
+
+    binding: BindingRequest = BindingRequest()
+    allocator: str = "auto"
+    openmp: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, with the keys that a plan has, too."""
+        libraries = {"allocator": self.allocator, "openmp": self.openmp}
+        return {"binding": self.binding.to_json(), "libraries": libraries}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HostRequest:
+        """What `to_json` gave."""
+        return cls(BindingRequest.from_json(data["binding"]), **data["libraries"])

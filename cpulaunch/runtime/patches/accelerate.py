@@ -1,0 +1,89 @@
+"""accelerate: it trains on the CPU, on the planned backend, and in the planned precision by default.
+
+FSDP works on CPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from cpulaunch.runtime.patches.base import Change, announced_with_group, precision_owners
+from cpulaunch.runtime.patches.torch import REPLACED
+from cpulaunch.runtime.settings import TrainingSettings
+
+TRIED = ("1.15.0",)
+
+
+def _set_defaults(state: Any, settings: TrainingSettings) -> None:
+    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    os.environ.setdefault("ACCELERATE_MIXED_PRECISION", "bf16" if settings.precision == "bf16" else "no")
+
+
+def _own_precision(state: Any, settings: TrainingSettings) -> None:
+    """accelerate sees to the precision of all models of its script."""
+    precision_owners.append(lambda model: bool(state.PartialState._shared_state))
+
+
+def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
+    """``PartialState`` looks for GPUs, unless it gets ``cpu``; of backends for CPUs it knows gloo and mpi."""
+    from torch import distributed
+
+    original = state.PartialState.__init__
+    change = f"accelerate on the CPU, in {settings.precision} where the script names no precision"
+
+    @functools.wraps(original)
+    def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        if kwargs.get("backend") in REPLACED:
+            kwargs.pop("backend", None)
+        with announced_with_group(change):
+            original(self, True, **kwargs)
+        if getattr(self, "backend", None) is not None and distributed.is_initialized():
+            self.backend = distributed.get_backend()
+
+    state.PartialState.__init__ = __init__
+
+
+def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
+    """accelerate expects FSDP on GPUs only: on CPUs it trains with DDP in its place, without a word."""
+    original = state.AcceleratorState.__init__
+    kinds = state.DistributedType
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is None or self.distributed_type != kinds.MULTI_CPU:
+            return
+        if self.mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self.mixed_precision)
+        self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = state.PartialState._shared_state["distributed_type"] = kinds.FSDP
+
+    state.AcceleratorState.__init__ = __init__
+
+
+CHANGES = (
+    Change((), "", _set_defaults),
+    Change(
+        ("PartialState._shared_state",),
+        "its models without mixed precision are trained in the planned precision nevertheless",
+        _own_precision,
+    ),
+    Change(
+        ("PartialState.__init__",),
+        "scripts have to choose the CPU themselves, by ACCELERATE_USE_CPU or cpu=True",
+        _train_on_cpus,
+    ),
+    Change(
+        (
+            "AcceleratorState.__init__",
+            "AcceleratorState.mixed_precision",
+            "DistributedType.FSDP",
+            "DistributedType.MULTI_CPU",
+            "PartialState._shared_state",
+        ),
+        "scripts that ask for FSDP may train with DDP",
+        _run_fsdp_on_cpus,
+    ),
+)

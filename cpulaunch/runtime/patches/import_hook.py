@@ -1,0 +1,84 @@
+"""Calling a function when a module has been imported, however far its import is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Function = Callable[[ModuleType], None]
+
+
+def after_import(name: str, function: Function) -> None:
+    """Call ``function`` with a module once it is imported: now, at the end of its import, or later."""
+    module = sys.modules.get(name)
+    if module is None:
+        _finder.functions[name] = function
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    elif getattr(module.__spec__, "_initializing", False):
+        _call_at_end(module.__spec__, function)
+    else:
+        function(module)
+
+
+class _Finder(MetaPathFinder):
+    """Has the other finders find the modules in ``functions``, and their loaders call the functions."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Function] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.functions:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self.functions[name])
+                return spec
+        return None
+
+
+_finder = _Finder()
+
+
+class _Loader(Loader):
+    """Loads a module by another loader, which the module then names as its own."""
+
+    def __init__(self, loader: Any, function: Function) -> None:
+        self._loader, self._function = loader, function
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._function(module)
+
+
+def _call_at_end(spec: Any, function: Function) -> None:
+    """Call ``function`` when the module of ``spec``, which is being imported, is complete.
+
+    Its loader is running already.  But Python sets ``_initializing`` of its spec to False when it has ended
+    (3.10 to 3.14, ``importlib._bootstrap._load_unlocked``), and a class of the spec can notice that.
+    """
+    plain = type(spec)
+
+    def set_initializing(self: Any, value: bool) -> None:
+        self.__class__ = plain
+        self._initializing = value
+        if not value and self.name in sys.modules:  # where its import failed, it is not
+            function(sys.modules[self.name])
+
+    spec.__class__ = type(
+        plain.__name__, (plain,), {"_initializing": property(lambda self: True, set_initializing)}
+    )

@@ -1,0 +1,123 @@
+"""torch: the backend of process groups, the precision of DDP models, the step of optimizers."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from cpulaunch.runtime import precision
+from cpulaunch.runtime.engines import native
+from cpulaunch.runtime.patches.base import Change, announce, pending_changes, precision_owners
+from cpulaunch.runtime.settings import TrainingSettings
+
+TRIED = ("2.13.0",)
+
+REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
+"""Backends, as scripts name them, in whose place the planned one is taken."""
+
+
+def _replace_backend(torch: Any, settings: TrainingSettings) -> None:
+    """``init_process_group`` without a backend, or with one of REPLACED, makes a group of the planned one."""
+    original = torch.distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        precision.warn_if_slow(str(settings.precision), precision.cpu_flags())
+        named = backend.lower() if isinstance(backend, str) else backend
+        if named not in REPLACED:
+            return original(backend, *args, **kwargs)
+        _announce_group(named, settings)
+        return original(settings.backend, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def _announce_group(named: str | None, settings: TrainingSettings) -> None:
+    changes = list(pending_changes())
+    if named == settings.backend and not changes:
+        return
+    if not changes and settings.precision == "bf16":
+        changes.append("DDP in bf16 where the script has no autocast")
+    if named != settings.backend:
+        changes.insert(0, f"backend {named or '(none named)'} -> {settings.backend}")
+    announce(*changes, "optimizers fused where torch can")
+
+
+def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
+    """A DistributedDataParallel of the script's own runs its forward pass in bf16.
+
+    That is, where the script is in no autocast context, and nobody else sees to the model's precision.
+    """
+    if settings.precision != "bf16":
+        return
+    ddp, tree_map = torch.nn.parallel.DistributedDataParallel, torch.utils._pytree.tree_map
+    original = ddp.forward
+
+    def as_fp32(value: Any) -> Any:
+        is_bf16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+        return value.float() if is_bf16 else value
+
+    @functools.wraps(original)
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if _in_autocast(torch) or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
+            return original(self, *inputs, **kwargs)
+        announce("DDP in bf16, as the script has no autocast")
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = original(self, *inputs, **kwargs)
+        return tree_map(as_fp32, outputs)
+
+    ddp.forward = forward
+
+
+def _in_autocast(torch: Any) -> bool:
+    """Whether the caller is in an autocast context; ``enabled=False`` is the script's choice, too."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return bool(nesting)
+
+
+def _is_fp32(torch: Any, model: Any) -> bool:
+    return all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
+
+
+def _fuse_optimizers(torch: Any, settings: TrainingSettings) -> None:
+    """Optimizers take their fused step, where torch has one and the script has not chosen another."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer in seen:
+            return
+        seen.add(optimizer)
+        if native.fuse(optimizer):
+            native.keep_layouts(optimizer)
+            announce(f"{type(optimizer).__name__} takes its fused step")
+
+    register_optimizer_step_pre_hook(before_step)
+
+
+CHANGES = (
+    Change(
+        ("distributed.init_process_group", "distributed.distributed_c10d.init_process_group"),
+        "process groups have the backend that the script names",
+        _replace_backend,
+    ),
+    Change(
+        (
+            "nn.parallel.DistributedDataParallel.forward",
+            "utils._pytree.tree_map",
+            "autocast_increment_nesting",
+            "autocast_decrement_nesting",
+        ),
+        "DDP models are in the precision that the script names",
+        _autocast_ddp,
+    ),
+    Change(
+        ("optim.optimizer.register_optimizer_step_pre_hook",),
+        "optimizers take the step that the script names",
+        _fuse_optimizers,
+    ),
+)

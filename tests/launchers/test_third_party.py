@@ -1,0 +1,78 @@
+"""A launcher of another package: one module, found by its entry point, starts and ends a job like any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import Run
+from support.jobs import box, outcome, outputs
+from support.packages import install
+
+SHELL_LAUNCHER = '''
+"""One shell starts all ranks, and tells each who it is."""
+
+from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.base import Launcher
+from cpulaunch.launchers.command import Command
+from cpulaunch.plan.placement import IdentityVariables
+
+LOOP = """
+size=$1; shift
+for rank in $(seq 0 $((size - 1))); do SHELL_RANK=$rank SHELL_LOCAL_RANK=$rank SHELL_SIZE=$size "$@" & done
+wait
+"""
+
+
+class Shell(Launcher):
+    name = "shell"
+    title = "a shell"
+    identity = IdentityVariables("SHELL_RANK", "SHELL_SIZE", "SHELL_LOCAL_RANK")
+    this_host_only = True
+
+    def commands(self, plan, installation):
+        argv = ("sh", "-c", LOOP, "sh", str(plan.world_size), *agent_argv(plan, installation))
+        shared = {name: value for name, value in plan.env.items() if name not in plan.private}
+        return (Command(argv, {**shared, **placement_variable(plan, self)}),)
+
+
+SHELL = Shell()
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "site").mkdir()
+    return install(
+        tmp_path / "site",
+        "shell_launcher",
+        SHELL_LAUNCHER,
+        {"cpulaunch.launchers": "shell = shell_launcher:SHELL"},
+    )
+
+
+def test_it_starts_the_ranks_that_the_plan_says(cpulaunch: Run, package, marked, show: Path) -> None:
+    done = cpulaunch("run", "--launcher", "shell", "-n", "2", "show.py", env={**package, **marked})
+    ranks = outputs(done)
+    assert [rank["env"]["RANK"] for rank in ranks] == ["0", "1"]
+    assert not set(ranks[0]["cpus"]) & set(ranks[1]["cpus"])
+    assert "started by a shell" in done.stderr
+    (plan,) = show.parent.glob("runs/*/plan.json")
+    assert json.loads(plan.read_text())["starter"] == "shell"
+
+
+def test_a_failing_rank_is_named_and_nothing_is_left(cpulaunch: Run, package, marked, fail: Path) -> None:
+    done = cpulaunch("run", "--launcher", "shell", "-n", "2", "fail.py", "exit", env={**package, **marked})
+    assert done.returncode == 3
+    assert box(done.stderr)[0] == "rank 1 on localhost failed first"
+    assert outcome(fail.parent)["kind"] == "exit"
+
+
+def test_a_name_that_nobody_offers_is_an_error_with_the_names_there_are(
+    cpulaunch: Run, package, show: Path
+) -> None:
+    done = cpulaunch("run", "--launcher", "shel", "-n", "2", "show.py", env=package)
+    assert done.returncode == 2
+    for word in ("--launcher", "'shel'", "local", "mpirun", "shell"):
+        assert word in done.stderr

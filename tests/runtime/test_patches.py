@@ -1,0 +1,116 @@
+"""Patches of libraries: they apply where the names are there, and say so in one line where they are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from cpulaunch.runtime import patches
+from cpulaunch.runtime.patches import base
+from cpulaunch.runtime.settings import TrainingSettings
+
+NAMES = ("torch", *patches.LIBRARIES)
+SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was logged or registered yet, and this process is rank 0."""
+    monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
+    monkeypatch.setattr(base, "_announced", [])
+    monkeypatch.setattr(base, "precision_owners", [])
+    monkeypatch.delenv("RANK", raising=False)
+    for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+
+
+def changes_of(library: str) -> tuple[base.Change, ...]:
+    return import_module(f"cpulaunch.runtime.patches.{library}").CHANGES
+
+
+@pytest.mark.parametrize("library", NAMES)
+def test_what_is_missing_is_said_in_one_line_for_each_change(
+    library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patches.patch(library, SETTINGS, ModuleType("another"))
+    lines = capsys.readouterr().err.splitlines()
+    expected = [change for change in changes_of(library) if change.needs]
+    assert expected
+    assert len(lines) == len(expected)
+    for line, change in zip(lines, expected, strict=True):
+        assert line.startswith(f"cpulaunch: {library} {metadata.version(library)} has no {change.needs[0]}")
+        assert line.endswith(f"so {change.without}")
+
+
+@pytest.mark.parametrize("library", NAMES)
+def test_the_installed_version_has_all_names(library: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = import_module(patches.LIBRARIES.get(library, library))
+    without_effect = [change._replace(apply=lambda *_: None) for change in changes_of(library)]
+    base.apply_changes(library, without_effect, module, SETTINGS)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("library", NAMES)
+def test_the_installed_version_was_tried(library: str) -> None:
+    tried = import_module(f"cpulaunch.runtime.patches.{library}").TRIED
+    version = metadata.version(library).partition("+")[0]
+    if version not in tried:
+        pytest.skip(
+            f"{library} {version} is not in TRIED ({', '.join(tried)}): add it if test_scripts.py passes"
+        )
+
+
+def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    class PartialState:
+        _shared_state: dict[str, object] = {}  # noqa: RUF012
+
+        def __init__(self, cpu: bool = False, **options: object) -> None:
+            self.cpu, self.options = cpu, options
+
+    state = SimpleNamespace(__name__="accelerate.state", PartialState=PartialState)
+    patches.patch("accelerate", SETTINGS, state)
+    made = PartialState(False, backend="ccl", timeout=3)
+    assert (made.cpu, made.options) == (True, {"timeout": 3})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no AcceleratorState.__init__, AcceleratorState.mixed_precision, DistributedType.FSDP" in line
+    assert line.endswith("so scripts that ask for FSDP may train with DDP")
+
+
+def test_training_arguments_are_for_the_cpu() -> None:
+    class TrainingArguments:
+        use_cpu = False
+
+        def __post_init__(self) -> None:
+            self.at_the_end = self.use_cpu
+
+    patches.patch(
+        "transformers", SETTINGS, SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments)
+    )
+    arguments = TrainingArguments()
+    arguments.__post_init__()
+    assert arguments.at_the_end
+
+
+@pytest.mark.parametrize(
+    ("environment", "patched"),
+    [
+        ({}, False),
+        ({"CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_ENGINE": "none such"}, False),  # not in a job: not even read
+        ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl"}, True),
+        ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_AS_WRITTEN": "1"}, False),
+        ({"CPULAUNCH_JOB_ID": "j"}, False),
+    ],
+)
+def test_ranks_of_a_job_are_patched(environment: dict[str, str], patched: bool) -> None:
+    code = "import torch; print(torch.distributed.init_process_group.__code__.co_filename)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) == Path(patches.__file__).with_name("torch.py")) == patched

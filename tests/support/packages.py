@@ -1,0 +1,19 @@
+"""A package with entry points, as pip would have installed it, in a directory for PYTHONPATH."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def install(directory: Path, name: str, module: str, entry_points: dict[str, str]) -> dict[str, str]:
+    """Put a one-module package there.  ``entry_points``: group → ``"name = module:attribute"``.
+
+    Returns the environment in which Python finds it.
+    """
+    (directory / f"{name}.py").write_text(module)
+    info = directory / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    groups = (f"[{group}]\n{line}\n" for group, line in entry_points.items())
+    (info / "entry_points.txt").write_text("\n".join(groups))
+    return {"PYTHONPATH": str(directory)}
