@@ -166,17 +166,17 @@ def _check_script(path: Path) -> None:
 
 
 def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
-    from cpulaunch.supervise.attempt import new_job
+    from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
     from cpulaunch.supervise.outcome import INTERRUPTED, OK
-    from cpulaunch.supervise.output import Output, shown_ranks
+    from cpulaunch.supervise.output import Console, Output, shown_ranks
     from cpulaunch.supervise.terminal import Screen
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size)
     verbose: bool = plan.setting("output.verbose")
-    job = new_job(plan, free_port)
-    directory = _job_directory(Path(plan.setting("output.log_dir")), job.id)
+    attempt = first_attempt(plan, commands, free_port)
+    directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
     on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     screen = Screen(status=on_terminal)
 
@@ -193,18 +193,18 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
             tell(line)
         # Both hold the values of `env:`, which are nobody else's business.
         output.keep("plan.json", plan_as_json(plan, commands).encode(), private=True)
-        output.keep("command.sh", os.fsencode(shell(commands, job.master_port)), private=True)
+        output.keep("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
     try:
-        outcome = execute(plan, commands, job, directory, output, tell, meanwhile, verbose=verbose)
+        outcome = execute(attempt, Console(directory, output, tell, verbose), meanwhile)
     except BaseException:
         screen.close(LAST_WORDS)
         raise
     output.keep("outcome.json", outcome.to_text().encode())
     if outcome.kind != OK:
-        from cpulaunch.supervise.failure_report import verdict
+        from cpulaunch.supervise.failure_report import failure_report
 
-        screen.put(2, verdict(outcome, directory).encode(errors="surrogateescape"))
+        screen.put(2, failure_report(outcome, directory).encode(errors="surrogateescape"))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 
