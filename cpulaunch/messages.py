@@ -1,45 +1,41 @@
-"""The control channel's language, spoken by the launcher and by every rank's agent.
+"""Every message between a rank, its agent and the launcher.
 
-One TCP connection per rank, one JSON object per line.  Right after the connection is made::
+Two connections carry them, one JSON object per line, its kind under ``type``:
 
-    launcher → agent    {"type": "challenge", "salt": S}
-    agent → launcher    {"type": "hello", "rank": R, "at": T, …, "salt": K,
-                          "proof": proof(token, "agent", S, R)}
-    launcher → agent    {"type": "welcome", "proof": proof(token, "launcher", K, R)}
+====================  ============================================================  ===============
+from → to             carried by                                                    kinds
+====================  ============================================================  ===============
+rank → agent          a pipe (``CPULAUNCH_REPORT_FD``), written by the bootstrap    ``FROM_RANK``
+agent → launcher      one TCP connection per rank                                   ``FROM_AGENT``
+launcher → agent      the same                                                      ``FROM_LAUNCHER``
+====================  ============================================================  ===============
 
-and then, at any time:
+The launcher sends a ``Challenge`` as soon as an agent connects, the agent answers by ``Hello``, the launcher
+by ``Welcome``; all other messages follow.  The token of their proofs travels in the environment: who doesn't
+know it can neither speak nor listen.  Times (``at``) are in seconds since 1970, on the sender's own clock.
 
-====================  =====================================================================
-agent → launcher     ``started`` pid, cores, notes · ``output`` stream (1, 2), data ·
-                      ``beat`` · ``failure`` error, file, line, traceback, at, told ·
-                      ``found`` what the program really has · ``note`` a warning for the user ·
-                      ``refused`` error: the program was not started, or is not where it should be ·
-                      ``exit`` code or signal, at, told, asked, note: the program has ended
-                      (the agent waits for ``done``)
-launcher → agent     ``end`` signal, grace (seconds): end the program · ``done``: you may go
-====================  =====================================================================
-
-``at`` is in seconds since 1970 on the host's own clock; ``told`` says that the launcher had wanted the
-program to end by then, so that its end is no failure of its own; ``asked`` is the signal by which somebody
-else did.
-
-The token travels in the environment; who doesn't know it can neither speak nor listen.
+Agents import this module when they start.  So it imports little, and evaluates its annotations, which
+``decode`` checks messages against: as texts, they would have to be compiled first.
 """
 
-from __future__ import annotations
-
-import hmac
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from cpulaunch import variables
+VERSION = 1
+"""Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 MAX_LINE = 1 << 20
 """Bytes; a longer line is hostile, or broken."""
 
+MAX_TEXT = 20_000
+"""Characters of a text in a message, but for output.  JSON makes at most twelve bytes of each."""
+
 MAX_OUTPUT = 1 << 16
 """Bytes of a program's output per message.  JSON makes at most six of each."""
+
+MAX_KIND = 40
+"""Characters of an unknown kind that are shown."""
 
 BEATS_PER_TIMEOUT = 3
 """A rank is lost when as many beats in a row haven't come."""
@@ -47,26 +43,249 @@ BEATS_PER_TIMEOUT = 3
 UNREACHED = "cpulaunch: can't reach the launcher"
 """How an agent that no launcher hears begins its warning, after the rank's prefix."""
 
-REPORT_FD = variables.REPORT_FD
-"""The variable that tells the program's bootstrap where to write a ``failure`` for its agent."""
 
-Message = dict[str, Any]
+class MessageError(ValueError):
+    """A line that is no message, or one whose fields are not what its kind has."""
+
+
+class Unknown(NamedTuple):
+    """A message of a kind that this side doesn't know; never sent."""
+
+    kind: str
+
+
+# ---- rank → agent
+
+
+class Ready(NamedTuple):
+    """Python has started, and may run on these CPUs."""
+
+    cpus: list[int]
+
+
+class Torch(NamedTuple):
+    """torch is imported, and has so many threads; ``requested`` is what the variables asked for by then."""
+
+    threads: int
+    requested: str
+
+
+class Raised(NamedTuple):
+    """An exception that nobody has caught: ``Type: message``, where in the user's code, and its traceback."""
+
+    error: str
+    file: str | None
+    line: int | None
+    traceback: str
+
+
+class Leaving(NamedTuple):
+    """The program is about to end with this exit code."""
+
+    code: int
+
+
+# ---- agent → launcher
+
+
+class Hello(NamedTuple):
+    """Who connects.  The launcher proves itself by ``salt``; ``pid`` and ``host`` are the agent's."""
+
+    version: int
+    rank: int
+    salt: str
+    proof: str
+    at: float
+    pid: int
+    host: str
+
+
+class Started(NamedTuple):
+    """The program runs.  ``cores`` and ``comm_cores`` are folded lists, ``notes`` warnings for the user."""
+
+    pid: int
+    cores: str
+    comm_cores: str
+    threads: int
+    notes: list[str]
+
+
+class Output(NamedTuple):
+    """What the program has written to ``stream`` (1 is stdout, 2 is stderr), as ``pack`` makes it."""
+
+    stream: int
+    data: str
+
+
+class Beat(NamedTuple):
+    """A sign of life."""
+
+
+class Failure(NamedTuple):
+    """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then."""
+
+    error: str
+    file: str | None
+    line: int | None
+    traceback: str
+    at: float
+    by_launcher: bool
+
+
+class Found(NamedTuple):
+    """What the program really has, first when Python has started, then when torch is imported.
+
+    None: not looked at by then, or not known.
+    """
+
+    cpus: str
+    memory_policy: str | None
+    preloaded: list[str] | None
+    torch_threads: int | None
+
+
+class Note(NamedTuple):
+    """A warning for the user."""
+
+    note: str
+
+
+class Refused(NamedTuple):
+    """The program was not started, or is not where it should be and was ended."""
+
+    error: str
+
+
+class Exit(NamedTuple):
+    """The program has ended, by an exit code or a signal; the agent waits for ``Release``.
+
+    ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own;
+    ``by_signal`` is the signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
+    """
+
+    code: int | None
+    signal: int | None
+    at: float
+    by_launcher: bool
+    by_signal: int
+    note: str | None
+
+
+# ---- launcher → agent
+
+
+class Challenge(NamedTuple):
+    """Prove that you know the token."""
+
+    salt: str
+
+
+class Welcome(NamedTuple):
+    """You are heard, and this is the launcher."""
+
+    proof: str
+
+
+class End(NamedTuple):
+    """Send the program this signal, and kill it after ``grace`` seconds."""
+
+    signal: int
+    grace: float
+
+
+class Release(NamedTuple):
+    """The end of the program was heard; the agent may go."""
+
+
+Report = Ready | Torch | Raised | Leaving
+AgentMessage = Hello | Started | Output | Beat | Failure | Found | Note | Refused | Exit
+LauncherMessage = Challenge | Welcome | End | Release
+Message = Report | AgentMessage | LauncherMessage
+
+FROM_RANK: Mapping[str, type[Report]] = {
+    "ready": Ready,
+    "torch": Torch,
+    "raised": Raised,
+    "leaving": Leaving,
+}
+FROM_AGENT: Mapping[str, type[AgentMessage]] = {
+    "hello": Hello,
+    "started": Started,
+    "output": Output,
+    "beat": Beat,
+    "failure": Failure,
+    "found": Found,
+    "note": Note,
+    "refused": Refused,
+    "exit": Exit,
+}
+FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
+    "challenge": Challenge,
+    "welcome": Welcome,
+    "end": End,
+    "release": Release,
+}
+KINDS: Mapping[type[Message], str] = {
+    cls: kind for kinds in (FROM_RANK, FROM_AGENT, FROM_LAUNCHER) for kind, cls in kinds.items()
+}
+"""Class → kind.  The three tables share no kind, so nobody can speak as somebody else."""
+
+M = TypeVar("M")
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    """One line.  Of a text that is too long the end is kept, as that of a traceback says most."""
+    fields = message._asdict()
+    if not isinstance(message, Output):
+        fields = {name: _cut(value) for name, value in fields.items()}
+    line = json.dumps({"type": KINDS[type(message)], **fields}, separators=(",", ":")).encode()
+    if len(line) > MAX_LINE:
+        raise MessageError(f"{KINDS[type(message)]} of {len(line)} bytes")
+    return line + b"\n"
 
 
-def decode(line: bytes) -> Message:
-    """The message of one line.  Raises ValueError where it isn't one."""
+def decode(line: bytes, kinds: Mapping[str, type[M]]) -> M | Unknown:
+    """The message of one line, which is one of ``kinds``, or ``Unknown``.
+
+    Fields that the kind doesn't have are passed over.  Raises MessageError.
+    """
     try:
-        message = json.loads(line)
+        raw = json.loads(line)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ValueError("not a message")
-    return message
+        raise MessageError("nested too deeply") from None
+    except ValueError:
+        raise MessageError("not JSON") from None
+    if not isinstance(raw, dict) or not isinstance(kind := raw.get("type"), str):
+        raise MessageError("not a message")
+    if kind not in kinds:
+        return Unknown(kind[:MAX_KIND])
+    cls = kinds[kind]
+    values = {}
+    for name, expected in cls.__annotations__.items():
+        if name not in raw:
+            raise MessageError(f"{kind} without {name}")
+        if not _is(raw[name], expected):
+            raise MessageError(f"{kind} whose {name} is {str(raw[name])[:MAX_KIND]!r}")
+        values[name] = raw[name]
+    return cls(**values)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[-MAX_TEXT:]
+    return [_cut(each) for each in value] if isinstance(value, list) else value
+
+
+def _is(value: object, expected: Any) -> bool:
+    """Whether a value of JSON has the type that an annotation of this module names."""
+    if expected is float:
+        return type(value) in (int, float)
+    alternatives = getattr(expected, "__args__", ())
+    if isinstance(expected, type(int | None)):
+        return any(_is(value, each) for each in alternatives)
+    if alternatives:  # of a list's elements
+        return type(value) is list and all(_is(each, alternatives[0]) for each in value)
+    return type(value) is expected  # as isinstance takes True for an int
 
 
 def pack(data: bytes) -> str:
@@ -81,12 +300,16 @@ def unpack(text: str) -> bytes:
 
 def proof(token: str, role: str, salt: str, rank: int) -> str:
     """What only a holder of the job's token can say to ``salt``."""
+    import hmac  # takes an agent 2 ms, which its program needn't wait for
+
     return hmac.digest(token.encode(), f"{role} {rank} {salt}".encode(), "sha256").hex()
 
 
-def same(a: object, b: str) -> bool:
+def same(a: str, b: str) -> bool:
     """Whether a proof is right, in constant time."""
-    return isinstance(a, str) and a.isascii() and hmac.compare_digest(a, b)
+    import hmac
+
+    return a.isascii() and hmac.compare_digest(a, b)
 
 
 class Lines:
@@ -96,8 +319,8 @@ class Lines:
         self.rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that ``data`` completes, without their ends.  ValueError: one is too long."""
+        """The lines that ``data`` completes, without their ends.  MessageError: one is too long."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if len(self.rest) > MAX_LINE:
-            raise ValueError("line too long")
+            raise MessageError("line too long")
         yield from lines

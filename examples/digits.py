@@ -1,9 +1,9 @@
-"""Handwritten digits with plain DistributedDataParallel: a small conv net, real data, no download.
+"""Plain DistributedDataParallel: a small convolutional network learns handwritten digits, without a download.
 
     cpulaunch run -n 2 examples/digits.py
     torchrun --nproc-per-node 2 examples/digits.py         # the same script, unchanged
 
-Expected on 2 ranks of 1 core each: at least 97 % test accuracy (98.5 % or so) within half a minute.
+Expected on 2 ranks of 1 core each: at least 97 % test accuracy (typically 98.5 %) within half a minute.
 The data are scikit-learn's digits: 1,797 grey images of 8x8 pixels.
 """
 
@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=15)
-    # cpulaunch tells its ranks what was planned; elsewhere, what every machine has.
+    # cpulaunch sets these variables to what was planned; the defaults work on every machine.
     parser.add_argument("--backend", default=os.environ.get("CPULAUNCH_BACKEND", "gloo"))
     parser.add_argument(
         "--precision", choices=("bf16", "fp32"), default=os.environ.get("CPULAUNCH_PRECISION", "fp32")
@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """Four fifths to train on, one fifth to test on."""
+    """Training data (four fifths) and test data (one fifth)."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -98,7 +98,7 @@ def network() -> nn.Module:
 
 
 def evaluate(model: nn.Module, test: TensorDataset, rank: int, size: int) -> float:
-    """Each rank takes its share of the test images; the sums meet in an allreduce."""
+    """Test accuracy: each rank evaluates its share of the images, and an allreduce adds up the counts."""
     model.eval()
     images, labels = (tensor[rank::size] for tensor in test.tensors)
     with torch.no_grad():

@@ -1,11 +1,11 @@
-"""FSDP2 on ccl: each rank keeps half of the parameters, gradients and optimizer states of a transformer.
+"""FSDP2 on ccl: each of two ranks keeps half of a transformer's parameters, gradients and optimizer states.
 
     cpulaunch run -n 2 examples/fsdp.py
 
-torch's ``fully_shard`` needs nothing of cpulaunch but a process group on CPUs. The model learns to sort short
-lists of digits, on samples that are made as it goes.
+torch's ``fully_shard`` needs only a process group on CPUs from cpulaunch. The model learns to sort short
+lists of digits; each step makes new samples.
 Expected on 2 ranks of 1 core each: at least 95 % of the digits right within a minute; each rank holds half of
-the parameters (and a little for padding).
+the parameters, plus a little padding.
 """
 
 import argparse

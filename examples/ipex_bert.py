@@ -1,12 +1,12 @@
-"""A BERT trained by IPEX in bf16, through ``cpulaunch.prepare``: split weights, fused AdamW.
+"""``cpulaunch.prepare`` trains a BERT with IPEX in bf16: split weights, fused AdamW.
 
     pip install 'cpulaunch[intel,hf]'               # torch 2.8 with IPEX 2.8
     cpulaunch run -n 2 --engine ipex examples/ipex_bert.py
 
-Without IPEX the same script trains with the engine native, and rank 0 prints why. A BERT of 4 layers learns
-to find out which of two digits is more frequent in a text of digits.
+Without IPEX the same script trains with the engine native, and rank 0 prints why. A BERT of 4 layers
+learns which of two digits is more frequent in a text of digits.
 Expected on 2 ranks of 1 core each: at least 90 % of the test texts right within a minute, and a checkpoint of
-fp32 weights that a plain model loads, with the same accuracy.
+fp32 weights that a plain model loads with the same accuracy.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def data(texts: int) -> TensorDataset:
-    """Texts of 32 digits; the label is whether there are more 7s than 3s. No draws."""
+    """Texts of 32 digits; the label says whether there are more 7s than 3s. Texts with a tie are left out."""
     generator = torch.Generator().manual_seed(texts)
     digits = torch.randint(10, (4 * texts, 32), generator=generator)
     difference = (digits == 7).sum(1) - (digits == 3).sum(1)
@@ -75,7 +75,7 @@ def data(texts: int) -> TensorDataset:
 
 
 def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
-    """Each rank takes its share; the sums meet in an allreduce."""
+    """Test accuracy: each rank evaluates its share, and an allreduce adds up the counts."""
     model.eval()
     texts, labels = (tensor[cpulaunch.rank() :: cpulaunch.world_size()] for tensor in test.tensors)
     with torch.no_grad(), cpulaunch.autocast():

@@ -1,10 +1,10 @@
-"""A small causal language model on Python's own documentation, by transformers' Trainer, unmodified.
+"""transformers' Trainer, unmodified, trains a small causal language model on Python's own documentation.
 
     cpulaunch run -n 2 examples/lm_trainer.py
     python examples/lm_trainer.py                   # alone
 
 A Llama-shaped model of 4 layers reads the docstrings of the standard library byte by byte. Under cpulaunch
-the Trainer is on ccl, in bf16, and one line says so.
+the Trainer uses ccl and bf16, and the ranks print one line that says so.
 Expected on 2 ranks of 1 core each: the perplexity per byte on held-out text falls from about 260 to below 13
 within a minute.
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-LENGTH = 128  # bytes of a sample
+LENGTH = 128  # bytes per sample
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def data() -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """Samples of LENGTH bytes of the docstrings in Python's standard library; every twentieth to test on."""
+    """Samples of LENGTH bytes of the standard library's docstrings; every twentieth is test data."""
     text = bytearray()
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         for part in path.read_text("utf-8", "replace").split('"""')[1::2]:

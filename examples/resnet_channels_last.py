@@ -1,9 +1,9 @@
-"""ResNet-50 on handwritten digits: convolutions in channels_last and bf16, by ``cpulaunch.prepare``.
+"""``cpulaunch.prepare`` trains ResNet-50 on handwritten digits, with channels_last convolutions in bf16.
 
     cpulaunch run -n 2 examples/resnet_channels_last.py
     python examples/resnet_channels_last.py                 # alone
 
-The data are scikit-learn's digits, 1,797 grey images, enlarged to 32x32 and in three channels.
+The data are scikit-learn's digits: 1,797 grey images, enlarged to 32x32 pixels with three channels.
 Expected on 2 ranks of 1 core each: at least 90 % test accuracy within two minutes.
 """
 
@@ -66,7 +66,7 @@ class ResNet50(nn.Module):
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """Four fifths to train on, one fifth to test on."""
+    """Training data (four fifths) and test data (one fifth)."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     images = functional.interpolate(images, size=(32, 32), mode="bilinear").expand(-1, 3, -1, -1)
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def evaluate(model: nn.Module, test: TensorDataset) -> float:
-    """Each rank takes its share of the test images; the sums meet in an allreduce."""
+    """Test accuracy: each rank evaluates its share of the images, and an allreduce adds up the counts."""
     model.eval()
     images, labels = (tensor[cpulaunch.rank() :: cpulaunch.world_size()] for tensor in test.tensors)
     with torch.no_grad(), cpulaunch.autocast():

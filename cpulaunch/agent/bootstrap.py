@@ -17,16 +17,28 @@ _OURS = (
     "<frozen runpy>",
 )
 
+MAX_ERROR = 2000
+"""Characters of an exception's message that are reported."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-REPORT_FD = variables.REPORT_FD  # as in cpulaunch.messages, which would cost an import
+
+# Two reports are written by hand, as `encode` would: importing it would cost every program two milliseconds.
+
+
+def ready(cpus: list[int]) -> bytes:
+    return f'{{"type":"ready","cpus":{cpus}}}\n'.encode()
+
+
+def leaving(code: int) -> bytes:
+    return f'{{"type":"leaving","code":{code}}}\n'.encode()
 
 
 def main() -> None:
-    report_fd = int(os.environ.pop(REPORT_FD, "-1"))
+    report_fd = int(os.environ.pop(variables.REPORT_FD, "-1"))
     if report_fd >= 0:
         os.set_inheritable(report_fd, False)
     faulthandler.enable()
@@ -36,24 +48,24 @@ def main() -> None:
     sys.excepthook = _hide_our_frames
     own_process = os.getpid()
 
-    def report(line: str) -> None:
+    def report(line: bytes) -> None:
         if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
-            _write(report_fd, line + "\n")
+            _write(report_fd, line)
 
     if report_fd >= 0:
-        _write(report_fd, f'{{"type":"ready","cpus":{sorted(os.sched_getaffinity(0))}}}\n')
+        _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
         sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
     atexit.register(_before_python_ends)  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
     except SystemExit as error:
         # Its connections may end long before it does, and the others then fail first.
-        report(f'{{"type":"leaving","code":{_exit_code(error.code)}}}')
+        report(leaving(_exit_code(error.code)))
         raise
     except BaseException as error:
-        report(_failure(error))
+        report(_raised(error))
         raise
-    report('{"type":"leaving","code":0}')
+    report(leaving(0))
 
 
 def _before_python_ends() -> None:
@@ -109,9 +121,10 @@ def _run_file(path: str) -> None:
     exec(code, module.__dict__)
 
 
-def _failure(error: BaseException) -> str:
-    import json
+def _raised(error: BaseException) -> bytes:
     import traceback
+
+    from cpulaunch.messages import Raised, encode
 
     shown = _without_our_frames(error.__traceback__)
     frames = traceback.extract_tb(shown)
@@ -126,19 +139,12 @@ def _failure(error: BaseException) -> str:
     if (module := type(error).__module__) not in ("builtins", "__main__"):
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
-    failure = {
-        "type": "failure",
-        "error": f"{name}: {first_line}"[:2000] if first_line else name,
-        "file": file,
-        "line": line,
-        "traceback": text[-30000:],
-    }
-    return json.dumps(failure)
+    return encode(Raised(f"{name}: {first_line}"[:MAX_ERROR] if first_line else name, file, line, text))
 
 
-def _write(fd: int, line: str) -> None:
+def _write(fd: int, line: bytes) -> None:
     try:
-        os.write(fd, line.encode())
+        os.write(fd, line)
     except OSError:
         pass  # the agent is gone, and nobody else needs it
 
@@ -166,16 +172,16 @@ class _TorchFinder:
             threads = torch.get_num_threads()
         except Exception:
             return  # another module by this name
-        import json
+        from cpulaunch.messages import Torch, encode
 
-        asked = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
-        said = {"type": "torch", "threads": threads, "asked": asked}
-        _write(self.fd, json.dumps(said) + "\n")
+        requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+        _write(self.fd, encode(Torch(threads, requested)))
 
 
 def _is_users(file: str) -> bool:
     installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
-    return not file.startswith("<") and not any(part in file for part in installed)
+    ours = file.startswith("<") or file in _OURS
+    return not ours and not any(part in file for part in installed)
 
 
 def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:

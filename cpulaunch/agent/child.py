@@ -34,17 +34,16 @@ class Program:
         argv: Sequence[str],
         env: Mapping[str, str],
         cores: Collection[int],
-        streams: tuple[int, int],
-        keep: Sequence[int],
+        streams: tuple[int, int, int],
         stdin: bool,
     ) -> None:
-        """Start ``argv`` on ``cores`` with ``streams`` as its stdout and stderr, and our stdin, or none.
+        """Start ``argv`` on ``cores`` with the first two ``streams`` as its stdout and stderr, and our stdin,
+        or none.
 
-        File descriptors that this process inherited (the MPI's, for its PMI) and those of ``keep``
-        are handed on.  Raises OSError where ``argv[0]`` can't be run.
+        The third of the streams keeps its number, and file descriptors that this process inherited (the
+        MPI's, for its PMI) are handed on.  Raises OSError where ``argv[0]`` can't be run.
         """
-        for fd in keep:
-            os.set_inheritable(fd, True)
+        os.set_inheritable(streams[2], True)
         self.pid = _start(argv, env, cores, streams, stdin)
         self._ended: Ended | None = None
 
@@ -94,7 +93,11 @@ class Program:
 
 
 def _start(
-    argv: Sequence[str], env: Mapping[str, str], cores: Collection[int], streams: tuple[int, int], stdin: bool
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cores: Collection[int],
+    streams: tuple[int, int, int],
+    stdin: bool,
 ) -> int:
     """The pid of a new process that runs ``argv``.  Importing subprocess would cost every agent 3 ms."""
     outcome, tell_outcome = os.pipe()  # closed by a successful exec, else the child says why it failed

@@ -1,43 +1,28 @@
-"""Who am I?  Each starter tells a process its rank by variables of its own names."""
+"""Which rank a process is.  Each launcher tells it by variables of its own names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.plan.placement import IdentityVariables
 
-_HYDRA = IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
-STARTERS = {
-    "local": IdentityVariables(*variables.LOCAL_IDENTITY),
-    "intel": _HYDRA,
-    "mpich": _HYDRA,
-    "openmpi": IdentityVariables(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-}
-"""Starter → its names.  Only the plan's starter is looked at: others' variables may be lying about."""
-
 
 class Identity(NamedTuple):
-    """One process's place in the job."""
+    """One process's place in the job.  ``local_size`` is None where the launcher doesn't tell it."""
 
     rank: int
     size: int
     local_rank: int
-    local_size: int
+    local_size: int | None
 
 
 def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
     """This process's identity, which ``launcher`` tells it by variables of these ``names``.
 
-    Raises HostError where one of them is not set, or holds no number.
+    Other launchers' variables may be lying about.  Raises HostError where one of them is not set, or holds no
+    number.
     """
 
     def read(name: str) -> int:
@@ -49,4 +34,5 @@ def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]
                 hint="is another MPI's mpiexec, or another launcher, in between?",
             ) from None
 
-    return Identity(read(names.rank), read(names.size), read(names.local_rank), read(names.local_size))
+    local_size = read(names.local_size) if names.local_size else None
+    return Identity(read(names.rank), read(names.size), read(names.local_rank), local_size)

@@ -8,7 +8,19 @@ import socket
 import sys
 import time
 
-from cpulaunch.messages import Lines, Message, decode, encode, proof, same
+from cpulaunch import messages
+from cpulaunch.messages import (
+    FROM_LAUNCHER,
+    AgentMessage,
+    LauncherMessage,
+    Lines,
+    MessageError,
+    Unknown,
+    decode,
+    encode,
+    proof,
+    same,
+)
 
 CONNECT_TIMEOUT = 10.0
 """Seconds until a launcher that doesn't answer counts as out of reach."""
@@ -28,7 +40,7 @@ class Link:
         self.state = "connecting"
         self.why = ""
         self.cut_off = False  # lost, as the launcher's host doesn't answer
-        self.waiting: list[Message] = []
+        self.waiting: list[AgentMessage] = []
         self.last_sent = time.monotonic()
         self._token, self._rank, self._selector = token, rank, selector
         self._salt = os.urandom(16).hex()
@@ -54,22 +66,22 @@ class Link:
         """Bytes that wait to be sent, roughly."""
         if self.state in ("lost", "absent"):
             return 0
-        return len(self._outgoing) + sum(len(m.get("data", "")) for m in self.waiting)
+        return len(self._outgoing) + sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AgentMessage) -> None:
         """Send, now or when the connection stands.  Dropped where there is none (any more)."""
         if self.state == "connecting":
             self.last_sent = time.monotonic()
-            if message["type"] != "beat":
+            if not isinstance(message, messages.Beat):
                 self.waiting.append(message)
         elif self.state == "up":
             self._outgoing += encode(message)
             self.last_sent = time.monotonic()
             self._flush()
 
-    def ready(self, events: int) -> list[Message]:
+    def ready(self, events: int) -> list[LauncherMessage | Unknown]:
         """The socket is ready for ``events``: move bytes, and return what the launcher said."""
-        received: list[Message] = []
+        received: list[LauncherMessage | Unknown] = []
         if events & selectors.EVENT_READ:
             try:
                 data = self._socket.recv(1 << 16)
@@ -81,8 +93,8 @@ class Link:
                 return self._close("lost" if self.state == "up" else "absent", "connection closed")
             try:
                 for line in self._lines.feed(data or b""):
-                    received += self._heard(decode(line))
-            except ValueError as e:
+                    received += self._heard(decode(line, FROM_LAUNCHER))
+            except MessageError as e:
                 return self._close("lost" if self.state == "up" else "absent", f"not our launcher: {e}")
         if events & selectors.EVENT_WRITE:
             self._flush()
@@ -107,26 +119,24 @@ class Link:
         if self._socket.fileno() >= 0:
             self._close(self.state, self.why)
 
-    def _heard(self, message: Message) -> list[Message]:
-        if self.state == "up":
+    def _heard(self, message: LauncherMessage | Unknown) -> list[LauncherMessage | Unknown]:
+        if self.state == "up" or isinstance(message, Unknown):
             return [message]
-        if message["type"] == "challenge":
-            answer = proof(self._token, "agent", str(message.get("salt")), self._rank)
-            self._outgoing += encode(
-                {
-                    "type": "hello",
-                    "rank": self._rank,
-                    "at": time.time(),
-                    "pid": os.getpid(),
-                    "host": socket.gethostname(),
-                    "salt": self._salt,
-                    "proof": answer,
-                }
+        if isinstance(message, messages.Challenge):
+            hello = messages.Hello(
+                version=messages.VERSION,
+                rank=self._rank,
+                salt=self._salt,
+                proof=proof(self._token, "agent", message.salt, self._rank),
+                at=time.time(),
+                pid=os.getpid(),
+                host=socket.gethostname(),
             )
+            self._outgoing += encode(hello)
             self._flush()
-        elif message["type"] == "welcome":
-            if not same(message.get("proof"), proof(self._token, "launcher", self._salt, self._rank)):
-                raise ValueError("it does not know the job's token")
+        elif isinstance(message, messages.Welcome):
+            if not same(message.proof, proof(self._token, "launcher", self._salt, self._rank)):
+                raise MessageError("it does not know the job's token")
             self.state = "up"
             waiting, self.waiting = self.waiting, []
             for each in waiting:
@@ -156,7 +166,7 @@ class Link:
             self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0), self
         )
 
-    def _close(self, state: str, why: str) -> list[Message]:
+    def _close(self, state: str, why: str) -> list[LauncherMessage | Unknown]:
         self.state, self.why = state, why
         self._selector.unregister(self._socket)
         self._socket.close()

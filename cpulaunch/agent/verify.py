@@ -3,60 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
+from cpulaunch.agent.start import Planned
+from cpulaunch.messages import Found, Ready, Torch
 from cpulaunch.model.cores import CoreSet
 
 
-class Planned(NamedTuple):
-    """What a program should have.
-
-    ``cores`` and ``comm_cores`` are folded lists; ``memory_policy`` is in the kernel's words, empty for its
-    default; ``threads`` is the text of OMP_NUM_THREADS; ``preload`` are the libraries that the plan adds to
-    LD_PRELOAD, with colons between.
-    """
-
-    cores: str
-    comm_cores: str
-    memory_policy: str
-    threads: str
-    preload: str
-
-
-def at_start(pid: int, said: Mapping[str, Any], planned: Planned) -> tuple[dict[str, Any], list[str]]:
-    """What the program has when its Python has started, and complaints.  ``said``: its ``cpus``."""
-    cpus = CoreSet(said["cpus"])
-    found = {"cpus": str(cpus), "memory_policy": memory_policy(pid), "preloaded": _preloaded(pid, planned)}
+def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str]]:
+    """What the program has when its Python has started, and complaints."""
+    cpus = CoreSet(report.cpus)
+    policy, preloaded = memory_policy(pid), _preloaded(pid, planned.preloads)
     complaints = []
-    if str(cpus) != planned.cores:
+    if cpus != planned.cores:
         complaints.append(f"was put on CPUs {planned.cores}, but is on {cpus}")
-    policy = found["memory_policy"]
     if policy is not None and planned.memory_policy and policy != planned.memory_policy:
         complaints.append(f"was given the memory policy {planned.memory_policy}, but has {policy}")
-    if found["preloaded"] is not None:
-        missing = [path for path in planned.preload.split(":") if path and path not in found["preloaded"]]
-        if missing:
-            complaints.append(f"should have preloaded {', '.join(missing)}, but has not")
-    return found, complaints
+    missing = [] if preloaded is None else [path for path in planned.preloads if path not in preloaded]
+    if missing:
+        complaints.append(f"should have preloaded {', '.join(missing)}, but has not")
+    return Found(str(cpus), policy, preloaded, None), complaints
 
 
-def with_torch(pid: int, said: Mapping[str, Any], planned: Planned) -> tuple[dict[str, Any], list[str]]:
-    """What it has once torch is imported, and complaints.
-
-    ``said``: torch's number of ``threads``, and what the variables ``asked`` for by then.
-    """
-    ours = CoreSet.parse(planned.cores) | CoreSet.parse(planned.comm_cores)
+def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[str]]:
+    """What it has once torch is imported, and complaints."""
+    ours = planned.cores | planned.comm_cores
     on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
     complaints = []
     if not on <= ours:
         complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
     # A program that sets the variable itself has its way.
-    if said["asked"] == planned.threads and planned.threads.isdigit():
+    if report.requested == planned.threads and planned.threads.isdigit():
         expected = int(planned.threads)
-        if said["threads"] not in (expected, min(expected, _physical_cores())):  # MKL goes no further
-            complaints.append(f"was given {expected} threads, but torch has {said['threads']}")
-    return {"cpus": str(on), "torch_threads": said["threads"]}, complaints
+        if report.threads not in (expected, min(expected, _physical_cores())):  # MKL goes no further
+            complaints.append(f"was given {expected} threads, but torch has {report.threads}")
+    return Found(str(on), None, None, report.threads), complaints
 
 
 def memory_policy(pid: int) -> str | None:
@@ -72,9 +53,9 @@ def memory_policy(pid: int) -> str | None:
     return words[1] if len(words) > 1 else None
 
 
-def _preloaded(pid: int, planned: Planned) -> list[str] | None:
-    """Those of the planned libraries that are mapped; None where the program has ended already."""
-    if not planned.preload:
+def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
+    """Those of ``wanted`` libraries that are mapped; None where the program has ended already."""
+    if not wanted:
         return []
     try:
         with open(f"/proc/{pid}/maps") as f:
@@ -84,7 +65,6 @@ def _preloaded(pid: int, planned: Planned) -> list[str] | None:
     if not mapped:
         return None
     names = {os.path.basename(path) for path in mapped}
-    wanted = planned.preload.split(":")
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]

@@ -1,24 +1,37 @@
-"""What differs each time that a plan is started."""
+"""One attempt of a job: what differs each time that a plan is started."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
+import subprocess
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError
+from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.start import listen, start
+
+if TYPE_CHECKING:
+    from cpulaunch.supervise.output import Console
 
 
 @dataclass(frozen=True)
-class Job:
-    """One start of a plan.  ``token`` is secret; ``master_port`` is where the ranks' Store listens."""
+class Attempt:
+    """One start of a plan.
 
-    id: str
+    ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
+    ``master_port`` where its ranks' Store listens.
+    """
+
+    plan: Plan
+    commands: Sequence[Command]
+    job_id: str
     token: str
     master_port: int
     restart_count: int = 0
@@ -27,7 +40,7 @@ class Job:
         """What the agents have to know of it; ``control`` is the launcher's address."""
         return {
             variables.CONTROL: control,
-            variables.JOB_ID: self.id,
+            variables.JOB_ID: self.job_id,
             variables.LAUNCHER_PID: str(os.getpid()),
             variables.RESTART_COUNT: str(self.restart_count),
             variables.TOKEN: self.token,
@@ -35,18 +48,56 @@ class Job:
         }
 
 
-def new_job(plan: Plan, free_port: int | None = None) -> Job:
-    """A new start of ``plan``.  HostError where the port that was asked for is in use here.
+def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None = None) -> Attempt:
+    """A new job.  HostError where the port that was asked for is in use here.
 
     ``free_port`` is free on the first host; without one, a port that is free here has to do.
     """
-    said = plan.setting("hosts.master_port")
-    port = _checked(plan, said) if said != "auto" else free_port or _free_port()
     identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-    return Job(identity, secrets.token_hex(16), port)
+    return Attempt(plan, commands, identity, _new_token(), _master_port(plan, free_port))
 
 
-def _checked(plan: Plan, port: int) -> int:
+def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
+    """The same plan once more.  Nothing that the previous attempt may have left can be taken for it."""
+    return replace(
+        previous,
+        token=_new_token(),
+        master_port=_master_port(previous.plan, free_port),
+        restart_count=previous.restart_count + 1,
+    )
+
+
+@dataclass(frozen=True)
+class Started:
+    """An attempt whose processes run, and which listens for its agents."""
+
+    attempt: Attempt
+    listener: socket.socket
+    processes: Sequence[subprocess.Popen[bytes]]
+
+
+def start_attempt(attempt: Attempt, console: Console) -> Started:
+    """Start the commands of an attempt in the job's directory.  Raises HostError."""
+    listener, address = listen(attempt.plan)
+    try:
+        processes = start(
+            attempt.commands, attempt.variables(address), console.directory, attempt.plan.world_size
+        )
+    except BaseException:
+        listener.close()
+        raise
+    return Started(attempt, listener, processes)
+
+
+def _new_token() -> str:
+    return secrets.token_hex(16)
+
+
+def _master_port(plan: Plan, free_port: int | None) -> int:
+    wanted = plan.setting("hosts.master_port")
+    if wanted == "auto":
+        return free_port or _bind("", 0)
+    port = int(wanted)
     if plan.here_alone:
         try:
             _bind(plan.master_addr, port)
@@ -56,10 +107,6 @@ def _checked(plan: Plan, port: int) -> int:
                 hint="--master-port auto takes a free one",
             ) from None
     return port
-
-
-def _free_port() -> int:
-    return _bind("", 0)
 
 
 def _bind(address: str, port: int) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from cpulaunch.cli.show import counted, shown_path
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.outcome import INTERRUPTED, NODE_LOST, START_FAILED, Failure, Outcome, signal_name
 
@@ -41,7 +40,7 @@ TAIL = 64 << 10
 """Bytes of a log in which those are looked for."""
 
 
-def verdict(outcome: Outcome, directory: Path) -> str:
+def failure_report(outcome: Outcome, directory: Path) -> str:
     """What to show of a job that didn't end well."""
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
@@ -75,7 +74,7 @@ def _story(failure: Failure, directory: Path) -> Iterator[str]:
     if log.exists():
         yield ""
         code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
-        yield f"{code}log: {shown_path(log)}"
+        yield f"{code}log: {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}"
 
 
 def _last_words(log: Path) -> list[str]:
@@ -107,7 +106,7 @@ def _others(outcome: Outcome, first: int) -> Iterator[str]:
     others = sorted((rank for rank in outcome.ranks if rank.rank != first), key=lambda r: r.status)
     for status, group in groupby(others, key=lambda r: r.status):
         ranks = CoreSet(rank.rank for rank in group)
-        yield f"{counted(len(ranks), 'other rank')} ({ranks}): {status}"
+        yield f"{len(ranks)} other rank{'s' if len(ranks) > 1 else ''} ({ranks}): {status}"
 
 
 def _box(title: str, lines: list[str]) -> str:

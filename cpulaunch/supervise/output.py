@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +42,20 @@ def shown_ranks(tee: str, world_size: int) -> frozenset[int]:
     return ranks
 
 
+@dataclass(frozen=True)
+class Console:
+    """What a job is shown by.
+
+    ``directory`` is the job's, where its files go; ``tell`` gets lines for the user, with ``verbose`` one for
+    each event.
+    """
+
+    directory: Path
+    output: Output
+    tell: Callable[[str], None]
+    verbose: bool = False
+
+
 class Output:
     """Takes the ranks' output as it comes, in pieces, and never blocks.
 
@@ -66,12 +81,11 @@ class Output:
         self._warned = False
         self._hidden: set[tuple[int, int]] = set()
         self._fold = Fold() if fold else None
-        self.last_at: float | None = None
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
         self.keep(f"rank-{rank}.log", data)
-        self.last_at = time.monotonic()
+        now = time.monotonic()
         if rank not in self._shown or (rank, stream) in self._hidden:
             return
         if len(self._shown) == 1:
@@ -80,8 +94,8 @@ class Output:
         *lines, rest = (self._rest.get((rank, stream), b"") + data).split(b"\n")
         if len(rest) > MAX_SHOWN_LINE:
             lines, rest = [*lines, rest], b""
-        elif b"\r" in rest[:-1] and self.last_at > self._bars.get((rank, stream), 0) + BAR_PERIOD:
-            self._bars[rank, stream] = self.last_at
+        elif b"\r" in rest[:-1] and now > self._bars.get((rank, stream), 0) + BAR_PERIOD:
+            self._bars[rank, stream] = now
             lines.append(rest)
         self._rest[rank, stream] = rest
         self._show(rank, stream, lines)
@@ -92,10 +106,11 @@ class Output:
         self._rest.pop((rank, stream), None)
 
     def finish(self, rank: int) -> None:
-        """The rank has ended: show what has no line end, and close its log."""
+        """The rank has ended: show what has no line end, and close its log, until it is started anew."""
         for stream in (1, 2):
             if rest := self._rest.pop((rank, stream), b""):
                 self._show(rank, stream, [rest])
+            self._hidden.discard((rank, stream))
         if log := self._logs.pop(f"rank-{rank}.log", None):
             log.close()
 

@@ -22,16 +22,16 @@ _PEER_HAS_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A failure that we haven't asked for.  ``at`` is in seconds, on the launcher's clock.
+    """A failure that the launcher hasn't asked for.  ``at`` is in seconds, on the launcher's clock.
 
-    ``asked``: somebody else has, such as mpiexec, which ends all ranks when one has died.
+    ``by_signal``: somebody else has, such as mpiexec, which ends all ranks when one has died.
     """
 
     at: float
     kind: str
     exit_code: int
     failure: Failure
-    asked: bool = False
+    by_signal: bool = False
 
 
 def is_consequence(failure: Failure) -> bool:
@@ -39,19 +39,22 @@ def is_consequence(failure: Failure) -> bool:
     return bool(failure.error and _PEER_HAS_GONE.search(failure.error))
 
 
-def root_cause(candidates: Collection[Candidate], left: Collection[tuple[float, int]]) -> Candidate | None:
+def root_cause(
+    candidates: Collection[Candidate], succeeded: Collection[tuple[float, int]]
+) -> Candidate | None:
     """The earliest failure that isn't another's consequence; where all are, the earliest.
 
-    ``left`` are (time, rank) of those who ended well: if all failures are consequences, theirs, perhaps.
+    ``succeeded`` are (time, rank) of those that ended with exit code 0: where all failures are consequences,
+    they may be so of an early end.
     """
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:
         return None
     for candidate in ordered:
-        if not candidate.asked and not is_consequence(candidate.failure):
+        if not candidate.by_signal and not is_consequence(candidate.failure):
             return candidate
     first = ordered[0]
-    before = [(at, rank) for at, rank in sorted(left) if at < first.at]
+    before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at]
     if not before:
         return first
     at, rank = before[0]

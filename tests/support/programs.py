@@ -40,3 +40,10 @@ subprocess.Popen([sys.executable, "-c", "import subprocess, time; subprocess.Pop
 print("ready", flush=True)
 time.sleep(300)
 """
+
+# Says "ready", and ends once there is a file "go".
+UNTIL_TOLD = """
+import pathlib, time
+print("ready")
+while not pathlib.Path("go").exists(): time.sleep(0.02)
+"""

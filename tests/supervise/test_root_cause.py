@@ -1,11 +1,9 @@
-"""Which failure is the cause, which lines are one, what mpiexec's complaints mean: tables of values."""
+"""Which of several failures is the cause."""
 
 from __future__ import annotations
 
 import pytest
 
-from cpulaunch.model.cores import CoreSet
-from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.root_cause import Candidate, is_consequence, root_cause
 
@@ -13,9 +11,9 @@ GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by pee
 
 
 def failed(
-    rank: int, at: float, error: str | None = None, signal: int | None = None, asked: bool = False
+    rank: int, at: float, error: str | None = None, signal: int | None = None, by_signal: bool = False
 ) -> Candidate:
-    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error), asked)
+    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error), by_signal)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +45,8 @@ def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
         ([failed(0, 1.0, GLOO), failed(2, 1.4, "ValueError: x")], 2),
         ([failed(0, 1.0, GLOO), failed(2, 1.4, None, 9)], 2),
         ([failed(0, 1.2, GLOO), failed(1, 1.1, GLOO)], 1),
-        ([failed(0, 1.0, None, 15, asked=True), failed(1, 1.1, None, 9)], 1),
-        ([failed(0, 1.0, None, 15, asked=True)], 0),
+        ([failed(0, 1.0, None, 15, by_signal=True), failed(1, 1.1, None, 9)], 1),
+        ([failed(0, 1.0, None, 15, by_signal=True)], 0),
     ],
 )
 def test_the_cause_is_the_earliest_that_is_no_consequence(candidates: list[Candidate], cause: int) -> None:
@@ -68,35 +66,3 @@ def test_consequences_alone_name_those_who_left_before() -> None:
     found = root_cause([failed(0, 5.0, "ValueError: x")], [(3.5, 2)])
     assert found
     assert found.failure.note is None
-
-
-def folded(*said: tuple[int, str]) -> list[str]:
-    fold = Fold()
-    for rank, line in said:
-        fold.add(rank, (1, line.encode()))
-    return [f"[{ranks}] {line.decode()}" for (_, line), ranks in fold.take()]
-
-
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ([(0, "a"), (1, "a"), (2, "a")], ["[0-2] a"]),
-        ([(0, "a"), (1, "b")], ["[0] a", "[1] b"]),
-        ([(0, "a"), (0, "b"), (1, "a"), (1, "b")], ["[0-1] a", "[0-1] b"]),
-        ([(0, "x"), (0, "a"), (1, "a")], ["[0] x", "[0-1] a"]),
-        ([(0, "a"), (0, "a")], ["[0] a", "[0] a"]),
-        ([(5, ""), (2, "")], ["[2,5] "]),
-        ([], []),
-    ],
-)
-def test_equal_lines_become_one_and_each_ranks_order_stays(
-    said: list[tuple[int, str]], shown: list[str]
-) -> None:
-    assert folded(*said) == shown
-
-
-def test_streams_are_not_mixed() -> None:
-    fold = Fold()
-    fold.add(0, (1, b"a"))
-    fold.add(1, (2, b"a"))
-    assert list(fold.take()) == [((1, b"a"), CoreSet([0])), ((2, b"a"), CoreSet([1]))]

@@ -1,0 +1,77 @@
+"""What the plan gives to one rank: a host, cores, and the environment of its program.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cpulaunch import variables
+from cpulaunch.agent.identity import Identity
+from cpulaunch.errors import HostError
+from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, RankSpec
+
+WITHOUT_LAUNCHER = "pasted"
+"""The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
+
+_OF_THE_AGENT = (variables.TOKEN, variables.CONTROL, VARIABLE, *variables.LOCAL_IDENTITY)
+"""Variables that the program doesn't get."""
+
+
+class Assignment(NamedTuple):
+    """The plan's part for one rank: its host, by number and name, what ranks get there, and which it is."""
+
+    group_rank: int
+    host: str
+    spec: HostSpec
+    local_rank: int
+
+    @property
+    def rank(self) -> RankSpec:
+        return self.spec.ranks[self.local_rank]
+
+
+def assignment(placement: Placement, identity: Identity) -> Assignment:
+    """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
+    sizes = [len(placement.host_specs[number].ranks) for _, number in placement.hosts]
+    if sum(sizes) != identity.size:
+        raise HostError(f"{placement.launcher} started {identity.size} ranks, but {sum(sizes)} were planned")
+    first, group_rank = 0, 0
+    while identity.rank >= first + sizes[group_rank]:
+        first += sizes[group_rank]
+        group_rank += 1
+    host, number = placement.hosts[group_rank]
+    size = sizes[group_rank]
+    local_size = size if identity.local_size is None else identity.local_size
+    if (identity.rank - first, size) != (identity.local_rank, local_size):
+        raise HostError(
+            f"rank {identity.rank} was planned as local rank {identity.rank - first} of {size} on {host}, "
+            f"but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
+            hint="are two names in the hostfile the same host?",
+        )
+    return Assignment(group_rank, host, placement.host_specs[number], identity.local_rank)
+
+
+def program_environment(
+    placement: Placement, identity: Identity, assigned: Assignment, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
+    env = {name: value for name, value in environ.items() if name not in _OF_THE_AGENT}
+    env.update(placement.env)
+    env.update(assigned.spec.env)
+    env.update(assigned.rank.env)
+    env.update(
+        RANK=str(identity.rank),
+        WORLD_SIZE=str(identity.size),
+        LOCAL_RANK=str(identity.local_rank),
+        LOCAL_WORLD_SIZE=str(len(assigned.spec.ranks)),
+        GROUP_RANK=str(assigned.group_rank),
+    )
+    env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
+    return env
+
+
+def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str, str]) -> list[str]:
+    """The libraries that the plan adds to those of the user's own LD_PRELOAD."""
+    users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
+    planned = set(filter(None, spec.env.get("LD_PRELOAD", "").split(":")))
+    return sorted(planned - set(users.replace(":", " ").split()))

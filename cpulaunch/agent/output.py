@@ -1,0 +1,91 @@
+"""The pipes that the program writes to, and the agent's own stdout and stderr, where no launcher listens."""
+
+from __future__ import annotations
+
+import os
+import selectors
+
+from cpulaunch.messages import MAX_OUTPUT
+
+REPORTS = 0
+"""The stream of what the program's bootstrap reports; 1 is stdout, 2 is stderr."""
+
+
+class Pipes:
+    """The agent's ends of the program's pipes, registered for reading."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._streams: dict[int, int] = {}  # file descriptor → stream
+        self._paused = False
+
+    def open(self) -> tuple[int, int, int]:
+        """New pipes; the ends for the program's stdout, its stderr and its reports."""
+        ends = []
+        for stream in (1, 2, REPORTS):
+            ours, theirs = os.pipe()
+            self._streams[ours] = stream
+            self._selector.register(ours, selectors.EVENT_READ)
+            ends.append(theirs)
+        return ends[0], ends[1], ends[2]
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._streams
+
+    def read(self, fd: int) -> tuple[int, bytes]:
+        """A stream, and what came through it; nothing at its end."""
+        stream = self._streams[fd]
+        data = os.read(fd, MAX_OUTPUT)
+        if not data:
+            self._selector.unregister(fd)
+            os.close(fd)
+            del self._streams[fd]
+        return stream, data
+
+    def ready(self) -> list[int]:
+        """The file descriptors that can be read now."""
+        return [key.fd for key, _ in self._selector.select(0) if key.fd in self._streams]
+
+    def pause(self, pause: bool) -> None:
+        """Don't read the program's output for now: it blocks then, as on any pipe."""
+        if pause == self._paused:
+            return
+        self._paused = pause
+        for fd, stream in self._streams.items():
+            if stream != REPORTS and pause:
+                self._selector.unregister(fd)
+            elif stream != REPORTS:
+                self._selector.register(fd, selectors.EVENT_READ)
+
+    def forget(self) -> None:
+        """Read no more, though somebody who is no child of ours holds the other ends."""
+        for fd in self._streams:
+            self._selector.unregister(fd)
+        self._streams.clear()
+
+
+class Printer:
+    """Prints lines with the rank's prefix."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._rest = {1: b"", 2: b""}  # lines that have no end yet
+
+    def print(self, stream: int, data: bytes) -> None:
+        """Print the lines that ``data`` completes on our stdout (1) or stderr (2)."""
+        *lines, rest = (self._rest[stream] + data).split(b"\n")
+        if len(rest) > MAX_OUTPUT:
+            lines, rest = [*lines, rest], b""
+        self._rest[stream] = rest
+        text = b"".join(b"[%d] %s\n" % (self._rank, line) for line in lines)
+        try:
+            while text:
+                text = text[os.write(stream, text) :]
+        except OSError:
+            pass  # nobody reads it
+
+    def finish(self) -> None:
+        """Print what has no line end."""
+        for stream, rest in self._rest.items():
+            if rest:
+                self.print(stream, b"\n")

@@ -1,0 +1,132 @@
+"""Start a rank's program as planned: on its cores, with its memory policy, in its environment."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from cpulaunch import variables
+from cpulaunch.agent.child import Program
+from cpulaunch.agent.environment import Assignment, assignment, planned_preloads, program_environment
+from cpulaunch.agent.identity import Identity
+from cpulaunch.errors import HostError
+from cpulaunch.messages import Started
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.plan.placement import Placement
+
+RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
+
+
+class Planned(NamedTuple):
+    """What a program should have.
+
+    ``memory_policy`` is in the kernel's words, empty for its default; ``threads`` is the text of
+    OMP_NUM_THREADS; ``preloads`` are the libraries that the plan adds to LD_PRELOAD.
+    """
+
+    cores: CoreSet
+    comm_cores: CoreSet
+    memory_policy: str
+    threads: str
+    preloads: list[str]
+
+
+class Running(NamedTuple):
+    """A program that was started, and what the launcher is told of it."""
+
+    program: Program
+    planned: Planned
+    message: Started
+
+
+def start_program(
+    placement: Placement, identity: Identity, argv: list[str], streams: tuple[int, int, int]
+) -> Running:
+    """Start ``argv``; ``streams`` are its stdout, its stderr, and where it reports to its agent.
+
+    HostError or PlanError where the plan can't be kept on this host.
+    """
+    assigned = _assigned_here(placement, identity)
+    rank, host = assigned.rank, assigned.host
+    try:
+        os.chdir(placement.directory)
+    except OSError as e:
+        raise HostError(f"working directory {placement.directory} on {host}: {e.strerror}") from None
+    notes = _check_allowed(rank.cores, identity.rank, host, placement.lenient)
+    policy = rank.memory_policy
+    if policy and (why := _set_memory_policy(policy, placement.lenient)):
+        notes.append(f"rank {identity.rank}: {why}")
+        policy = ""
+    env = _environment(placement, identity, assigned)
+    if placement.python:
+        argv = [argv[0], RUN_PROGRAM, *argv[1:]]
+        env[variables.REPORT_FD] = str(streams[2])
+    preloads = planned_preloads(placement, assigned.spec, os.environ)
+    try:
+        # Rank 0 alone has a stdin; under hydra, that of the others never ends.
+        program = Program(argv, env, rank.cores, streams, stdin=identity.rank == 0)
+    except OSError as e:
+        raise HostError(f"{argv[0]} can't be run on {host}: {e.strerror}") from None
+    actual = _cores_of(program.pid)
+    if actual is not None and actual != rank.cores:
+        notes.append(f"rank {identity.rank} was put on CPUs {rank.cores}, but is on {actual}")
+        if not placement.lenient:
+            program.kill()
+            raise HostError(notes[-1], hint="--lenient makes this a warning")
+    planned = Planned(rank.cores, rank.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
+    message = Started(program.pid, str(actual or rank.cores), str(rank.comm_cores), rank.threads, notes)
+    return Running(program, planned, message)
+
+
+def _assigned_here(placement: Placement, identity: Identity) -> Assignment:
+    """What the plan has for this rank; where it could only guess at the host, what the host itself gives."""
+    assigned = assignment(placement, identity)
+    if not assigned.spec.assumed:
+        return assigned
+    from cpulaunch.agent.rebind import rebind_on_host
+
+    users = {**os.environ, **placement.env}
+    return assigned._replace(spec=rebind_on_host(assigned.host, assigned.spec, placement.request, users))
+
+
+def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:
+    env = program_environment(placement, identity, assigned, os.environ)
+    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
+        from cpulaunch.agent.network import select_interface
+
+        return {**select_interface(env), **env}
+    return env
+
+
+def _check_allowed(cores: CoreSet, rank: int, host: str, lenient: bool) -> list[str]:
+    """Notes on planned cores that this process may not use.  HostError where that is no warning."""
+    allowed = CoreSet(os.sched_getaffinity(0))
+    if cores <= allowed:
+        return []
+    note = f"rank {rank} is planned on CPUs {cores} of {host}, but may use only {allowed}"
+    if not lenient or not cores & allowed:
+        raise HostError(note, hint="is another program pinning ranks, or a cgroup smaller than planned?")
+    return [note]
+
+
+def _set_memory_policy(policy: str, lenient: bool) -> str:
+    """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
+    from cpulaunch.agent.memory_policy import set_memory_policy
+
+    try:
+        set_memory_policy(policy)
+    except OSError as e:
+        why = f"the memory policy {policy} can't be set: {e.strerror or e}"
+        if not lenient and policy.startswith("bind"):
+            raise HostError(
+                why, hint="--lenient makes this a warning; in a container it may be forbidden"
+            ) from None
+        return why
+    return ""
+
+
+def _cores_of(pid: int) -> CoreSet | None:
+    try:
+        return CoreSet(os.sched_getaffinity(pid))
+    except OSError:
+        return None  # it has ended already

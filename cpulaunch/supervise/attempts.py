@@ -1,0 +1,30 @@
+"""The attempts of a job, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from cpulaunch.supervise.attempt import Attempt, Started, start_attempt
+from cpulaunch.supervise.loop import AttemptLoop
+from cpulaunch.supervise.outcome import Outcome
+from cpulaunch.supervise.output import Console
+
+Decide = Callable[[Outcome, Attempt], Attempt | None]
+"""What to run after an attempt that has ended in some way; None where that is the job's outcome."""
+
+
+async def run_attempts(started: Started, console: Console, decide: Decide) -> Outcome:
+    """Watch one attempt after the other, as ``decide`` says; the outcome is the last one's.
+
+    None follows once the user has asked for the end.
+    """
+    began = time.monotonic()
+    while True:
+        loop = AttemptLoop(started, console, began)
+        outcome = replace(await loop.run(), restarts=started.attempt.restart_count)
+        following = None if loop.job.user_signals else decide(outcome, started.attempt)
+        if following is None:
+            return outcome
+        started = start_attempt(following, console)

@@ -1,0 +1,450 @@
+"""A job as a state machine: something happens, and it says what to do.
+
+Pure: it takes the time with each event, and the loop around it (``supervise.loop``) turns sockets, processes
+and signals into events, and carries the actions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from signal import SIGINT, SIGKILL, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from cpulaunch import messages
+from cpulaunch.errors import HostError
+from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, UNREACHED, AgentMessage, Unknown
+from cpulaunch.supervise import outcome as kinds
+from cpulaunch.supervise.events import (
+    Action,
+    AgentConnected,
+    AgentDisconnected,
+    AgentSaid,
+    EndProcesses,
+    Event,
+    Finish,
+    HideStderr,
+    Log,
+    ProcessEnded,
+    ProcessSaid,
+    Send,
+    ShowStatus,
+    Tell,
+    Tick,
+    UserSignal,
+    Write,
+)
+from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.root_cause import Candidate, root_cause
+from cpulaunch.supervise.status import status_line
+
+if TYPE_CHECKING:
+    from cpulaunch.launchers.base import Launcher
+
+SETTLE = 1.0
+"""Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
+
+MAX_SAID = 1 << 16
+"""Bytes of what the launcher's processes say in which a reason is looked for."""
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What doesn't change while a job is watched.
+
+    ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
+    ``command`` what they are called.  Periods are in seconds.
+    """
+
+    hosts: Sequence[str]
+    launcher: Launcher
+    processes: int
+    command: str
+    heartbeat_timeout: float
+    grace_period: float
+
+
+class JobState:
+    """One attempt of a job, from the start of its processes to its outcome.
+
+    ``handle`` every event; a ``Tick`` is due at ``wake_at`` at the latest, and every ``tick_period`` seconds.
+    ``began`` is when the job's first attempt did, which times are counted from.
+    """
+
+    def __init__(self, watching: Watching, now: float, began: float | None = None) -> None:
+        self.watching = watching
+        self.ranks = [Rank(number, host) for number, host in enumerate(watching.hosts)]
+        self.tick_period = min(1.0, watching.heartbeat_timeout / 6)
+        self.ending = self.finished = False
+        self.user_signals = 0
+        self.interrupted: int | None = None
+        self._now = self._started = self._looked_at = now
+        self._began = now if began is None else began
+        self._running = len(self.ranks)  # ranks whose state isn't final
+        self._first_hello: float | None = None
+        self._end: messages.End | None = None
+        self._spared: tuple[int, float] | None = None  # a rank, and when its time is up
+        self._give_up_at: float | None = None
+        self._codes: dict[int, int] = {}  # of the launcher's processes that have ended
+        self._ended_at: float | None = None  # when the last of them did
+        self._unreached = False
+        self._said = b""
+        self._output_at: float | None = None
+        self._unknown: set[str] = set()
+        self._actions: list[Action] = []
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about ``event``, in this order.  ``now`` never goes back."""
+        self._now = now
+        match event:
+            case AgentSaid():
+                self._heard(self.ranks[event.rank], event.message)
+            case AgentConnected():
+                self._connected(self.ranks[event.rank], event.hello)
+            case AgentDisconnected():
+                self._disconnected(self.ranks[event.rank], event.error)
+            case ProcessSaid():
+                self._process_said(event.data)
+            case ProcessEnded():
+                self._process_ended(event.number, event.code)
+            case UserSignal():
+                self._interrupt(event.number)
+            case Tick():
+                self._tick(event.terminal_full)
+        if not self._running:
+            self._finish()
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def wake_at(self) -> float | None:
+        """When something is due, if nothing else happens before."""
+        moments = [self._spared[1]] if self._spared else []
+        if self._give_up_at is not None:
+            moments.append(self._give_up_at)
+        if self._ended_at is not None:
+            moments.append(self._ended_at + SETTLE)
+        if self._may_be_missing:
+            moments += (rank.missed_at + SETTLE for rank in self.ranks if rank.missed_at is not None)
+        return min(moments, default=None)
+
+    @property
+    def untidy(self) -> list[Rank]:
+        """Ranks whose agent hasn't said that nothing of them is left."""
+        return [rank for rank in self.ranks if not rank.tidy]
+
+    # ---- agents
+
+    def _connected(self, rank: Rank, hello: messages.Hello) -> None:
+        rank.heard_at, rank.missed_at = self._now, None
+        if self._first_hello is None:
+            self._first_hello = self._now
+        rank.clock = self._now - hello.at
+        entry = hello._asdict()
+        for name in ("rank", "salt", "proof"):
+            del entry[name]
+        self._log(rank, "hello", entry)
+        if hello.version != messages.VERSION:
+            # The loop closes the connection, whereupon the agent ends its program.
+            self._move(rank, RankState.FAILED_TO_START)
+            error = (
+                f"the agent on {rank.host} speaks version {hello.version} of the control protocol, the "
+                f"launcher version {messages.VERSION}: install the same cpulaunch on all hosts"
+            )
+            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, error)
+        elif self._end:
+            self._send(rank, self._end)  # which it has missed
+
+    def _heard(self, rank: Rank, message: AgentMessage | Unknown) -> None:
+        rank.heard_at = self._now
+        if isinstance(message, messages.Output):
+            self._output_at = self._now
+            self._actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
+            return
+        if isinstance(message, messages.Beat):
+            return
+        if isinstance(message, Unknown):
+            self._unknown_kind(rank, message.kind)
+            return
+        self._log(rank, KINDS[type(message)], message._asdict())
+        if isinstance(message, messages.Started):
+            rank.pid, rank.cores = message.pid, message.cores
+            self._move(rank, RankState.RUNNING)
+            for note in message.notes:
+                self._tell(f"{rank.host}: {note}")
+        elif isinstance(message, messages.Note):
+            self._tell(f"{rank.host}: {message.note}")
+        elif isinstance(message, messages.Failure):
+            rank.raised = rank.raised or message
+            # Its traceback is shown at the end if it is the cause.
+            self._actions.append(HideStderr(rank.rank))
+            # The others needn't wait until it has printed its traceback and exited.
+            self._end_ranks(SIGTERM, spare=rank.rank)
+        elif isinstance(message, messages.Refused):
+            rank.tidy = True
+            self._move(rank, RankState.FAILED_TO_START)
+            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, message.error)
+            self._send(rank, messages.Release())
+        elif isinstance(message, messages.Exit):
+            self._exited(rank, message)
+            self._send(rank, messages.Release())
+
+    def _unknown_kind(self, rank: Rank, kind: str) -> None:
+        self._log(rank, kind, {"unknown": True})
+        if kind not in self._unknown:
+            self._unknown.add(kind)
+            self._tell(
+                f"{rank.host}: the agent of rank {rank.rank} sent a message of an unknown kind, {kind!r}"
+            )
+
+    def _exited(self, rank: Rank, end: messages.Exit) -> None:
+        rank.tidy = True
+        rank.exit = end
+        if end.by_launcher and end.code != 0:
+            self._move(rank, RankState.ENDED_BY_LAUNCHER)
+        else:
+            self._move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
+        if rank.candidate():
+            self._end_ranks(SIGTERM)
+
+    def _disconnected(self, rank: Rank, error: str) -> None:
+        if rank.state.final:
+            return
+        if self.ending:
+            self._move(rank, RankState.ENDED_BY_LAUNCHER)
+            return
+        self._move(rank, RankState.LOST)
+        if error:
+            why = f"the launcher can't understand its agent: {error}"
+            self._mark_failed(rank, kinds.ERROR, 1, why)
+            return
+        # The kernel closed the connection, so the host is alive and the agent is not.
+        failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error="its agent ended without a word")
+        rank.failed = Candidate(self._now, kinds.SIGNAL, 128 + SIGKILL, failure)
+        self._end_ranks(SIGTERM)
+
+    # ---- the launcher's processes
+
+    def _process_said(self, data: bytes) -> None:
+        self._said = (self._said + data)[-MAX_SAID:]
+        self._unreached = self._unreached or UNREACHED.encode() in self._said
+        self._look_for_a_failed_start()
+
+    def _look_for_a_failed_start(self, *, ended: bool = False) -> None:
+        missing = [rank for rank in self.ranks if rank.heard_at is None]
+        if not missing:
+            return
+        text = self._said.decode(errors="replace")
+        found = self.watching.launcher.start_failure(text, ended=ended)
+        if found is None:
+            return
+        short = found.host.partition(".")[0]
+        rank = next((r for r in missing if r.host in (found.host, short)), missing[0])
+        if rank.failed is None:
+            error = f"it couldn't be started on {found.host}: {found.why}"
+            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, error, self._started)
+
+    def _process_ended(self, number: int, code: int) -> None:
+        self._codes[number] = code
+        if len(self._codes) == self.watching.processes:
+            self._ended_at = self._now
+        if self.watching.launcher.agents_are_children and self.ranks[number].heard_at is None:
+            self.ranks[number].missed_at = self._now
+
+    def _look_at_ended_processes(self) -> None:
+        """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
+        if self._ended_at is None or self._now < self._ended_at + SETTLE:
+            return
+        if not self.ending:
+            self._look_for_a_failed_start(ended=True)
+        if not self.ending:
+            self._processes_ended_early()
+        self._finish()
+
+    def _processes_ended_early(self) -> None:
+        there = [rank for rank in self.ranks if not rank.state.final]
+        if self._unreached:
+            for rank in there:
+                self._move(rank, RankState.NOT_WATCHED)
+        elif there:
+            error = (
+                f"{self.watching.command} ended with code {self._processes_code()} "
+                f"before {len(there)} of {len(self.ranks)} ranks had reported"
+            )
+            self._mark_failed(there[0], kinds.START_FAILED, HostError.exit_code, error)
+
+    def _processes_code(self) -> int:
+        """The first exit code that isn't 0, by the processes' order, as a shell reports it."""
+        code = next((code for _, code in sorted(self._codes.items()) if code), 0)
+        return 128 - code if code < 0 else code
+
+    # ---- time
+
+    def _tick(self, terminal_full: bool) -> None:
+        asleep, self._looked_at = self._now - self._looked_at, self._now
+        if asleep > self.watching.heartbeat_timeout / 2:
+            self._forgive(asleep)
+        elif terminal_full:
+            self._forgive_silence(asleep)
+        self._look_for_silence()
+        self._look_for_the_missing()
+        if self._spared and self._end and self._now >= self._spared[1]:
+            self._send(self.ranks[self._spared[0]], self._end)
+            self._spared = None
+        if self._give_up_at is not None and self._now >= self._give_up_at:
+            self._give_up()
+        self._look_at_ended_processes()
+        self._actions.append(ShowStatus(self._status()))
+
+    def _forgive(self, asleep: float) -> None:
+        """The launcher was stopped: that nothing was heard, nor done, is nobody else's fault."""
+        self._forgive_silence(asleep)
+        for rank in self.ranks:
+            if rank.missed_at is not None:
+                rank.missed_at = self._now
+        if self._first_hello is not None:
+            self._first_hello += asleep
+        if self._give_up_at is not None:
+            self._give_up_at += asleep
+
+    def _forgive_silence(self, asleep: float) -> None:
+        for rank in self.ranks:
+            if rank.heard_at is not None:
+                rank.heard_at = min(rank.heard_at + asleep, self._now)
+
+    def _look_for_silence(self) -> None:
+        timeout = self.watching.heartbeat_timeout
+        lost = {rank.host for rank in self.ranks if self._silent(rank, timeout)}
+        for rank in self.ranks if lost else ():
+            # Those beside it may be due a moment later.
+            if rank.host in lost and self._silent(rank, 1.5 * timeout / BEATS_PER_TIMEOUT):
+                self._lose(rank)
+
+    def _silent(self, rank: Rank, seconds: float) -> bool:
+        return not rank.state.final and rank.heard_at is not None and self._now > rank.heard_at + seconds
+
+    def _lose(self, rank: Rank) -> None:
+        assert rank.heard_at is not None
+        silence = self._now - rank.heard_at
+        self._move(rank, RankState.LOST)
+        error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
+        self._mark_failed(rank, kinds.NODE_LOST, 4, error, rank.heard_at)
+
+    @property
+    def _may_be_missing(self) -> bool:
+        return not self.ending and not self._unreached
+
+    def _look_for_the_missing(self) -> None:
+        """Ranks that have never said hello, though their agent has ended, or others did long ago."""
+        if not self._may_be_missing:
+            return
+        timeout = self.watching.heartbeat_timeout
+        late = self._first_hello is not None and self._now > self._first_hello + timeout
+        for rank in self.ranks:
+            if rank.heard_at is not None:
+                continue
+            if rank.missed_at is not None and self._now >= rank.missed_at + SETTLE:
+                self._move(rank, RankState.FAILED_TO_START)
+                why = "its agent ended before it said hello"
+            elif late:
+                why = f"no sign of life within {timeout:.0f} s of the first rank's"
+            else:
+                continue
+            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, why)
+            return
+
+    # ---- ending
+
+    def _interrupt(self, number: int) -> None:
+        self.user_signals += 1
+        if self.user_signals == 1 and not self.ending:
+            self.interrupted = number
+            self._tell(
+                f"{signal_name(number)}: ending all ranks, {self.watching.grace_period} s at most; "
+                "once more to end them at once"
+            )
+            self._end_ranks(number)
+        elif self.user_signals > 1 or number != SIGINT:
+            self._end_ranks(SIGKILL)
+
+    def _mark_failed(self, rank: Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
+        """The rank has failed, though its agent doesn't say so itself."""
+        failure = Failure(rank.rank, rank.host, error=error)
+        rank.failed = Candidate(self._now if at is None else at, kind, code, failure)
+        self._end_ranks(SIGTERM)
+
+    def _end_ranks(self, number: int, spare: int | None = None) -> None:
+        """End all ranks but ``spare``, which ends by itself.  Once is enough, but for SIGKILL."""
+        if self.ending and number != SIGKILL:
+            return
+        self.ending = True
+        grace = self.watching.grace_period
+        self._end = messages.End(int(number), grace)
+        for rank in self.ranks:
+            if rank.rank != spare:
+                self._send(rank, self._end)
+        if spare is not None:
+            self._spared = spare, self._now + SETTLE
+        give_up_at = self._now + (0 if number == SIGKILL else grace) + 2 * SETTLE
+        self._give_up_at = min(give_up_at, self._give_up_at or give_up_at)
+        if all(rank.heard_at is None for rank in self.ranks):
+            self._actions.append(EndProcesses())
+
+    def _give_up(self) -> None:
+        """Ranks that are still there don't hear us."""
+        self._give_up_at = None
+        for rank in self.ranks:
+            if self._silent(rank, 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT):
+                self._lose(rank)
+            elif not rank.state.final:
+                self._move(rank, RankState.KILLED_BY_LAUNCHER)
+
+    def _finish(self) -> None:
+        if not self.finished:
+            self.finished = True
+            self._actions.append(Finish())
+
+    # ---- what comes of it
+
+    def outcome(self, now: float) -> Outcome:
+        """How the job has ended, once all is cleaned up."""
+        for rank in self.ranks:
+            if not rank.state.final:
+                self._move(rank, RankState.ENDED_BY_LAUNCHER)
+        succeeded = [
+            (rank.exit.at + rank.clock, rank.rank) for rank in self.ranks if rank.exit and rank.exit.code == 0
+        ]
+        cause = root_cause([found for rank in self.ranks if (found := rank.candidate())], succeeded)
+        kind, code, first = kinds.OK, 0, None
+        if self.interrupted is not None:
+            kind, code = kinds.INTERRUPTED, 128 + self.interrupted
+        elif cause:
+            kind, code, first = cause.kind, cause.exit_code, cause.failure
+        elif self._unreached and (code := self._processes_code()):
+            kind = kinds.EXIT
+        ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
+        return Outcome(code, kind, now - self._began, first, ranks)
+
+    # ---- helpers
+
+    def _move(self, rank: Rank, state: RankState) -> None:
+        if state.final and not rank.state.final:
+            self._running -= 1
+        elif rank.state.final and not state.final:
+            return  # a word that comes late changes nothing
+        rank.state = state
+
+    def _send(self, rank: Rank, message: messages.LauncherMessage) -> None:
+        self._actions.append(Send(rank.rank, message))
+
+    def _tell(self, line: str) -> None:
+        self._actions.append(Tell(line))
+
+    def _log(self, rank: Rank, kind: str, fields: Mapping[str, Any]) -> None:
+        seconds = round(self._now - self._began, 3)
+        self._actions.append(Log({"seconds": seconds, "rank": rank.rank, "type": kind, **fields}))
+
+    def _status(self) -> str:
+        since_output = None if self._output_at is None else self._now - self._output_at
+        return status_line(self.ranks, self._now - self._began, since_output)

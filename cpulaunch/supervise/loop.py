@@ -1,0 +1,200 @@
+"""The loop around a job's state machine: sockets, pipes, processes, signals and time in; actions out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+from cpulaunch import launchers, messages
+from cpulaunch.supervise import events
+from cpulaunch.supervise.attempt import Started
+from cpulaunch.supervise.control import Control
+from cpulaunch.supervise.job import SETTLE, JobState, Watching
+from cpulaunch.supervise.outcome import Outcome
+from cpulaunch.supervise.output import Console
+from cpulaunch.supervise.rank import RankState
+from cpulaunch.supervise.stop import end_processes
+from cpulaunch.supervise.sweep import sweep, sweep_hosts
+
+PROCESS_EXIT = 5.0
+"""Seconds that mpiexec has to end by itself after its last rank did."""
+
+PROCESS_EXIT_LOST = 0.5
+"""The same where a host is lost, for which mpiexec would wait."""
+
+NOISE = b"IPL WARN> "
+"""How Intel MPI's lines on a topology that it doesn't need begin; the log keeps them."""
+
+SHOWN_FIELDS = (
+    "type",
+    "pid",
+    "cores",
+    "comm_cores",
+    "threads",
+    "code",
+    "signal",
+    "by_launcher",
+    "error",
+    "note",
+)
+"""What ``-v`` shows of an event."""
+
+
+class AttemptLoop:
+    """One attempt, from the start of its processes to its outcome."""
+
+    def __init__(self, started: Started, console: Console, began: float) -> None:
+        """``began`` is when the job's first attempt did, on the monotonic clock."""
+        self.attempt, self.processes, self._listener = started.attempt, started.processes, started.listener
+        self.console, self.output = console, console.output
+        plan = self.attempt.plan
+        self.launcher = launchers.load(plan.starter)
+        watching = Watching(
+            hosts=[host.host for host in plan.hosts for _ in host.ranks],
+            launcher=self.launcher,
+            processes=len(self.processes),
+            command=plan.mpiexec or "the agent",
+            heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
+            grace_period=plan.setting("watch.grace_period"),
+        )
+        self.job = JobState(watching, time.monotonic(), began)
+        self.control = Control(self.attempt.token, plan.world_size, self)
+        self._due = asyncio.Event()  # something has changed: look at once
+        self._child_ended = asyncio.Event()
+        self._ended: set[int] = set()  # of the processes, those whose end the job knows
+        self._ending: asyncio.Task[None] | None = None
+
+    async def run(self) -> Outcome:
+        """Watch until all ranks have ended.  Returns when no process of the job is left on any host."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+                loop.add_signal_handler(number, self._user_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._child_has_ended)
+        relays: list[asyncio.Task[None]] = []
+        try:
+            await self.control.listen(self._listener)
+            for process in self.processes:
+                for pipe, stream in ((process.stdout, 1), (process.stderr, 2)):
+                    relays.append(asyncio.create_task(self._relay(pipe, stream)))
+            await self._watch()
+        finally:
+            await self._clean_up()
+            await asyncio.wait(relays, timeout=SETTLE)
+            await self.control.close()
+        for rank in self.job.ranks:
+            self.output.finish(rank.rank)
+        self.output.flush()
+        return self.job.outcome(time.monotonic())
+
+    async def _watch(self) -> None:
+        while not self.job.finished:
+            now = time.monotonic()
+            due = min(now + self.job.tick_period, self.job.wake_at or now + self.job.tick_period)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._due.wait(), max(0.0, due - now))
+            self._due.clear()
+            self._look_at_processes()
+            self._happens(events.Tick(terminal_full=self.output.screen.full))
+
+    # ---- events
+
+    def agent_connected(self, rank: int, hello: messages.Hello) -> None:
+        self._due.set()
+        self._happens(events.AgentConnected(rank, hello))
+
+    def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
+        if not isinstance(message, (messages.Output, messages.Beat)):
+            self._due.set()
+        self._happens(events.AgentSaid(rank, message))
+
+    def agent_disconnected(self, rank: int, error: str) -> None:
+        self._due.set()
+        self._happens(events.AgentDisconnected(rank, error))
+
+    async def room(self) -> None:
+        await self.output.screen.room()
+
+    def _user_signal(self, number: int) -> None:
+        self._due.set()
+        self.output.screen.hurry()
+        self._happens(events.UserSignal(number))
+
+    def _child_has_ended(self) -> None:
+        self._due.set()
+        self._child_ended.set()
+
+    def _look_at_processes(self) -> None:
+        for number, process in enumerate(self.processes):
+            if number not in self._ended and (code := process.poll()) is not None:
+                self._ended.add(number)
+                self._happens(events.ProcessEnded(number, code))
+
+    async def _relay(self, source: IO[bytes] | None, stream: int) -> None:
+        """Show what mpiexec, ssh and unwatched agents say; once the ranks are ended, only keep it."""
+        pipe = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), source)
+        while data := await pipe.read(1 << 16):
+            self.output.keep("starter.log", data)
+            self._happens(events.ProcessSaid(data))
+            if not self.job.ending:
+                shown = (line for line in data.splitlines(True) if not line.startswith(NOISE))
+                self.output.screen.put(stream, b"".join(shown))
+            await self.room()
+
+    # ---- actions
+
+    def _happens(self, event: events.Event) -> None:
+        for action in self.job.handle(event, time.monotonic()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: events.Action) -> None:
+        match action:
+            case events.Write(rank, stream, data):
+                self.output.feed(rank, stream, data)
+            case events.Send(rank, message):
+                self.control.send(rank, message)
+            case events.HideStderr(rank):
+                self.output.hide(rank, 2)
+            case events.Tell(line):
+                self.console.tell(line)
+            case events.Log(entry):
+                self._log(entry)
+            case events.ShowStatus(text):
+                self.output.screen.status(text)
+            case events.EndProcesses():
+                self._ending = asyncio.create_task(self._end_processes(0))
+            case events.Finish():
+                self._due.set()
+
+    def _log(self, entry: Mapping[str, Any]) -> None:
+        self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        if self.console.verbose:
+            values = (f"{k}={entry[k]}" for k in SHOWN_FIELDS if entry.get(k) is not None)
+            rank = self.job.ranks[entry["rank"]]
+            self.console.tell(
+                f"{entry['seconds']:.3f} s: rank {rank.rank} on {rank.host}: {' '.join(values)}"
+            )
+
+    # ---- the end
+
+    async def _clean_up(self) -> None:
+        """Nothing of the job stays, neither a process of the launcher nor what it should have ended."""
+        untidy = self.job.untidy
+        lost = any(rank.state is RankState.LOST for rank in untidy)
+        hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
+        await asyncio.gather(
+            self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
+            sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
+        )
+        if untidy:
+            sweep(self.attempt.job_id)
+        self._look_at_processes()
+
+    async def _end_processes(self, patience: float) -> None:
+        await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)

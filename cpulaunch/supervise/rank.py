@@ -1,0 +1,105 @@
+"""What the launcher knows of one rank, and how that rank failed, if it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from cpulaunch import messages
+from cpulaunch.supervise import outcome as kinds
+from cpulaunch.supervise.outcome import Failure
+from cpulaunch.supervise.root_cause import Candidate
+
+
+class RankState(Enum):
+    """How far a rank has come.  From a final state, it goes to no other that isn't final."""
+
+    NOT_STARTED = auto()
+    RUNNING = auto()
+    FAILED_TO_START = auto()  # or its agent ended the program, which was not where it should be
+    EXITED = auto()
+    SIGNALED = auto()
+    ENDED_BY_LAUNCHER = auto()
+    KILLED_BY_LAUNCHER = auto()
+    LOST = auto()
+    NOT_WATCHED = auto()  # its agent could not reach the launcher
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more is expected of the rank."""
+        return self not in (RankState.NOT_STARTED, RankState.RUNNING)
+
+
+_STATUS = {
+    RankState.NOT_STARTED: "not started",
+    RankState.RUNNING: "running",
+    RankState.FAILED_TO_START: "not started",
+    RankState.EXITED: "exit {code}",
+    RankState.SIGNALED: "signal {signal}",
+    RankState.ENDED_BY_LAUNCHER: "ended by launcher",
+    RankState.KILLED_BY_LAUNCHER: "killed by launcher",
+    RankState.LOST: "lost",
+    RankState.NOT_WATCHED: "not watched",
+}
+
+
+@dataclass
+class Rank:
+    """One rank.  Times are in seconds, on the launcher's clock.
+
+    ``clock`` is what to add to its host's time to get ours.  ``raised`` and ``exit`` are what its agent has
+    said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its agent says that nothing of
+    it is left.  ``missed_at``: since when its agent is known to have ended before its hello.
+    """
+
+    rank: int
+    host: str
+    state: RankState = RankState.NOT_STARTED
+    heard_at: float | None = None
+    clock: float = 0.0
+    pid: int | None = None
+    cores: str | None = None
+    raised: messages.Failure | None = None
+    exit: messages.Exit | None = None
+    failed: Candidate | None = None
+    tidy: bool = False
+    missed_at: float | None = None
+
+    @property
+    def status(self) -> str:
+        """The state in words, as in ``outcome.json``."""
+        return _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
+
+    def candidate(self) -> Candidate | None:
+        """How it failed by itself, if it did."""
+        if self.failed:
+            return self.failed
+        own = self.exit if self.exit and not self.exit.by_launcher else None
+        if self.raised and not self.raised.by_launcher:
+            return self._exception(self.raised, own)
+        return self._end(own) if own else None
+
+    def _exception(self, raised: messages.Failure, own: messages.Exit | None) -> Candidate:
+        code = 1
+        if own:
+            code = 128 + own.signal if own.signal else own.code or 1
+        failure = Failure(
+            self.rank,
+            self.host,
+            exit_code=code,
+            error=raised.error,
+            file=raised.file,
+            line=raised.line,
+            traceback=raised.traceback,
+        )
+        return Candidate(raised.at + self.clock, kinds.ERROR, code, failure)
+
+    def _end(self, own: messages.Exit) -> Candidate | None:
+        at, by_signal = own.at + self.clock, own.by_signal != 0
+        if own.signal is not None:
+            failure = Failure(self.rank, self.host, signal=own.signal, note=own.note)
+            return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
+        if own.code:
+            failure = Failure(self.rank, self.host, exit_code=own.code, note=own.note)
+            return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
+        return None

@@ -1,0 +1,70 @@
+"""An agent whose launcher is not there, doesn't answer, or is none."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment
+
+from cpulaunch.messages import Challenge, End, Welcome, encode
+
+
+def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("import sys; print('hello'); sys.exit(6)")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
+    env = clean_environment(CPULAUNCH_CONTROL="127.0.0.1:1", CPULAUNCH_TOKEN="x")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 6
+    assert done.stdout == "[0] hello\n"
+    assert "can't reach the launcher at 127.0.0.1:1 (Connection refused): the job runs, but" in done.stderr
+
+
+def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text("for i in range(60_000): print('\\r step %40d' % i, end='')")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "bar.py").stdout
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=clean_environment(), capture_output=True, timeout=TIMEOUT
+    )
+    assert (done.returncode, done.stdout.count(b"step")) == (0, 60_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path: Path, size: int) -> None:
+    (tmp_path / "much.py").write_text(f"for i in range({size} // 50 + 1): print('x' * 49)")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "much.py").stdout
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        env = clean_environment(CPULAUNCH_CONTROL=address, CPULAUNCH_TOKEN="x")
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, timeout=TIMEOUT
+        )
+    assert (done.returncode, done.stdout.count(b"x")) == (0, 49 * (size // 50 + 1))
+    assert b"no answer within 10 s" in done.stderr
+
+
+def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text("print('hello')")
+    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        env = clean_environment(
+            CPULAUNCH_CONTROL=f"127.0.0.1:{impostor.getsockname()[1]}", CPULAUNCH_TOKEN="secret"
+        )
+        running = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=env, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(encode(Challenge("s")))
+            hello = connection.makefile("rb").readline()
+            connection.sendall(encode(Welcome("0" * 64)))
+            connection.sendall(encode(End(9, 0.0)))
+            out, err = running.communicate(timeout=TIMEOUT)
+    assert b"hello" in hello
+    assert b"secret" not in hello
+    assert (running.returncode, out) == (0, "[0] hello\n")
+    assert "it does not know the job's token" in err

@@ -1,0 +1,691 @@
+"""The job's state machine, by a made-up clock: every row of the table of failures, and every rule behind it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+
+import pytest
+from support.playing import GRACE, TIMEOUT, Played, running
+
+import cpulaunch.supervise
+from cpulaunch import messages
+from cpulaunch.supervise.events import EndProcesses, HideStderr, Log, ShowStatus, Tick, Write
+from cpulaunch.supervise.rank import RankState
+
+GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
+CCL = "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed"
+SSH = "ssh: connect to host node2 port 22: Connection timed out\r\n"
+NO_PYTHON = (
+    "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n"
+)
+INTEL_SAYS = "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n"
+
+
+# ---- the rows of the table in docs/reliability.md.  In each, rank 2, or its host, is hit.
+
+
+def raises_alone() -> Played:
+    """While the others sleep, or compute: nobody else notices."""
+    job = running()
+    job.raises(2, "ValueError: no such luck")
+    job.obeys(0, 1, 3)
+    job.exits(2, 1)
+    return job
+
+
+def raises_in_collective(consequence: str) -> Callable[[], Played]:
+    """The others fail because it has, and the launcher may hear of them first."""
+
+    def play() -> Played:
+        job = running(ahead=(0.0, 5.0, -3.0, 0.0))
+        job.until(3.0)
+        cause = messages.Failure("ValueError: no such luck", "train.py", 5, "T", job.clock(2), False)
+        job.until(3.1)
+        job.raises(0, consequence)
+        job.raises(1, consequence)
+        job.says(2, cause)
+        job.raises(3, consequence, by_launcher=True)
+        job.exits(0, 1)
+        job.exits(1, 1)
+        job.exits(2, 1)
+        job.exits(3, 1, by_launcher=True)
+        return job
+
+    return play
+
+
+def exits_with_5() -> Played:
+    job = running()
+    job.exits(2, 5)
+    job.obeys(0, 1, 3)
+    return job
+
+
+def leaves_while_others_wait() -> Played:
+    job = running()
+    job.exits(2, 0)
+    job.until(2.8)
+    for rank in (0, 1, 3):
+        job.raises(rank, GLOO)
+    for rank in (0, 1, 3):
+        job.exits(rank, 1)
+    return job
+
+
+def dies_of(number: int, note: str | None = None, consequence: str = "") -> Callable[[], Played]:
+    def play() -> Played:
+        job = running()
+        if consequence:
+            at = job.clock(2)
+            job.until(2.1)
+            job.raises(0, consequence)
+            job.exits(2, None, int(number), at=at, note=note)
+            job.exits(0, 1)
+            job.obeys(1, 3)
+        else:
+            job.exits(2, None, int(number), note=note)
+            job.obeys(0, 1, 3)
+        return job
+
+    return play
+
+
+def agent_is_killed() -> Played:
+    job = running()
+    job.disconnects(2)
+    job.obeys(0, 1, 3)
+    return job
+
+
+def all_fail_at_once() -> Played:
+    """Rank 2 is first by the time at which it happened, though its clock is ahead and its word comes last."""
+    job = running(ahead=(0.0, 0.0, 100.0, 0.0))
+    failures = {}
+    for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
+        job.until(at)
+        failures[rank] = messages.Failure(f"ValueError: {rank}", None, None, "T", job.clock(rank), False)
+    for rank in (0, 1, 3, 2):
+        job.says(rank, failures[rank])
+    for rank in (0, 1, 3, 2):
+        job.exits(rank, 1)
+    return job
+
+
+def host_falls_silent() -> Played:
+    """Its link is cut, or its packets are dropped: no end of the connection is seen."""
+    job = running()
+    job.falls_silent(2)
+    job.until(2.0 + TIMEOUT + 1.1)
+    job.obeys(0, 1, 3)
+    job.to_the_end()
+    return job
+
+
+def host_cannot_be_reached(text: str, launcher: str = "mpich") -> Callable[[], Played]:
+    """By ssh, or by mpiexec, which then waits for ever."""
+
+    def play() -> Played:
+        job = Played(launcher=launcher)
+        job.starts(0, 1, 3)
+        job.until(4.0)
+        job.process_says(text)
+        job.obeys(0, 1, 3)
+        job.process_ends(255)
+        job.to_the_end()
+        return job
+
+    return play
+
+
+def intel_says_nothing_but_the_host() -> Played:
+    job = Played()
+    job.until(0.5)
+    job.process_says(INTEL_SAYS)
+    job.until(1.0)
+    job.process_ends(255)
+    job.to_the_end()
+    return job
+
+
+def user_sends(number: int) -> Callable[[], Played]:
+    def play() -> Played:
+        job = running()
+        job.user_sends(number)
+        for rank in range(4):
+            assert [end.signal for _, end in job.sent(rank, messages.End)] == [number]
+            job.exits(rank, None, int(number), by_launcher=True)
+        return job
+
+    return play
+
+
+OOM = "not for want of memory"
+ROWS = [
+    # the event, what happens, kind, exit code, and what is said of the first failure
+    ("raises while the others sleep, or compute", raises_alone, "error", 1, "ValueError: no such luck"),
+    ("raises while the others wait (gloo)", raises_in_collective(GLOO), "error", 1, "ValueError: no such luck"),
+    ("raises while the others wait (ccl)", raises_in_collective(CCL), "error", 1, "ValueError: no such luck"),
+    ("exits with 5", exits_with_5, "exit", 5, None),
+    ("is killed", dies_of(SIGKILL, OOM), "signal", 137, OOM),
+    ("is killed while the others wait (gloo)", dies_of(SIGKILL, OOM, GLOO), "signal", 137, OOM),
+    ("is killed while the others wait (ccl)", dies_of(SIGKILL, OOM, CCL), "signal", 137, OOM),
+    ("segfaults", dies_of(SIGSEGV), "signal", 139, None),
+    ("aborts", dies_of(SIGABRT), "signal", 134, None),
+    ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
+    ("all fail at once", all_fail_at_once, "error", 1, "ValueError: 2"),
+    ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 7 s"),
+    ("packets dropped at start", host_cannot_be_reached(SSH), "start_failed", 3, "on node2: Connection timed out"),
+    ("Python missing", host_cannot_be_reached(NO_PYTHON), "start_failed", 3, "on node2: /v/python (No such file)"),
+    ("Python missing (Intel)", intel_says_nothing_but_the_host, "start_failed", 3, "on node2: Unable to run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("play", "kind", "code", "said"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_a_row_of_the_table(play: Callable[[], Played], kind: str, code: int, said: str | None) -> None:
+    outcome = play().outcome()
+    assert (outcome.kind, outcome.exit_code) == (kind, code)
+    first = outcome.first_failure
+    assert first
+    assert (first.rank, first.host) == (2, "node2")
+    assert said is None or said in f"{first.error} {first.note}"
+    assert (first.signal or 0) == (code - 128 if kind == "signal" else 0)
+
+
+def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:
+    outcome = leaves_while_others_wait().outcome()
+    first = outcome.first_failure
+    assert first
+    assert (outcome.kind, outcome.exit_code, first.rank, first.error) == ("error", 1, 0, GLOO)
+    assert first.note == "rank 2 had left with exit code 0, 0.8 s before"
+    assert [rank.status for rank in outcome.ranks] == ["exit 1", "exit 1", "exit 0", "exit 1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129)])
+def test_a_users_signal_ends_the_job_and_nobody_is_blamed(number: int, code: int) -> None:
+    job = user_sends(number)()
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("interrupted", code, None)
+    assert job.told == [
+        f"{number.name}: ending all ranks, 1.0 s at most; once more to end them at once"  # type: ignore[attr-defined]
+    ]
+    assert set(job.statuses()) == {"ended by launcher"}
+
+
+def test_a_job_whose_ranks_end_well_ends_well() -> None:
+    job = running()
+    job.says(1, messages.Output(1, "hello"))
+    for rank in range(4):
+        assert not job.state.finished
+        job.exits(rank, 0)
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("ok", 0, None)
+    assert [(rank.pid, rank.cores, rank.status) for rank in outcome.ranks] == [
+        (100 + rank, str(rank), "exit 0") for rank in range(4)
+    ]
+    assert [action for _, action in job.of(Write)] == [Write(1, 1, b"hello")]
+    assert job.state.untidy == []
+
+
+# ---- the rules
+
+
+class TestARankThatRaises:
+    def test_may_end_by_itself_for_a_second(self) -> None:
+        job = running()
+        job.raises(2, "ValueError: x")
+        assert job.of(HideStderr) == [(2.0, HideStderr(2))]
+        assert [at for at, _ in job.sent(0, messages.End)] == [2.0]
+        job.until(2.9)
+        assert not job.sent(2, messages.End)
+        job.until(3.5)
+        assert [(at, end.signal) for at, end in job.sent(2, messages.End)] == [(3.0, SIGTERM)]
+
+    def test_is_taken_at_its_first_word(self) -> None:
+        job = running()
+        job.raises(2, "ValueError: x")
+        job.raises(2, "KeyError: y")
+        job.exits(2, 1)
+        job.obeys(0, 1, 3)
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == "ValueError: x"
+
+    def test_is_the_cause_though_it_never_ends(self) -> None:
+        job = running()
+        job.raises(2, "ValueError: x")
+        job.obeys(0, 1, 3)
+        job.to_the_end()
+        assert job.now == pytest.approx(2.0 + GRACE + 2)
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("error", 1)
+        assert [rank.status for rank in outcome.ranks][2] == "killed by launcher"
+
+    @pytest.mark.parametrize(("end", "code"), [({"code": 7}, 7), ({"code": None, "signal": 6}, 134)])
+    def test_has_the_exit_code_that_it_ends_with(self, end: dict[str, int | None], code: int) -> None:
+        job = running()
+        job.raises(2, "ValueError: x")
+        job.exits(2, **end)
+        job.obeys(0, 1, 3)
+        assert job.outcome().exit_code == code
+
+
+class TestAHostThatFallsSilent:
+    def test_is_lost_after_the_timeout_and_not_before(self) -> None:
+        job = running()
+        job.falls_silent(2)
+        job.until(2.0 + TIMEOUT - 0.1)
+        assert not job.state.ending
+        job.until(2.0 + TIMEOUT + 1.1)
+        assert job.state.ranks[2].state is RankState.LOST
+        assert job.state.ending
+
+    def test_takes_the_ranks_beside_along_that_are_due_soon(self) -> None:
+        job = running("node0", "node1", "node1")
+        job.falls_silent(1)
+        job.until(4.9)
+        job.falls_silent(2)  # more than a beat ago when the other's time is up
+        job.until(2.0 + TIMEOUT + 1.1)
+        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.LOST]
+
+    def test_keeps_the_ranks_beside_that_are_still_heard(self) -> None:
+        job = running("node0", "node1", "node1")
+        job.falls_silent(1)
+        job.until(2.0 + TIMEOUT + 1.1)
+        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
+
+    def test_is_found_lost_when_the_grace_is_over_too(self) -> None:
+        job = running()
+        job.falls_silent(2)
+        job.until(5.0)
+        job.user_sends(SIGTERM)
+        job.obeys(0, 1, 3)
+        job.to_the_end()
+        assert job.now < 2.0 + TIMEOUT + 1.1
+        assert job.statuses()[2] == "lost"
+
+    def test_is_the_cause_of_what_happens_later_though_that_is_seen_first(self) -> None:
+        job = running()
+        job.falls_silent(2)
+        job.until(5.5)
+        job.raises(0, "ValueError: the loss went up")
+        job.exits(0, 1)
+        job.obeys(1, 3)
+        job.to_the_end()
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.host) == ("node_lost", 4, "node2")
+
+    def test_is_not_at_fault_where_the_launcher_was_asleep(self) -> None:
+        job = running()
+        job.now = 100.0  # Ctrl-Z, and fg
+        job.says(2, messages.Beat())
+        job.happens(Tick())
+        assert not job.state.ending
+        job.falls_silent(2)
+        job.until(100.0 + TIMEOUT + 1.1)
+        assert job.state.ranks[2].state is RankState.LOST
+
+    def test_is_not_at_fault_while_the_terminal_takes_nothing(self) -> None:
+        """Agents whose output is not read can't be heard."""
+        job = running()
+        job.until(60.0, full=True)
+        assert not job.state.ending
+        job.falls_silent(2)
+        job.until(60.0 + TIMEOUT + 1.1)
+        assert job.state.ranks[2].state is RankState.LOST
+
+
+class TestAnAgentThatNeverConnects:
+    def test_is_missed_when_others_have_been_there_for_the_timeout(self) -> None:
+        job = Played()
+        job.until(30.0)
+        assert not job.state.ending  # a big job takes its time
+        job.starts(0, 1, 3)
+        job.until(30.0 + TIMEOUT + 1.1)
+        job.obeys(0, 1, 3)
+        job.process_ends(0)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
+        first = outcome.first_failure
+        assert first
+        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the first rank's")
+
+    def test_is_not_missed_because_the_launcher_was_asleep(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(1.0)
+        job.now = 100.0
+        job.happens(Tick())
+        assert not job.state.ending
+        job.starts(2)
+        job.until(120.0)
+        assert not job.state.ending
+
+    def test_is_missed_a_second_after_its_end_where_the_launcher_started_it(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.until(0.5)
+        job.process_ends(-9, number=2)
+        job.until(1.4)
+        assert not job.state.ending
+        job.until(1.5)
+        job.obeys(0, 1, 3)
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.error) == (2, "its agent ended before it said hello")
+
+    def test_is_not_missed_once_the_job_ends(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.raises(0, GLOO)
+        job.until(2.5)
+        assert job.state.ranks[2].failed is None
+        job.exits(0, 1)
+        job.obeys(1, 3)
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == GLOO
+
+    def test_is_not_missed_where_the_launcher_was_asleep_when_it_ended(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.now = 100.0
+        job.happens(Tick())
+        assert not job.state.ending
+
+    def test_is_not_missed_where_its_hello_was_on_its_way(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.until(0.5)
+        job.starts(2)
+        job.until(3.0)
+        assert not job.state.ending
+
+    def test_gets_the_end_that_it_has_missed(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.exits(0, 5)
+        job.connects(2)
+        assert [end.signal for _, end in job.sent(2, messages.End)] == [SIGTERM, SIGTERM]
+        assert not job.of(EndProcesses)
+
+    def test_leaves_the_launchers_processes_to_be_ended_where_there_is_no_agent_at_all(self) -> None:
+        job = Played()
+        job.until(1.0)
+        job.user_sends(SIGINT)
+        assert [at for at, _ in job.of(EndProcesses)] == [1.0]
+        job.process_ends(130)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("interrupted", 130)
+        assert {rank.status for rank in outcome.ranks} == {"ended by launcher"}
+
+    def test_that_says_on_stderr_that_it_cannot_runs_unwatched(self) -> None:
+        job = Played()
+        job.process_says(f"[0] {messages.UNREACHED} at 10.0.0.9:1 (Connection refused): the job runs, but …")
+        job.until(100.0)
+        assert not job.state.ending
+        job.process_ends(6)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("exit", 6, None)
+        assert {rank.status for rank in outcome.ranks} == {"not watched"}
+
+    def test_that_cannot_is_not_missed_when_it_ends(self) -> None:
+        job = Played(("localhost", "localhost"), launcher="local")
+        job.process_says(f"[0] {messages.UNREACHED} at …")
+        job.process_ends(0, number=0)
+        job.until(20.0)
+        assert not job.state.ending
+        job.process_ends(-15, number=1)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("exit", 143)
+
+    def test_that_could_not_be_started_is_the_cause_though_ssh_takes_its_time_to_say_so(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(3.0)
+        job.raises(0, "ValueError: where is everybody?")
+        job.until(4.0)
+        job.process_says(SSH)
+        job.exits(0, 1)
+        job.obeys(1, 3)
+        job.to_the_end()
+        assert job.outcome().kind == "start_failed"
+
+    def test_has_the_first_reason_that_is_known(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(TIMEOUT + 1.1)
+        job.process_says(SSH)
+        job.obeys(0, 1, 3)
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == "no sign of life within 6 s of the first rank's"
+
+    def test_that_speaks_another_version_is_not_heard(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.connects(2, version=messages.VERSION + 1)
+        job.disconnects(2)  # by the loop
+        job.obeys(0, 1, 3)
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
+        first = outcome.first_failure
+        assert first
+        assert (first.rank, first.host) == (2, "node2")
+        assert f"speaks version {messages.VERSION + 1} of the control protocol" in str(first.error)
+        assert job.statuses()[2] == "not started"
+
+
+class TestAProcessOfTheLauncherThatEnds:
+    def test_early_fails_the_job_after_a_second(self) -> None:
+        job = Played()
+        job.starts(0)
+        job.process_ends(-9)
+        job.until(0.9)
+        assert not job.state.ending
+        job.to_the_end()
+        assert job.now == pytest.approx(1.0)
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 0)
+        assert first.error == "mpiexec ended with code 137 before 4 of 4 ranks had reported"
+
+    def test_leaves_a_second_for_what_is_on_its_way(self) -> None:
+        job = running()
+        job.process_ends(0)
+        job.until(2.5)
+        for rank in range(4):
+            job.exits(rank, 0)
+        assert job.outcome().kind == "ok"
+
+    def test_does_not_matter_to_an_unfinished_job_under_local_while_others_run(self) -> None:
+        job = running(launcher="local")
+        job.exits(0, 0)
+        job.process_ends(0, number=0)
+        job.until(20.0)
+        assert not job.state.ending
+
+
+class TestTheUser:
+    def test_who_asks_twice_has_the_ranks_killed(self) -> None:
+        job = running()
+        job.user_sends(SIGINT)
+        job.until(2.5)
+        job.user_sends(SIGINT)
+        assert [(at, end.signal) for at, end in job.sent(0, messages.End)] == [(2.0, SIGINT), (2.5, SIGKILL)]
+        job.to_the_end()
+        assert job.now == pytest.approx(4.5)
+        assert set(job.statuses()) == {"killed by launcher"}
+        assert job.outcome().exit_code == 130
+
+    def test_who_asks_again_does_not_put_off_the_end(self) -> None:
+        job = running()
+        job.user_sends(SIGINT)
+        job.until(4.5)
+        job.user_sends(SIGINT)
+        job.to_the_end()
+        assert job.now == pytest.approx(2.0 + GRACE + 2)
+
+    @pytest.mark.parametrize(("number", "kills"), [(SIGINT, False), (SIGTERM, True)])
+    def test_who_asks_while_a_failure_ends_the_job(self, number: int, kills: bool) -> None:
+        job = running()
+        job.exits(2, 5)
+        job.user_sends(number)
+        signals = [end.signal for _, end in job.sent(0, messages.End)]
+        assert signals == ([SIGTERM, SIGKILL] if kills else [SIGTERM])
+        job.to_the_end()
+        assert job.outcome().exit_code == 5
+
+
+class TestRanksThatAreEnded:
+    def test_are_asked_once(self) -> None:
+        job = running()
+        job.exits(2, 5)
+        job.exits(1, 6)
+        assert len(job.sent(0, messages.End)) == 1
+        assert job.sent(0, messages.End)[0][1] == messages.End(SIGTERM, GRACE)
+
+    def test_are_given_up_two_seconds_after_the_grace(self) -> None:
+        job = running()
+        job.exits(2, 5)
+        job.until(2.0 + GRACE + 1.9)
+        assert not job.state.finished
+        job.to_the_end()
+        assert job.now == pytest.approx(2.0 + GRACE + 2)
+        assert job.statuses() == ["killed by launcher", "killed by launcher", "exit 5", "killed by launcher"]
+
+    def test_are_not_given_up_because_the_launcher_was_asleep(self) -> None:
+        job = running()
+        job.exits(2, 5)
+        job.now = 100.0
+        job.happens(Tick())
+        assert not job.state.finished
+        job.obeys(0, 1, 3)
+        assert job.statuses()[0] == "ended by launcher"
+
+    def test_whose_agents_go_without_a_word_count_as_ended(self) -> None:
+        job = running()
+        job.exits(2, 5)
+        for rank in (0, 1, 3):
+            job.disconnects(rank)
+        assert job.statuses() == ["ended by launcher", "ended by launcher", "exit 5", "ended by launcher"]
+        assert [rank.rank for rank in job.state.untidy] == [0, 1, 3]
+
+    def test_with_exit_code_0_say_so(self) -> None:
+        job = running()
+        job.exits(2, 5)
+        job.exits(0, 0, by_launcher=True)
+        assert job.statuses()[0] == "exit 0"
+
+
+class TestMessages:
+    def test_of_an_agent_that_refuses_fail_the_start(self) -> None:
+        job = running()
+        job.says(2, messages.Refused("rank 2 is planned on CPUs 1 of node2, but may use only 0"))
+        assert job.sent(2, messages.Release)
+        job.obeys(0, 1, 3)
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
+        assert first.error == "rank 2 is planned on CPUs 1 of node2, but may use only 0"
+
+    def test_of_somebody_elses_signal_are_no_cause_where_there_is_another(self) -> None:
+        """mpiexec ends all ranks when one has died."""
+        job = running()
+        job.exits(0, None, 15, by_signal=15, note="its agent got signal 15")
+        job.exits(2, None, 9)
+        job.obeys(1, 3)
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.signal) == (2, 9)
+
+    def test_of_an_unknown_kind_are_logged_and_told_once(self) -> None:
+        job = running()
+        for rank in (1, 2, 2):
+            job.says(rank, messages.Unknown("stall"))
+        assert job.told == ["node1: the agent of rank 1 sent a message of an unknown kind, 'stall'"]
+        entries = [action.entry for _, action in job.of(Log) if action.entry["type"] == "stall"]
+        assert [entry["rank"] for entry in entries] == [1, 2, 2]
+
+    def test_that_are_none_cost_the_rank_its_connection(self) -> None:
+        job = running()
+        job.disconnects(2, "exit without code")
+        job.obeys(0, 1, 3)
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.error) == (2, "the launcher can't understand its agent: exit without code")
+
+    def test_with_notes_are_shown_with_their_host(self) -> None:
+        job = Played()
+        job.connects(1)
+        job.says(1, messages.Started(7, "0", "", 1, ["a note"]))
+        job.says(1, messages.Note("another"))
+        assert job.told == ["node1: a note", "node1: another"]
+
+    def test_are_logged_but_for_secrets_beats_and_output(self) -> None:
+        job = Played()
+        job.connects(1)
+        job.says(1, messages.Beat())
+        job.says(1, messages.Output(1, "x"))
+        job.now = 0.25
+        job.exits(1, 3, note="n")
+        hello, end = (dict(action.entry) for _, action in job.of(Log))
+        assert hello.keys() == {"seconds", "rank", "type", "version", "at", "pid", "host"}
+        assert end.pop("at") == job.clock(1)
+        assert end == {
+            "seconds": 0.25, "rank": 1, "type": "exit", "code": 3, "signal": None, "by_launcher": False,
+            "by_signal": 0, "note": "n",
+        }  # fmt: skip
+
+    def test_that_come_late_do_not_revive_a_rank(self) -> None:
+        job = running()
+        job.falls_silent(2)
+        job.until(2.0 + TIMEOUT + 1.1)
+        job.says(2, messages.Started(1, "0", "", 1, []))
+        assert job.statuses()[2] == "lost"
+
+
+def test_the_status_line_names_hosts_that_miss_ranks() -> None:
+    job = Played()
+    job.starts(0, 2)
+    job.says(0, messages.Output(1, "x"))
+    job.until(3.0)
+    assert (
+        job.of(ShowStatus)[-1][1].text
+        == "cpulaunch: 2 of 4 ranks up · node1 0/1, node3 0/1 · 3 s · last output 3 s ago"
+    )
+
+
+@pytest.mark.parametrize("module", ["job", "events", "rank", "root_cause", "status"])
+def test_the_state_machine_has_no_clock_socket_signal_or_process(module: str) -> None:
+    package = Path(cpulaunch.supervise.__file__ or "").parent
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse((package / f"{module}.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "signal":
+            assert all(alias.name.startswith("SIG") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module)
+    assert imported <= {
+        "__future__", "collections", "collections.abc", "dataclasses", "enum", "re", "typing",
+        "cpulaunch", "cpulaunch.errors", "cpulaunch.messages", "cpulaunch.launchers.base",
+        *(f"cpulaunch.supervise{part}" for part in ("", ".events", ".outcome", ".rank", ".root_cause", ".status")),
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""Real jobs whose ranks or agents fail: who is named, and with which exit code the launcher ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from support.chaos import PROGRAM
+from support.command import TIMEOUT, clean_environment, mpi_options, processes_with
+from support.jobs import job, outcome
+from support.programs import UNTIL_TOLD
+
+
+@pytest.mark.parametrize(
+    "flavour",
+    [
+        "local",
+        "intel",
+        pytest.param("mpich", marks=pytest.mark.slow),
+        pytest.param("openmpi", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
+    marked, tmp_path: Path, flavour: str
+) -> None:
+    options = [] if flavour == "local" else mpi_options(flavour)
+    with job(tmp_path, marked, options, UNTIL_TOLD) as launcher:
+        (plan,) = tmp_path.glob("runs/*/plan.json")
+        assert json.loads(plan.read_text())["world_size"] == 2
+        program = next(
+            pid for pid in processes_with("LOCAL_RANK=1") if pid in processes_with(f"TEST_MARK={tmp_path}")
+        )
+        os.kill(psutil.Process(program).ppid(), signal.SIGKILL)
+        assert launcher.wait(TIMEOUT) == 137
+    assert program not in processes_with("LOCAL_RANK=1")  # gone, or a zombie that no init reaps
+    assert outcome(tmp_path)["first_failure"]["rank"] == 1
+
+
+def test_an_agent_that_dies_before_its_hello_is_noticed(marked, tmp_path: Path) -> None:
+    """The program's own start kills its agent, most of the time before that has said hello."""
+    (tmp_path / "kill.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)\ntime.sleep(300)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "kill.py"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode in (3, 137)
+    assert outcome(tmp_path)["first_failure"]["rank"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("how", "code", "kind"), [("raise", 1, "error"), ("kill", 137, "signal"), ("exit", 5, "exit")]
+)
+def test_the_cause_is_named_though_the_others_wait_in_a_collective(
+    marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--tee", "all", "--backend", backend]
+    with subprocess.Popen(
+        [*command, "program.py", backend, how, "1"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        killer = threading.Timer(TIMEOUT, launcher.kill)
+        killer.start()
+        assert launcher.stdout
+        ready = 0
+        while ready < 2 and (line := launcher.stdout.readline()):
+            ready += line.endswith("] ready\n")
+        (tmp_path / "trigger").touch()
+        launcher.stdout.read()
+        assert launcher.wait(TIMEOUT) == code
+        killer.cancel()
+    result = outcome(tmp_path)
+    assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)

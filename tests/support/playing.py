@@ -1,0 +1,172 @@
+"""A job that is played to the state machine, event by event, by a made-up clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from cpulaunch import launchers, messages
+from cpulaunch.supervise.events import (
+    Action,
+    AgentConnected,
+    AgentDisconnected,
+    AgentSaid,
+    Event,
+    Finish,
+    ProcessEnded,
+    ProcessSaid,
+    Send,
+    Tell,
+    Tick,
+    UserSignal,
+)
+from cpulaunch.supervise.job import JobState, Watching
+from cpulaunch.supervise.outcome import Outcome
+
+TIMEOUT, GRACE = 6.0, 1.0
+START = 1000.0
+"""What the launcher's clock shows when the job starts."""
+
+A = TypeVar("A", bound=Action)
+
+
+class Played:
+    """A job of one rank on each of ``hosts``.  Times are in seconds since its start.
+
+    Hosts' clocks are ahead of the launcher's by ``ahead`` seconds, a number for each rank.  Agents beat, and
+    ticks come, as time goes by, unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str] = ("node0", "node1", "node2", "node3"),
+        launcher: str = "intel",
+        ahead: Sequence[float] = (),
+    ) -> None:
+        loaded = launchers.load(launcher)
+        processes = len(hosts) if loaded.agents_are_children else 1
+        self.watching = Watching(hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE)
+        self.state = JobState(self.watching, START)
+        self.now = 0.0
+        self.actions: list[tuple[float, Action]] = []
+        self.ahead = dict(enumerate(ahead))
+        self.beating: set[int] = set()
+
+    # ---- events
+
+    def happens(self, event: Event) -> list[Action]:
+        done = self.state.handle(event, START + self.now)
+        self.actions += [(self.now, action) for action in done]
+        return done
+
+    def until(self, moment: float, *, full: bool = False) -> None:
+        """Let time go by, in steps as short as the loop's; agents that still beat do so."""
+        while self.now < moment and not self.state.finished:
+            due = [moment, self.now + self.state.tick_period]
+            if self.state.wake_at is not None:
+                due.append(max(self.now, self.state.wake_at - START))
+            self.now = min(due)
+            if not full:
+                for rank in sorted(self.beating):
+                    self.says(rank, messages.Beat())
+            self.happens(Tick(full))
+
+    def to_the_end(self) -> None:
+        """Let time go by until the job is finished, a minute at most."""
+        end = self.now + 60
+        while not self.state.finished:
+            assert self.now < end, "the job doesn't end"
+            self.until(self.now + 1)
+
+    def connects(self, *ranks: int, version: int = messages.VERSION) -> None:
+        for rank in ranks:
+            self.beating.add(rank)
+            self.happens(
+                AgentConnected(rank, messages.Hello(version, rank, "", "", self.clock(rank), 99, "x"))
+            )
+
+    def starts(self, *ranks: int) -> None:
+        """The agents of ``ranks`` connect, and start their programs."""
+        self.connects(*ranks)
+        for rank in ranks:
+            self.says(rank, messages.Started(100 + rank, str(rank), "", 1, []))
+
+    def says(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> list[Action]:
+        return self.happens(AgentSaid(rank, message))
+
+    def raises(self, rank: int, error: str, **different: Any) -> None:
+        """The program has raised ``error`` just now."""
+        raised = messages.Failure(error, "train.py", 5, f"Traceback …\n{error}", self.clock(rank), False)
+        self.says(rank, raised._replace(**different))
+
+    def exits(self, rank: int, code: int | None = 0, signal: int | None = None, **different: Any) -> None:
+        """The program has ended just now, and its agent goes once it may."""
+        end = messages.Exit(code, signal, self.clock(rank), False, 0, None)._replace(**different)
+        released = any(
+            isinstance(action, Send) and isinstance(action.message, messages.Release)
+            for action in self.says(rank, end)
+        )
+        assert released
+        self.disconnects(rank)
+
+    def obeys(self, *ranks: int) -> None:
+        """The programs of ``ranks`` end by SIGTERM, as the launcher has asked for."""
+        for rank in ranks:
+            assert self.sent(rank, messages.End), f"rank {rank} wasn't asked to end"
+            self.exits(rank, None, 15, by_launcher=True)
+
+    def disconnects(self, rank: int, error: str = "") -> None:
+        self.beating.discard(rank)
+        self.happens(AgentDisconnected(rank, error))
+
+    def falls_silent(self, *ranks: int) -> None:
+        self.beating -= set(ranks)
+
+    def process_says(self, text: str) -> None:
+        self.happens(ProcessSaid(text.encode()))
+
+    def process_ends(self, code: int, number: int = 0) -> None:
+        self.happens(ProcessEnded(number, code))
+
+    def user_sends(self, number: int) -> None:
+        self.happens(UserSignal(number))
+
+    # ---- what came of it
+
+    def clock(self, rank: int) -> float:
+        """What the clock on a rank's host shows now."""
+        return 2e9 + self.now + self.ahead.get(rank, 0.0)
+
+    def sent(self, rank: int, kind: type[messages.LauncherMessage]) -> list[tuple[float, Any]]:
+        """When a rank's agent was sent a message of this kind, and which."""
+        return [
+            (at, action.message)
+            for at, action in self.actions
+            if isinstance(action, Send) and action.rank == rank and isinstance(action.message, kind)
+        ]
+
+    def of(self, kind: type[A]) -> list[tuple[float, A]]:
+        """The actions of one kind, and when they were asked for."""
+        return [(at, action) for at, action in self.actions if isinstance(action, kind)]
+
+    @property
+    def told(self) -> list[str]:
+        return [action.line for _, action in self.of(Tell)]
+
+    def statuses(self) -> list[str]:
+        return [rank.status for rank in self.state.ranks]
+
+    def outcome(self) -> Outcome:
+        """How it ended; that is said once."""
+        assert len(self.of(Finish)) == 1
+        return self.state.outcome(START + self.now)
+
+
+def running(*hosts: str, **different: Any) -> Played:
+    """A job whose ranks have all started."""
+    job = Played(hosts, **different) if hosts else Played(**different)
+    for rank in itertools.islice(itertools.count(), len(job.watching.hosts)):
+        job.starts(rank)
+    job.until(2.0)
+    return job

@@ -1,0 +1,132 @@
+"""The documentation: its size, its links, the options that it names, and its words."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY
+from test_house import MAY_IMPORT, MAY_TOUCH, row
+
+from cpulaunch.cli.main import COMMANDS, main
+
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
+TEXTS = [
+    *PAGES,
+    REPOSITORY / "CHANGELOG.md",
+    *sorted((REPOSITORY / "configs").iterdir()),
+    *sorted((REPOSITORY / "hostfiles").iterdir()),
+    *sorted((REPOSITORY / "examples").glob("*.py")),
+]
+SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
+
+# Options of other programs that the pages name.
+FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node", "--profile"}
+
+# Words of the project's past that nobody else uses, each with an example of what replaced it.
+PRIVATE_WORDS = {
+    r"keepers?": "agent",
+    r"starters?(?!\.log)": "launcher",  # runs/<job>/starter.log keeps its name
+    r"seat(s|ed|ing)?": "placement",
+    r"who sits? where": "placement",
+    r"way.out": "egress interface",
+    r"wire_here|bind_here": "select_interface, rebind_on_host",
+    r"outlook": "preview",
+    r"verdict": "failure report",
+    r"twins?": "hosts that are alike",
+    r"condemn(ed)?": "mark_failed",
+    r"HostSum": "ShmAllreduce",
+    r"sentinel": "watchdog",
+    r"companion": "gloo fallback",
+    r"politely|farewell|callers?.nap": "shutdown_timeout, backoff",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+@pytest.fixture(scope="module")
+def options_of() -> dict[str, set[str]]:
+    """The options that the help of each command and subcommand names."""
+    found = {}
+    for command in COMMANDS:
+        for words in ([command], *([command, sub] for sub in SUBCOMMANDS.get(command, ()))):
+            with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+                main([*words, "--help"])
+            found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
+    return found
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of a page's code blocks, and its code spans."""
+    blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`]+)`", rest)
+
+
+def options_in(code: str) -> tuple[str, list[str]] | None:
+    """The command of a line such as ``cpulaunch run -n 2 train.py``, and its options; the script's are not."""
+    typed = re.search(r"(?:^|[\s$])cpulaunch ((?:" + "|".join(COMMANDS) + r")\b.*)", code)
+    if not typed:
+        return None
+    words = re.sub(r"\s#.*", "", typed[1]).split()
+    command = " ".join(words[:2]) if words[1:2] and words[1] in SUBCOMMANDS.get(words[0], ()) else words[0]
+    script = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    return command, [word.split("=")[0] for word in words[:script] if word.startswith("--")]
+
+
+def test_readme_is_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
+
+
+def test_paragraphs_of_the_ccl_page_have_at_most_six_lines() -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", (REPOSITORY / "docs/ccl.md").read_text(), flags=re.M | re.S)
+    paragraphs = [p for p in re.split(r"\n\s*\n|\n(?=- )", text) if not p.strip().startswith("|")]
+    assert [p for p in paragraphs if len(p.strip().splitlines()) > 6] == []
+    assert [line for p in paragraphs for line in p.splitlines() if len(line) > 110] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_that_a_page_names_exist(page: Path, options_of: dict[str, set[str]]) -> None:
+    every = set().union(*options_of.values()) | FOREIGN_OPTIONS
+    unknown = []
+    for code in code_of(page.read_text()):
+        if named := options_in(code):
+            command, options = named
+            unknown += [f"cpulaunch {command} {o}" for o in options if o not in options_of[command]]
+        elif option := re.match(r"--[a-z][\w-]*", code):
+            unknown += [option[0]] if option[0] not in every else []
+    assert unknown == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_texts_use_the_fields_words(path: Path) -> None:
+    # What the program prints is quoted as it is, and names in code spans are the code's.
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    found = {word: use for word, use in PRIVATE_WORDS.items() if re.search(rf"\b(?:{word})\b", text, re.I)}
+    assert found == {}, "use these words instead"
+
+
+def test_the_architecture_page_has_the_houses_tables() -> None:
+    rows = []
+    for module in sorted({*MAY_IMPORT, *MAY_TOUCH}):
+        imports, touches = (", ".join(sorted(row(table, module))) or "–" for table in (MAY_IMPORT, MAY_TOUCH))
+        rows.append(f"| `{module}` | {imports.replace('*', 'everything')} | {touches} |")
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    shown = page.partition("| module | may import | may touch |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    assert shown.splitlines() == rows
