@@ -55,6 +55,10 @@ class Topology:
     quota: float | None = None
     notes: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        # Hashing hundreds of CPUs for each of a thousand hosts would take a second.
+        return hash((len(self.cpus), self.cpus[:1], self.cpus[-1:], self.quota))
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Topology:
         """What `to_json` gave.  Raises `ConfigError` where it is something else."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from cpulaunch.errors import PlanError
@@ -73,6 +73,7 @@ class Binding:
         return tuple(affinity)
 
 
+@lru_cache(maxsize=64)  # the hosts of a cluster are mostly alike
 def bind(topology: Topology, request: BindingRequest) -> Binding:
     """The CPUs of each local rank of a host; raises `PlanError` for what the host cannot fulfil.
 
