@@ -1,4 +1,4 @@
-"""The network interface of a host that had not been asked for it when the plan was made."""
+"""The network interface of a host whose interfaces were unknown when the plan was made."""
 
 from __future__ import annotations
 

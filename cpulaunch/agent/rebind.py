@@ -1,4 +1,4 @@
-"""The plan of a host that nobody had looked at when the job's plan was made, from what its agents see."""
+"""The plan of a host that was unknown when the job's plan was made, from what its agents see."""
 
 from __future__ import annotations
 

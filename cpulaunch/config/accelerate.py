@@ -18,17 +18,17 @@ USUAL_FILE = "~/.cache/huggingface/accelerate/default_config.yaml"
 CPU_TYPES = ("NO", "MULTI_CPU", "FSDP")
 
 REASONS = {
-    "compute_environment": "always these machines here",
+    "compute_environment": "cpulaunch always runs on these machines",
     "debug": "accelerate's own checks; ACCELERATE_DEBUG_MODE=1 under env: turns them on",
     "machine_rank": "hosts are numbered in the order of the hostfile",
-    "rdzv_backend": "no rendezvous service is needed: every rank is told its place",
+    "rdzv_backend": "no rendezvous service is needed: every rank is told its number",
     "same_network": "hosts are started over ssh, wherever they are",
     "main_training_function": "for TPUs and notebooks; the script runs as it is",
     "enable_cpu_affinity": "for GPUs; here ranks are always bound to cores",
     "downcast_bf16": "for TPUs",
     "gpu_ids": "for GPUs",
     "deepspeed_config": "models are replicated on every rank (DDP); DeepSpeed isn't used",
-    "fsdp_config": "sharding is the script's to say: accelerate's fsdp_plugin, transformers' fsdp",
+    "fsdp_config": "the script decides on sharding: fsdp_plugin of accelerate, fsdp of transformers",
     "megatron_lm_config": "models are replicated on every rank (DDP); Megatron-LM isn't used",
     "tp_config": "models are replicated on every rank (DDP), not split",
     "parallelism_config": "models are replicated on every rank (DDP), not split",
@@ -94,7 +94,7 @@ def from_accelerate(text: str, shown: str) -> Imported:
 
 
 class _Import:
-    """Takes key after key from ``left``; what nobody took is dropped, with a reason, at the end."""
+    """Takes key after key from ``left``; what is left at the end is dropped, with a reason."""
 
     def __init__(self, document: Mapping[str, Any], lines: Mapping[str, int], shown: str) -> None:
         self.document, self.lines, self.shown = document, lines, shown
@@ -193,13 +193,13 @@ class _Import:
 
     def precision(self) -> None:
         old = "fp16" if self.left.pop("fp16", False) else "no"
-        said = _word(self.left.pop("mixed_precision", None), old).lower()
-        if said == "bf16":
+        precision = _word(self.left.pop("mixed_precision", None), old).lower()
+        if precision == "bf16":
             self.settings["training.precision"] = "bf16"
-        elif said == "no":
+        elif precision == "no":
             self.settings["training.precision"] = "fp32"
         else:
-            self.drop("mixed_precision", said, "not for CPUs: bf16, the default here, takes its place")
+            self.drop("mixed_precision", precision, "not for CPUs: bf16, the default, is used instead")
         ipex = self.mapping("ipex_config")
         wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
         if wanted:

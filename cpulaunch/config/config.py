@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT = "default"
-"""The origin of a value that nobody has set."""
+"""The origin of a value that is not set anywhere."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Config:
         return self.values[key]
 
     def is_set(self, key: str) -> bool:
-        """Whether anybody has set this value."""
+        """Whether this value is set anywhere, be it to the default."""
         return self.origins[key] != DEFAULT
 
     def where(self, key: str) -> str:

@@ -25,7 +25,7 @@ _OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
 @dataclass
 class _Layer:
-    """What one source said, of one strength: key → (value, origin)."""
+    """The settings of one source: key → (value, origin)."""
 
     found: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -47,10 +47,10 @@ def load(
 ) -> Config:
     """The merged settings.
 
-    ``given`` is what the command line said, in order: (key, text, how it was said, such as
+    ``given`` are the settings on the command line, in order: (key, text, the option's name, such as
     ``"--nnodes"``).  ``file`` is the YAML file to read; without it, ``$CPULAUNCH_CONFIG``,
     ``./cpulaunch.yaml`` and ``$XDG_CONFIG_HOME/cpulaunch/config.yaml`` are tried in this order.
-    ``text`` is what ``file`` will say, where it isn't written yet.
+    ``text`` is what ``file`` will contain, where it isn't written yet.
     Raises ConfigError with the place, what is valid and a hint.
     """
     environ = dict(os.environ if environ is None else environ)

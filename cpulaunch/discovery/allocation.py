@@ -1,4 +1,4 @@
-"""The hosts that a batch system has given us, from what it says in the environment."""
+"""The hosts that a batch system has allocated, from its environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) -> Allocation | None:
-    """The allocation that ``environ`` speaks of; None outside of one.  ``read`` gives a file's text.
+    """The allocation that ``environ`` describes; None outside of one.  ``read`` gives a file's text.
 
     Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE".
     """
@@ -34,10 +34,10 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
 
 def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     hosts = parse_hosts(nodes, "$SLURM_JOB_NODELIST")
-    # Only --ntasks and --ntasks-per-node are a wish for ranks; without them Slurm sets one task per node.
-    wished = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    # Without --ntasks and --ntasks-per-node, Slurm sets one task per node, which the user did not ask for.
+    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     tasks = environ.get("SLURM_TASKS_PER_NODE")
-    if not tasks or not wished:
+    if not tasks or not asked:
         return hosts
     counts: list[int] = []
     for part in tasks.split(","):
@@ -67,7 +67,8 @@ def _pbs(file: str, text: str | None) -> tuple[Host, ...]:
             f"$PBS_NODEFILE: {file} names no host", hint="name the hosts with --hosts or a hostfile"
         )
     # One line per host says which hosts, but not how many ranks each should have.
-    said = max(lines.values()) > 1
+    has_counts = max(lines.values()) > 1
     return tuple(
-        Host(parse_hosts(name, "$PBS_NODEFILE")[0].name, n if said else None) for name, n in lines.items()
+        Host(parse_hosts(name, "$PBS_NODEFILE")[0].name, n if has_counts else None)
+        for name, n in lines.items()
     )

@@ -151,8 +151,8 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Pro
     if response.exit_code == 255:
         for words, remedy in _SSH_SAYS:
             if words in response.error:
-                said = next(line for line in response.error.splitlines() if words in line).strip(" @")
-                return Problem(f"ssh: {said.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
+                line = next(line for line in response.error.splitlines() if words in line).strip(" @")
+                return Problem(f"ssh: {line.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
         return Problem(
             f"ssh: {last or 'ended without a word'}", f"`ssh {host} true` must work without a question"
         )

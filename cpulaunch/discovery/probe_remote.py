@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-# `-I -S` keeps the user's modules, variables and .pth files out; so our own place must be said.
+# `-I -S` keeps the user's modules, variables and .pth files out; so the path to cpulaunch must be added.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import hashlib

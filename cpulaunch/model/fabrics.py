@@ -23,7 +23,7 @@ def common_provider(hosts: Mapping[str, tuple[Fabric, ...] | None]) -> tuple[str
     """The provider that works on all hosts, and a complaint for each host with a card that stays unused.
 
     The provider is None where TCP is all that the hosts share.  ``hosts`` has each host's cards; None for one
-    that nobody looked at.
+    whose cards are unknown.
     """
     usable = {
         host: [card.provider for card in cards or () if not card.unusable] for host, cards in hosts.items()

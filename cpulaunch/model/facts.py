@@ -19,10 +19,13 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host.  ``names`` are all by which it is known, addresses too; ``cpu_flags`` are those of
-    BF16_FLAGS that it has, None where nobody looked; ``memory`` is in bytes.  ``interface`` is the one that
-    leads to the other hosts, ``address`` its address.  ``libraries`` are those that ranks can be started with
-    (`find_libraries`), ``fabrics`` the fast network cards (`find_fabrics`), None where nobody looked."""
+    """What was found out about one host; None stands for what is unknown.
+
+    ``names``: all names and addresses of the host.  ``cpu_flags``: those of BF16_FLAGS that its CPU has, or
+    ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, which
+    has the address ``address``.  ``libraries``: the paths of those that ranks can be started with, by their
+    names in `model.libraries`.  ``fabrics``: its fast network cards.
+    """
 
     topology: Topology
     names: frozenset[str] = frozenset()
@@ -70,7 +73,7 @@ def _libraries(raw: Any) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI that was found: ``path`` of its mpiexec, and what that says of its version."""
+    """An MPI that was found: the ``path`` of its mpiexec, and the version that this reports."""
 
     flavour: str
     path: str
@@ -82,10 +85,10 @@ class Facts:
     """All that planning needs to know.
 
     ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
-    ``hosts``: those looked at, by name.  ``like``: what any other host is taken to be like, and
-    ``like_what`` how to call that.
-    ``here``: this host's names; empty where the facts are somebody else's.
-    ``mpis``: the MPIs found here, best first; None where nobody looked.
+    ``hosts``: those that were probed or recorded, by name.  ``like``: what any other host is taken to be
+    like, and ``like_what`` what messages call that.
+    ``here``: this host's names; empty where the facts describe other machines.
+    ``mpis``: the MPIs found here, best first; None where the facts describe other machines.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
     ``egress_interface``: this host's interface to the others, where it was looked for.
     ``free_port``: a port that is free on the first host, likewise.

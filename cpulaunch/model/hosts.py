@@ -21,7 +21,7 @@ _COUNT = re.compile(r"[0-9]{1,6}")
 
 @dataclass(frozen=True)
 class Host:
-    """A host by the name or address that the user gave, and its slots (ranks it takes), if said."""
+    """A host by the name or address that the user gave, and the number of slots (ranks), if given."""
 
     name: str
     slots: int | None = None

@@ -90,11 +90,11 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which agents and
         # torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
         "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
-        # Its warnings (topology, missing GPU drivers, affinity) are about things nobody asked for.
+        # Its warnings (topology, missing GPU drivers, affinity) are about what the user did not ask for.
         "CCL_LOG_LEVEL": situation.log_level,
     }
     if situation.transport == "ofi":
-        # Shared memory triples the speed within a host, and needs somebody to share it with.
+        # Shared memory triples the speed within a host, and needs other ranks to share it with.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"

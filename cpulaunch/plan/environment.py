@@ -1,4 +1,4 @@
-"""Which variables the ranks get: what we plan, unless the user has said otherwise."""
+"""Which variables the ranks get: the planned ones, except where the user has set his own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _BRINGS = {
         "libmimalloc": "mimalloc",
         "libtbbmalloc": "tbbmalloc",
     },
-    "openmp": {"libiomp": "intel", "libomp": "intel", "libgomp": "gomp"},  # libomp is LLVM's, Intel's twin
+    # libomp is LLVM's, of the same code as Intel's.
+    "openmp": {"libiomp": "intel", "libomp": "intel", "libgomp": "gomp"},
 }
 
 # What belongs to a host, a login or a job step, and would only mislead on another host.
@@ -73,9 +74,10 @@ def choose_libraries(
 ) -> Libraries:
     """What a host's ranks are started with, of the libraries ``found`` there.
 
-    ``allocator`` and ``openmp`` are values of the settings.  ``found`` is of `find_libraries`, None where
-    nobody looked.  ``users`` are the variables that the user has set: what he preloads stays, and comes
-    first.  PlanError for what is asked for and isn't there, or contradicts his ``LD_PRELOAD``.
+    ``allocator`` and ``openmp`` are values of the settings.  ``found`` is what `find_libraries` returned, or
+    None where the host is unknown.  ``users`` are the variables that the user has set: what he preloads stays,
+    and comes first.  Raises PlanError where a library that is asked for isn't there, or contradicts his
+    ``LD_PRELOAD``.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []
@@ -102,7 +104,7 @@ def choose_libraries(
         if preloaded:
             notes.append(f"LD_PRELOAD: your {users[PRELOAD]} comes first")
     if found is None and paths:
-        notes.append(f"nobody has looked whether {', '.join(paths)} is there")
+        notes.append(f"whether {', '.join(paths)} is there was not checked")
     return Libraries(
         chosen.get("allocator", "default"), chosen.get("openmp", "default"), runtime == "intel", env, notes
     )
@@ -131,16 +133,18 @@ def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | No
 
 
 def threads_environment(rank: RankBinding) -> dict[str, str]:
-    """How many OpenMP threads a rank has."""
+    """The variable for a rank's number of OpenMP threads."""
     return {THREADS: str(rank.threads)}
 
 
 def places_environment(rank: RankBinding, intel_openmp: bool) -> dict[str, str]:
-    """Each OpenMP thread on a core of its own, but for the first: that is the program's main thread.
+    """The variable that binds each OpenMP thread of a rank to a core of its own, except for the first thread.
 
-    It gets all the cores of the rank.  What it starts (DataLoader workers, threads of Python, gloo or
-    OpenBLAS) inherits its mask, and with ``OMP_PLACES=cores`` would share one core with it.  It stays on
-    the core that the others leave free, all the same.
+    The first is the program's main thread and may use all cores of the rank: what it starts (DataLoader
+    workers, threads of Python, gloo or OpenBLAS) inherits its mask, and with ``OMP_PLACES=cores`` would share
+    one core with it.  The kernel keeps it on the core that the other OpenMP threads leave free.
+
+    ``intel_openmp``: the runtime knows ``KMP_AFFINITY``.  Empty where threads and cores differ in number.
     """
     if len(rank.places) != rank.threads or rank.threads == 1:
         return {}
@@ -155,8 +159,8 @@ def places_environment(rank: RankBinding, intel_openmp: bool) -> dict[str, str]:
 def memory_policy(rank: RankBinding, topology: Topology, strict: bool) -> str:
     """A rank's memory policy as the kernel writes it (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
 
-    None on a host with one NUMA node, and for a rank that spans several: each of its threads then gets
-    memory of the node that it runs on, which is the kernel's own way.
+    Empty on a host with one NUMA node, and for a rank that spans several: the kernel then gives each thread
+    memory of the node on which the thread runs.  ``strict``: a rank must not get memory of other nodes.
     """
     if len(topology.nodes | topology.memory_only_nodes) < 2:
         return ""

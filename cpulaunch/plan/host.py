@@ -1,7 +1,7 @@
 """One host's plan, from what is known of the host: one pure function, ``plan_host``.
 
-The planner calls it for every host, with what it was told of that host.  The agents of a host that nobody had
-looked at call it again, with what they see themselves.
+The planner calls it for every host, with the facts that it was given.  On a host whose facts were only
+assumed, each agent calls it again, with what it sees itself.
 """
 
 from __future__ import annotations

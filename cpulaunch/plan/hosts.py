@@ -71,14 +71,15 @@ def _library(config: Config, what: str) -> str:
 def host_inputs(
     config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
 ) -> tuple[HostInput, ...]:
-    """What is known of each host."""
+    """What is known of each of ``hosts``."""
     counts, user_env = ranks_per_host(config, hosts), user_environment(config)
     inputs = []
     for host in hosts:
         known, assumed = facts.of(host.name) if facts.listed else (facts.like, False)
         asked = {request.allocator, request.openmp} - {"auto", "default"}
         if assumed and not asked <= set(known.libraries or ()):
-            known = replace(known, libraries=None)  # they may be there all the same: its agents will see
+            # They may be there all the same: the host's agents will look.
+            known = replace(known, libraries=None)
         inputs.append(HostInput(host.name, known, assumed, counts[host.name], user_env=user_env))
     return tuple(inputs)
 
@@ -88,7 +89,7 @@ def bind_hosts(
 ) -> tuple[list[BoundHost], HostRequest]:
     """The CPUs of all ranks, and the request by which the hosts' agents will come to the same.
 
-    ``like`` is what hosts that nobody looked at are taken to be like, in words for errors.
+    ``like`` is what assumed hosts are taken to be like, in words for errors.
     """
     bound = [BoundHost(host, _bind(host, request.binding, like)) for host in hosts]
     if len({(b.binding.worker_count, bool(b.binding.worker_affinity)) for b in bound}) > 1:

@@ -45,7 +45,7 @@ class RankSpec(NamedTuple):
 class HostSpec(NamedTuple):
     """A host's ranks, and the variables that they share.
 
-    ``assumed``: nobody has looked at that host, so its agents plan it anew.
+    ``assumed``: the planner did not know that host, so its agents plan it anew.
     """
 
     assumed: bool

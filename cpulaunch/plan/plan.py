@@ -60,7 +60,7 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """One host and its ranks, which are contiguous.  ``assumed``: nobody looked at its topology.
+    """One host and its ranks, which are contiguous.  ``assumed``: its topology is that of another host.
 
     ``allocator`` and ``openmp`` are the libraries that its ranks get, and ``notes`` are on these; the plan's
     JSON has them in its settings and notes.

@@ -15,6 +15,7 @@ from cpulaunch.plan.plan import LOCALHOST
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
+    """The hosts that take part, in order.  Raises PlanError where the user wants more than there are."""
     hosts = facts.listed or (Host(LOCALHOST),)
     wanted = config["hosts.nnodes"]
     if wanted != "all":
@@ -82,6 +83,7 @@ class Starter(NamedTuple):
 
 
 def chosen_starter(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Starter:
+    """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
     here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
     setting: str = config["launcher"]
     if setting == "auto":
@@ -100,7 +102,7 @@ def chosen_starter(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Sta
 
 
 def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
-    """The flavour, and the path of its mpiexec."""
+    """The MPI's flavour, and the path of its mpiexec."""
     flavour: str = config["mpi.flavour"]
     if facts.mpis is None:
         preferred = launchers.load_mpi(flavour)
@@ -118,6 +120,7 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
 
 
 def chosen_master_addr(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> str:
+    """The address at which the ranks meet: the user's, else the first host's."""
     chosen: str = config["hosts.master_addr"]
     if chosen != "auto":
         return chosen
@@ -148,4 +151,5 @@ def forwarded_names(config: Config, facts: Facts, starter: Starter, hosts: tuple
 
 
 def some(names: list[str]) -> str:
+    """Up to four of ``names``, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

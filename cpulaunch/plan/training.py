@@ -27,6 +27,7 @@ class PrecisionDecision(NamedTuple):
 
 
 def decide_backend(config: Config, facts: Facts) -> BackendDecision:
+    """ccl where it can be used, unless the user chose another.  PlanError where he insists on ccl in vain."""
     chosen: str = config["training.backend"]
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
@@ -43,9 +44,9 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 def decide_precision(requested: str, *, is_set: bool, lacking: Sequence[str]) -> PrecisionDecision:
     """The one decision on precision: the planner's for a job, a rank's where no plan was made for it.
 
-    ``requested`` is the setting's value, ``is_set`` whether anybody has set it.  ``lacking`` are the hosts
+    ``requested`` is the setting's value, ``is_set`` whether the user has set it.  ``lacking`` are the hosts
     whose CPU has no instructions for bf16; ``["localhost"]`` is this machine.  The precision is the same on
-    all hosts: bf16 that somebody asked for stays bf16, however slow; else one such host makes it fp32.
+    all hosts: bf16 that the user asked for stays bf16, however slow; else one such host makes it fp32.
     """
     if requested != "bf16" or not lacking:
         return PrecisionDecision(requested)

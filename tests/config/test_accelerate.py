@@ -118,7 +118,7 @@ def test_nothing_is_dropped_silently() -> None:
     ("line", "key", "reason"),
     [
         ("same_network: true", "same_network", "ssh"),
-        ("fsdp_config: {fsdp_offload_params: true}", "fsdp_config", "sharding is the script's to say"),
+        ("fsdp_config: {fsdp_offload_params: true}", "fsdp_config", "the script decides on sharding"),
         ("deepspeed_config: {zero_stage: 2}", "deepspeed_config", "DDP"),
         ("dynamo_backend: IPEX", "dynamo_config.dynamo_backend", "own backend"),
         ("mixed_precision: fp16", "mixed_precision", "bf16"),
