@@ -111,24 +111,30 @@ def test_bound_to_nodes_no_rank_spans_them(topology: Topology, request: BindingR
         assert len(rank.numa_nodes) == 1
 
 
+def three_and_one_cores() -> Topology:
+    """Two NUMA nodes, on which two ranks of two cores don't fit without one that spans both."""
+    return Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate((0, 0, 0, 1))))
+
+
 @given(topologies(), requests)
-@example(
-    Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate((0, 0, 0, 1)))),
-    BindingRequest(ranks=2, worker_count=1),
-)
+@example(three_and_one_cores(), BindingRequest(ranks=2, worker_count=1))
+@example(three_and_one_cores(), BindingRequest(ranks=2, worker_count=0))
 def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
     topology: Topology, request: BindingRequest
 ) -> None:
     """If none had to span, no smaller number of idle cores could be reached by spanning."""
     request = replace(request, cores_per_rank="auto", oversubscribe=False)
     binding = bound(topology, request)
-    assume(any(len(rank.numa_nodes) > 1 for rank in binding.ranks))
-    refused, within = "", binding
+    spanning = any(len(rank.numa_nodes) > 1 for rank in binding.ranks)
+    within_nodes = replace(request, bind_numa=True)
     try:
-        within = bind(topology, replace(request, bind_numa=True))
+        within, refused = bind(topology, within_nodes), ""
     except PlanError as error:
-        refused = str(error)
-    if refused:
+        within, refused = binding, str(error)
+    if not spanning:
+        assert within.ranks == binding.ranks
+        assert not refused
+    elif refused:
         # Ranks of one core would fit, so it can only be their workers that need more than one.
         assert "no compute core left" in refused
     else:
