@@ -24,7 +24,7 @@ def init(backend: str | None = None, **options: Any) -> None:
     """Make the process group of all ranks; does nothing where there is one.
 
     ``backend``: else the planned one; outside of cpulaunch, ccl where it is built, else gloo.  ``options``
-    go to ``torch.distributed.init_process_group``.  A process that nobody started as a rank (no
+    go to ``torch.distributed.init_process_group``.  A process that was not started as a rank (no
     ``WORLD_SIZE``) gets a group of its own, so that the same script runs alone.
 
     Raises HostError where ccl is asked for and not built, and torch's errors where ranks don't meet.

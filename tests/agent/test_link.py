@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 
-from cpulaunch.messages import Challenge, End, Welcome, encode
+from cpulaunch.messages import End
 
 
 def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
@@ -48,23 +49,11 @@ def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path:
     assert b"no answer within 10 s" in done.stderr
 
 
-def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text("print('hello')")
-    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
-    with socket.create_server(("127.0.0.1", 0)) as impostor:
-        env = clean_environment(
-            CPULAUNCH_CONTROL=f"127.0.0.1:{impostor.getsockname()[1]}", CPULAUNCH_TOKEN="secret"
-        )
-        running = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=env, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-        connection, _ = impostor.accept()
-        with connection:
-            connection.sendall(encode(Challenge("s")))
-            hello = connection.makefile("rb").readline()
-            connection.sendall(encode(Welcome("0" * 64)))
-            connection.sendall(encode(End(9, 0.0)))
-            out, err = running.communicate(timeout=TIMEOUT)
-    assert b"hello" in hello
-    assert b"secret" not in hello
-    assert (running.returncode, out) == (0, "[0] hello\n")
+def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(tmp_path: Path) -> None:
+    with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
+        hello = impostor.welcome("a guess")
+        impostor.say(End(9, 0.0))
+        code, out, err = impostor.end()
+    assert TOKEN not in hello.salt + hello.proof + hello.host
+    assert (code, out) == (0, "[0] hello\n")
     assert "it does not know the job's token" in err

@@ -6,22 +6,17 @@ import json
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import TIMEOUT, Run, clean_environment
+from support.agents import AGENT, placement, rank_spec, run_agent
+from support.command import Run
 
-from cpulaunch import variables
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.libraries import FILES
-from cpulaunch.plan.placement import VARIABLE, HostSpec, IdentityVariables, Placement, RankSpec
 from cpulaunch.plan.request import BindingRequest, HostRequest
 
-AGENT = Path(__file__).parent.parent.parent / "cpulaunch" / "agent" / "run_agent.py"
 HERE = find_libraries(library_directories(), import_directories())
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2
 FIRST, *_, LAST = sorted(os.sched_getaffinity(0)) * 2
@@ -227,44 +222,6 @@ class TestMasks:
         assert f"rank 0 was put on CPUs {FIRST}, but its threads are on " in done.stderr
 
 
-def kept(
-    rank: RankSpec, program: str, directory: Path, *, env: Mapping[str, str] | None = None, **different: Any
-) -> subprocess.CompletedProcess[str]:
-    """An agent on its own, without a launcher: its program's output is its own."""
-    host = HostSpec(different.pop("assumed", False), different.pop("host_env", {}), [rank])
-    placement = Placement(
-        launcher="local",
-        identity=IdentityVariables(*variables.LOCAL_IDENTITY),
-        agents_are_children=True,
-        daemon_outlives_link=False,
-        python=True,
-        directory=str(directory),
-        hosts=[("localhost", 0)],
-        host_specs=[host],
-        request=different.pop("request", HostRequest(allocator="default", openmp="default")).to_json(),
-        env={},
-        heartbeat_timeout=30,
-        grace_period=1,
-        lenient=different.pop("lenient", False),
-    )
-    assert not different
-    (directory / "program.py").write_text(program)
-    identity = {"CPULAUNCH_RANK": "0", "CPULAUNCH_SIZE": "1", "CPULAUNCH_LOCAL_RANK": "0", "CPULAUNCH_LOCAL_SIZE": "1"}  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(directory / "program.py")],
-        env=clean_environment(**identity, **(env or {}), **{VARIABLE: placement.to_text()}),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def rank(policy: str = "", cores: str = str(FIRST)) -> RankSpec:
-    env = {"OMP_NUM_THREADS": "1"}
-    return RankSpec(CoreSet.parse(cores), CoreSet(), CoreSet([0]), 1, policy, env)
-
-
 def printed(done: subprocess.CompletedProcess[str]) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.removeprefix("[0] "))
@@ -276,13 +233,13 @@ class TestMemory:
 
     @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
     def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
-        assert printed(kept(rank(policy), SHOW, tmp_path))["policy"] == policy
+        assert printed(run_agent(placement(tmp_path, rank_spec(policy)), SHOW))["policy"] == policy
 
     def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
-        assert printed(kept(rank(), SHOW, tmp_path))["policy"] == "default"
+        assert printed(run_agent(placement(tmp_path, rank_spec()), SHOW))["policy"] == "default"
 
     def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
-        done = kept(rank("bind:1000"), SHOW, tmp_path)
+        done = run_agent(placement(tmp_path, rank_spec("bind:1000")), SHOW)
         assert done.returncode == 3
         assert "the memory policy bind:1000 can't be set: Invalid argument" in done.stderr
         assert done.stdout == ""
@@ -290,7 +247,10 @@ class TestMemory:
     @pytest.mark.parametrize(("policy", "lenient"), [("prefer:1000", False), ("bind:1000", True)])
     def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
         """Near memory is what the kernel prefers anyway, and containers often forbid the system call."""
-        assert printed(kept(rank(policy), SHOW, tmp_path, lenient=lenient))["policy"] == "default"
+        assert (
+            printed(run_agent(placement(tmp_path, rank_spec(policy), lenient=lenient), SHOW))["policy"]
+            == "default"
+        )
 
     def test_one_that_something_changes_fails_the_job(self, tmp_path: Path) -> None:
         (tmp_path / "site").mkdir()
@@ -299,7 +259,7 @@ class TestMemory:
             "from cpulaunch.agent.memory_policy import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
-        done = kept(rank("bind:0"), "import time; time.sleep(300)", tmp_path, env=env)
+        done = run_agent(placement(tmp_path, rank_spec("bind:0")), "import time; time.sleep(300)", env)
         assert done.returncode == 3
         assert "rank 0 was given the memory policy bind:0, but has prefer:0" in done.stderr
 
@@ -307,20 +267,16 @@ class TestMemory:
 class TestHostsThatNobodyLookedAt:
     def test_their_agents_find_their_own_cores_and_libraries(self, tmp_path: Path) -> None:
         intel = installed("intel")
-        seen = printed(
-            kept(
-                rank(cores="4000-4055"),
-                SHOW,
-                tmp_path,
-                assumed=True,
-                host_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
-                request=HostRequest(
-                    BindingRequest(worker_count=1, dedicate_workers=False),
-                    allocator="default",
-                    openmp="intel",
-                ),
-            )
+        placed = placement(
+            tmp_path,
+            rank_spec(cores="4000-4055"),
+            assumed=True,
+            host_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
+            request=HostRequest(
+                BindingRequest(worker_count=1, dedicate_workers=False), allocator="default", openmp="intel"
+            ),
         )
+        seen = printed(run_agent(placed, SHOW))
         cores = len(os.sched_getaffinity(0))
         assert seen["env"]["LD_PRELOAD"] == intel
         assert "MALLOC_CONF" not in seen["env"]
@@ -330,7 +286,7 @@ class TestHostsThatNobodyLookedAt:
     def test_what_cannot_be_there_is_an_error(self, tmp_path: Path) -> None:
         request = HostRequest(allocator="jemalloc")
         env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # of which ld.so only warns
-        done = kept(rank(), SHOW, tmp_path, assumed=True, request=request, env=env)
+        done = run_agent(placement(tmp_path, assumed=True, request=request), SHOW, env)
         assert done.returncode == 3
         assert "allocator jemalloc is asked for, but LD_PRELOAD has tcmalloc" in done.stderr
         assert done.stdout == ""

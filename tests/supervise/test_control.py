@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support.command import TIMEOUT
+import pytest
+from support.command import TIMEOUT, clean_environment
 from support.jobs import job, outcome
 from support.programs import UNTIL_TOLD
 
-from cpulaunch.messages import MAX_LINE, VERSION, Exit, Hello, Welcome, encode, proof
+from cpulaunch import messages
+from cpulaunch.messages import (
+    FROM_LAUNCHER,
+    MAX_LINE,
+    VERSION,
+    Challenge,
+    Exit,
+    Hello,
+    Welcome,
+    decode,
+    encode,
+    proof,
+)
+from cpulaunch.supervise.control import Control
 
 
 def control_port(launcher: subprocess.Popen[str]) -> int:
@@ -86,3 +102,138 @@ def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) ->
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
     assert sizes[-1] < sizes[0] + (8 << 20)
+
+
+class Audience:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, object]] = []
+        self.gone = asyncio.Event()
+
+    def agent_connected(self, rank: int, hello: Hello) -> None:
+        self.heard.append(("connected", rank, hello.version))
+
+    def agent_said(self, rank: int, message: object) -> None:
+        self.heard.append(("said", rank, message))
+
+    def agent_disconnected(self, rank: int, error: str) -> None:
+        self.heard.append(("disconnected", rank, error))
+        self.gone.set()
+
+    async def room(self) -> None:
+        pass
+
+
+async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
+    """What a launcher hears from the agent of rank 1, which sends ``lines`` once it is welcome, and hangs up."""
+    audience = Audience()
+    control = Control("token", 2, audience)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await control.listen(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        challenge = decode(await reader.readline(), FROM_LAUNCHER)
+        assert isinstance(challenge, Challenge)
+        writer.write(encode(hello(version=version, rank=1, proof=proof("token", "agent", challenge.salt, 1))))
+        welcome = decode(await reader.readline(), FROM_LAUNCHER)
+        assert welcome == Welcome(proof("token", "launcher", "s", 1))
+        with contextlib.suppress(OSError):  # it may hang up before it has all
+            writer.write(b"".join(lines))
+            writer.write_eof()
+        await audience.gone.wait()
+        writer.close()
+        await control.close()
+    return audience
+
+
+NOTE = encode(messages.Note("x"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "heard"),
+    [
+        ([], [("disconnected", 1, "")]),
+        ([NOTE], [("said", 1, messages.Note("x")), ("disconnected", 1, "")]),
+        (
+            [b'{"type":"stall"}\n', NOTE],
+            [
+                ("said", 1, messages.Unknown("stall")),
+                ("said", 1, messages.Note("x")),
+                ("disconnected", 1, ""),
+            ],
+        ),
+        (
+            [encode(messages.End(9, 0)), NOTE],
+            [
+                ("said", 1, messages.Unknown("end")),
+                ("said", 1, messages.Note("x")),
+                ("disconnected", 1, ""),
+            ],
+        ),
+        ([b'{"type":"note"}\n', NOTE], [("disconnected", 1, "note without note")]),
+        ([b"nonsense\n", NOTE], [("disconnected", 1, "not JSON")]),
+    ],
+)
+def test_what_an_agent_says_is_heard_up_to_the_first_line_that_is_no_message(
+    lines: list[bytes], heard: list[tuple[str, int, object]]
+) -> None:
+    audience = asyncio.run(asyncio.wait_for(talk(lines), TIMEOUT))
+    assert audience.heard == [("connected", 1, VERSION), *heard]
+    assert [type(what) for _, _, what in audience.heard[1:]] == [type(what) for _, _, what in heard]
+
+
+def test_an_agent_of_another_version_is_hung_up_on_and_heard_of() -> None:
+    audience = asyncio.run(asyncio.wait_for(talk([NOTE], version=VERSION + 1), TIMEOUT))
+    assert audience.heard == [("connected", 1, VERSION + 1), ("disconnected", 1, "")]
+
+
+def test_a_job_whose_agents_are_of_another_version_is_not_started(marked, tmp_path: Path) -> None:
+    (tmp_path / "sleep.py").write_text("import time; time.sleep(300)")
+    code = (
+        "from cpulaunch import messages; messages.VERSION += 1; from cpulaunch.cli.main import entry; entry()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "-n", "2", "sleep.py"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 3
+    assert (
+        f"speaks version {VERSION} of the control protocol, the launcher version {VERSION + 1}" in done.stderr
+    )
+    assert outcome(tmp_path)["kind"] == "start_failed"
+
+
+def test_a_line_that_is_too_long_ends_the_connection() -> None:
+    audience = asyncio.run(asyncio.wait_for(talk([b"x" * (MAX_LINE + 10) + b"\n"]), TIMEOUT))
+    what, rank, error = audience.heard[-1]
+    assert (what, rank) == ("disconnected", 1)
+    assert "limit" in str(error)
+
+
+def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
+    async def second() -> bytes:
+        audience = Audience()
+        control = Control("token", 2, audience)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await control.listen(listener)
+            answers, open_ones = [], []
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                open_ones.append(writer)
+                challenge = decode(await reader.readline(), FROM_LAUNCHER)
+                assert isinstance(challenge, Challenge)
+                writer.write(encode(hello(rank=1, proof=proof("token", "agent", challenge.salt, 1))))
+                answers.append(await reader.readline())
+            await control.close()
+            for writer in open_ones:
+                writer.close()
+        assert audience.heard[0] == ("connected", 1, VERSION)
+        assert len([what for what, _, _ in audience.heard if what == "connected"]) == 1
+        return answers[1]
+
+    assert asyncio.run(asyncio.wait_for(second(), TIMEOUT)) == b""

@@ -1,0 +1,35 @@
+"""What a program's bootstrap reports, and that it is what the agent understands."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.agent.bootstrap import leaving, ready
+from cpulaunch.agent.report import Reports
+from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown, encode
+
+
+@pytest.mark.parametrize("report", [Ready([]), Ready([0, 2, 17]), Leaving(0), Leaving(255)])
+def test_reports_that_are_written_by_hand_are_as_they_would_be_encoded(report: Report) -> None:
+    by_hand = ready(report.cpus) if isinstance(report, Ready) else leaving(report.code)  # type: ignore[union-attr]
+    assert list(Reports().feed(by_hand)) == [report]
+    assert [type(found) for found in Reports().feed(by_hand)] == [type(report)]
+
+
+RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reports"),
+    [
+        ([encode(RAISED)], [RAISED]),
+        ([encode(RAISED)[:7], encode(RAISED)[7:]], [RAISED]),
+        ([leaving(0) + b'{"type":"step"}\n'], [Leaving(0), Unknown("step")]),
+        ([b"nonsense\n", leaving(0)], [Leaving(0)]),
+        ([b'{"type":"leaving"}\n', leaving(0)], [Leaving(0)]),
+        ([leaving(1) + b"nonsense\nhalf a line", leaving(0)], [Leaving(1), Leaving(0)]),
+    ],
+)
+def test_what_is_no_report_is_passed_over(pieces: list[bytes], reports: list[Report]) -> None:
+    reader = Reports()
+    assert [report for piece in pieces for report in reader.feed(piece)] == reports

@@ -1,0 +1,150 @@
+"""Agents with a launcher that the test plays: what they say to it, and what they do as it says."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.agents import PlayedLauncher, placement, run_agent
+
+from cpulaunch import messages
+
+READY = "print('ready', flush=True)\n"
+SLEEP = READY + "import time\ntime.sleep(300)\n"
+DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+
+
+def played(directory: Path, program: str, **different: object) -> PlayedLauncher:
+    return PlayedLauncher(placement(directory, **different), program)
+
+
+def test_an_agent_says_who_it_is_and_what_becomes_of_its_program(tmp_path: Path) -> None:
+    with played(tmp_path, "import sys\nprint('out')\nsys.exit(5)") as launcher:
+        hello = launcher.welcome()
+        assert (hello.version, hello.rank, hello.pid) == (messages.VERSION, 0, launcher.agent.pid)
+        started = launcher.next(messages.Started)
+        assert (started.threads, started.notes) == (1, [])
+        launcher.wait_for_output("out\n")
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher, end.by_signal) == (5, None, False, 0)
+        launcher.say(messages.Release())
+        assert launcher.end() == (0, "", "")  # the launcher knows, and mpiexec needn't
+
+
+def test_a_program_that_raises_is_reported_before_it_ends(tmp_path: Path) -> None:
+    with played(tmp_path, "x = 1\nraise ValueError('no such luck')") as launcher:
+        launcher.welcome()
+        failure = launcher.next(messages.Failure)
+        assert (failure.error, failure.file, failure.line) == ("ValueError: no such luck", "program.py", 2)
+        assert not failure.by_launcher
+        assert launcher.next(messages.Exit).code == 1
+
+
+def test_a_program_that_is_asked_to_end_ends_by_the_launcher(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.say(messages.End(signal.SIGTERM, 30.0))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
+
+
+def test_a_program_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) -> None:
+    with played(tmp_path, DEAF) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.say(messages.End(signal.SIGTERM, 0.1))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher, end.note) == (None, signal.SIGKILL, True, None)
+
+
+def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Path) -> None:
+    program = (
+        "import atexit, time\ndef leave():\n    print('leaving', flush=True)\n    time.sleep(300)\n"
+        "atexit.register(leave)\nraise SystemExit(3)"
+    )
+    with played(tmp_path, program) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("leaving")  # which it has reported before
+        launcher.say(messages.End(signal.SIGTERM, 30.0))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher) == (3, None, False)
+
+
+def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.agent.send_signal(signal.SIGTERM)
+        end = launcher.next(messages.Exit)
+        assert (end.signal, end.by_launcher, end.by_signal) == (signal.SIGTERM, False, signal.SIGTERM)
+        assert end.note == "its agent got signal 15, from mpiexec or a batch system, not from us"
+
+
+def test_a_launcher_that_is_gone_takes_the_program_with_it(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.hang_up()
+        assert launcher.end() == (128 + signal.SIGTERM, "", "")
+
+
+def test_a_message_of_an_unknown_kind_is_no_end_and_is_told_once(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.say_line(b'{"type":"pause"}\n{"type":"pause"}\n')
+        launcher.say(messages.End(signal.SIGTERM, 30.0))
+        told = []
+        while not isinstance(message := launcher.hear(), messages.Exit):
+            told += [message.note] if isinstance(message, messages.Note) else []
+        assert told == ["rank 0: the launcher sent a message of an unknown kind, 'pause'"]
+
+
+REPORTS = """
+import os, sys
+for name in os.listdir("/proc/self/fd"):  # as a child of the program could, which inherits it
+    try:
+        if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
+            for line in LINES:
+                os.write(int(name), line + b"\\n")
+    except OSError:
+        pass
+"""
+
+
+def reporting(*lines: bytes) -> str:
+    return f"LINES = {list(lines)!r}\n{REPORTS}"
+
+
+def test_a_report_of_an_unknown_kind_is_told_once(tmp_path: Path) -> None:
+    with played(tmp_path, reporting(b'{"type":"step"}', b'{"type":"step"}')) as launcher:
+        launcher.welcome()
+        told = []
+        while not isinstance(message := launcher.hear(), messages.Exit):
+            told += [message.note] if isinstance(message, messages.Note) else []
+        assert told == ["rank 0: the program reported something of an unknown kind, 'step'"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"exit","code":0,"signal":null,"at":0,"by_launcher":true,"by_signal":0,"note":null}',
+        b'{"type":"release"}',
+        b'{"type":"end","signal":9,"grace":0}',
+        b'{"type":"torch","threads":"many","requested":""}',
+        b"nonsense",
+    ],
+)
+def test_a_program_cannot_speak_as_its_agent(tmp_path: Path, line: bytes) -> None:
+    with played(tmp_path, reporting(line) + "sys.exit(6)") as launcher:
+        launcher.welcome()
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.by_launcher) == (6, False)
+
+
+def test_without_a_launcher_an_agent_prints_with_its_rank_and_ends_as_its_program(tmp_path: Path) -> None:
+    done = run_agent(placement(tmp_path), reporting(b'{"type":"step"}') + "print('hello')\nsys.exit(6)")
+    assert (done.returncode, done.stdout) == (6, "[0] hello\n")
+    assert done.stderr == "[0] cpulaunch: rank 0: the program reported something of an unknown kind, 'step'\n"

@@ -1,0 +1,141 @@
+"""Agents on their own: started without a launcher, or with one that the test plays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cpulaunch import messages, variables
+from cpulaunch.messages import FROM_AGENT, AgentMessage, LauncherMessage, decode, encode, proof
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.plan.placement import VARIABLE, HostSpec, IdentityVariables, Placement, RankSpec
+from cpulaunch.plan.request import HostRequest
+from support.command import TIMEOUT, clean_environment
+
+AGENT = Path(__file__).parent.parent.parent / "cpulaunch" / "agent" / "run_agent.py"
+FIRST_CPU = min(os.sched_getaffinity(0))
+TOKEN = "secret"
+
+M = TypeVar("M")
+
+
+def rank_spec(policy: str = "", cores: str = str(FIRST_CPU)) -> RankSpec:
+    env = {"OMP_NUM_THREADS": "1"}
+    return RankSpec(CoreSet.parse(cores), CoreSet(), CoreSet([0]), 1, policy, env)
+
+
+def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -> Placement:
+    """The plan of a job of one rank on this host; ``assumed`` and ``host_env`` are of the host."""
+    host = HostSpec(different.pop("assumed", False), different.pop("host_env", {}), [rank or rank_spec()])
+    request = different.pop("request", HostRequest(allocator="default", openmp="default"))
+    usual: dict[str, Any] = {
+        "launcher": "local",
+        "identity": IdentityVariables(*variables.LOCAL_IDENTITY),
+        "agents_are_children": True,
+        "daemon_outlives_link": False,
+        "python": True,
+        "directory": str(directory),
+        "hosts": [("localhost", 0)],
+        "host_specs": [host],
+        "request": request.to_json(),
+        "env": {},
+        "heartbeat_timeout": 30,
+        "grace_period": 1,
+        "lenient": False,
+    }
+    return Placement(**{**usual, **different})
+
+
+def agent(
+    placed: Placement, program: str, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """The agent of rank 0 of 1, which runs the Python ``program`` in the job's directory."""
+    script = Path(placed.directory, "program.py")
+    script.write_text(program)
+    identity = dict(zip(placed.identity, ("0", "1", "0", "1"), strict=True))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(script)],
+        env=clean_environment(**identity, **(env or {}), **{VARIABLE: placed.to_text()}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run_agent(
+    placed: Placement, program: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """An agent without a launcher, to its end: its program's output is its own."""
+    with agent(placed, program, env) as running:
+        try:
+            out, err = running.communicate(timeout=TIMEOUT)
+        finally:
+            running.kill()
+    return subprocess.CompletedProcess(running.args, running.returncode, out, err)
+
+
+class PlayedLauncher:
+    """A launcher to which one agent has said hello; the test plays what it says."""
+
+    def __init__(self, placed: Placement, program: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(TIMEOUT)
+            env = {variables.CONTROL: f"127.0.0.1:{server.getsockname()[1]}", variables.TOKEN: TOKEN}
+            self.agent = agent(placed, program, env)
+            self._connection, _ = server.accept()
+        self._connection.settimeout(TIMEOUT)
+        self._file = self._connection.makefile("rb")
+
+    def __enter__(self) -> PlayedLauncher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+        self.agent.kill()
+        self.agent.communicate(timeout=TIMEOUT)
+
+    def welcome(self, token: str = TOKEN) -> messages.Hello:
+        """Let the agent in, and prove to know ``token``."""
+        self.say(messages.Challenge("salt"))
+        hello = self.next(messages.Hello)
+        self.say(messages.Welcome(proof(token, "launcher", hello.salt, hello.rank)))
+        return hello
+
+    def say(self, message: LauncherMessage) -> None:
+        self.say_line(encode(message))
+
+    def say_line(self, line: bytes) -> None:
+        self._connection.sendall(line)
+
+    def hear(self) -> AgentMessage | messages.Unknown:
+        """The next message of the agent."""
+        line = self._file.readline()
+        assert line, "the agent has hung up"
+        return decode(line, FROM_AGENT)
+
+    def next(self, kind: type[M]) -> M:
+        """The agent's next message of one kind; others are passed over."""
+        while not isinstance(message := self.hear(), kind):
+            pass
+        return message
+
+    def wait_for_output(self, text: str) -> None:
+        seen = ""
+        while text not in seen:
+            seen += self.next(messages.Output).data
+
+    def hang_up(self) -> None:
+        self._file.close()
+        self._connection.close()
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for the agent's end: its exit code, and what it printed itself."""
+        out, err = self.agent.communicate(timeout=TIMEOUT)
+        return self.agent.returncode, out, err

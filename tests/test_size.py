@@ -1,0 +1,66 @@
+"""No function is too long to be read at a glance, or takes more than one can keep in mind."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import cpulaunch
+
+PACKAGE = Path(cpulaunch.__file__).parent
+ROOMS = ("plan", "supervise", "agent")
+FILES = [path for room in ROOMS for path in sorted((PACKAGE / room).rglob("*.py"))]
+MAX_LINES = 50
+MAX_PARAMETERS = 6
+
+
+def too_big(tree: ast.Module) -> list[str]:
+    """What of a module is too long, or takes too many parameters; methods' first is not counted."""
+    methods = {
+        id(node)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for node in each.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if "staticmethod" not in {getattr(decorator, "id", "") for decorator in node.decorator_list}
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            given = node.args
+            parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+            count = len(parameters) - (id(node) in methods) + bool(given.vararg) + bool(given.kwarg)
+            if lines > MAX_LINES:
+                found.append(f"{node.name} has {lines} lines")
+            if count > MAX_PARAMETERS:
+                found.append(f"{node.name} has {count} parameters")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_functions_are_small(path: Path) -> None:
+    assert too_big(ast.parse(path.read_text())) == []
+
+
+def test_every_room_is_counted() -> None:
+    assert {path.relative_to(PACKAGE).parts[0] for path in FILES} == set(ROOMS)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f(a, b, c, d, e, g): pass", []),
+        ("def f(a, b, c, d, e, g, *, h): pass", ["f has 7 parameters"]),
+        ("def f(a, b, c, d, e, *g, **h): pass", ["f has 7 parameters"]),
+        ("class C:\n    def f(self, a, b, c, d, e, g): pass", []),
+        ("class C:\n    async def f(self, a, b, c, d, e, g, h): pass", ["f has 7 parameters"]),
+        ("class C:\n    @staticmethod\n    def f(a, b, c, d, e, g, h): pass", ["f has 7 parameters"]),
+        ("def f():\n" + "    pass\n" * 49, []),
+        ("def f():\n" + "    pass\n" * 50, ["f has 51 lines"]),
+    ],
+)
+def test_the_count_is_right(code: str, found: list[str]) -> None:
+    assert too_big(ast.parse(code)) == found
