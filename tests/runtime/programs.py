@@ -188,7 +188,7 @@ def adamw(steps: str) -> dict:
         split.load_state_dict(plain.state_dict())
         ours = torch.optim.AdamW(split.parameters(), lr=1e-3, **options)
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-3, **options)
-        split = ipex.optimize(split, ours)
+        split = ipex.ENGINE.apply(split, ours)
         own = [p for name, p in split.named_parameters() if "_ipex_module_empty" not in name]
         for _ in range(int(steps)):
             for mine, other in zip(own, plain.parameters(), strict=True):

@@ -12,7 +12,7 @@ from cpulaunch.runtime.patches.base import Change, announce, pending_changes, pr
 from cpulaunch.runtime.precision import check_precision
 from cpulaunch.runtime.settings import TrainingSettings
 
-TRIED = ("2.13.0",)
+TRIED = ("2.8.0", "2.13.0")
 
 REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
 """Backends, as scripts name them, in whose place the planned one is taken."""
