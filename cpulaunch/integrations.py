@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime import distributed, engines
 from cpulaunch.runtime.engines.base import Engine
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.precision import cpu_flags
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
     pip install 'cpulaunch[intel,hf]'               # torch 2.8 with IPEX 2.8
     cpulaunch run -n 2 --engine ipex examples/ipex_bert.py
 
-Without IPEX the same script uses the engine native and prints one line that says so. A BERT of 4 layers
+Without IPEX the same script trains with the engine native, and rank 0 prints why. A BERT of 4 layers
 learns which of two digits is more frequent in a text of digits.
 Expected on 2 ranks of 1 core each: at least 90 % of the test texts right within a minute, and a checkpoint of
 fp32 weights that a plain model loads with the same accuracy.

@@ -130,3 +130,18 @@ def test_the_architecture_page_has_the_houses_tables() -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
     shown = page.partition("| module | may import | may touch |\n|---|---|---|\n")[2].partition("\n\n")[0]
     assert shown.splitlines() == rows
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    listing = page.partition("## Packages and files")[2].partition("## ")[0]
+    words = set(re.findall(r"[a-z_]+", listing))
+    modules = {path.stem for path in (REPOSITORY / "cpulaunch").rglob("*.py")}
+    assert {name for name in modules if not name.startswith("__")} - words == set()
+
+
+def test_files_that_the_architecture_page_names_exist() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text().partition("## Where new things plug in")[0]
+    files = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp))`", text))
+    roots = (REPOSITORY / "cpulaunch", REPOSITORY)
+    assert {file for file in files if not any((root / file).exists() for root in roots)} == set()

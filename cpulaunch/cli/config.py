@@ -178,9 +178,9 @@ def _validate(arguments: list[str]) -> int:
     count = len(read_yaml(file).found)
     say(f"{file}: {count} setting{'' if count == 1 else 's'}, valid")
 
-    from cpulaunch.cli.preview import unwise
+    from cpulaunch.cli.preview import unwise_settings
 
-    for warning in unwise(config):
+    for warning in unwise_settings(config):
         say(f"warning: {warning}")
     return 0
 

@@ -10,8 +10,7 @@ from cpulaunch.cli.backend import ccl_files, ccl_missing
 from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
-from cpulaunch.discovery.preflight import HostsNotReadyError
-from cpulaunch.errors import ConfigError
+from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Program
 
@@ -37,9 +36,11 @@ def gather(
     ccl = Ccl(partial(ccl_missing, config, build=program is not None, tell=tell), partial(ccl_files, config))
     try:
         return collect_facts(config, ccl, tell, program)
-    except HostsNotReadyError as e:
+    except HostError as e:
+        # Imported here, as a job on this machine alone needs neither.
         from cpulaunch.cli.preflight import complaints
+        from cpulaunch.discovery.preflight import HostsNotReadyError
 
-        for line in complaints(e.reports):
+        for line in complaints(e.reports) if isinstance(e, HostsNotReadyError) else ():
             tell(line)
         raise

@@ -27,8 +27,8 @@ def several(values: Mapping[str, Any], machine: Machine) -> bool:
     return bool(named or (machine.allocation and values.get("launcher") != "local"))
 
 
-class Places:
-    """Asks for the hosts, and notes them in the draft."""
+class HostPrompt:
+    """Asks for the hosts, and writes them into the draft."""
 
     def __init__(self, machine: Machine, asker: Asker, draft: Draft) -> None:
         self.machine, self.asker, self.draft = machine, asker, draft

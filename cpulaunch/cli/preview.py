@@ -14,7 +14,8 @@ from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
-from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.plan.plan import LOCALHOST, Plan, Program
+from cpulaunch.plan.training import decide_precision, without_bf16
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip
@@ -28,7 +29,7 @@ def preview(config: Config) -> tuple[Facts, Plan]:
     return facts, make_plan(config, facts, program)
 
 
-def in_short(plan: Plan) -> Iterator[str]:
+def summary(plan: Plan) -> Iterator[str]:
     """The plan in a few lines."""
     names = [host.host for host in plan.hosts]
     shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
@@ -50,17 +51,18 @@ def picture_of_first_host(
     return picture(topology, host.ranks, width=width, colour=colour, unicode=unicode, table=table)
 
 
-def unwise(config: Config) -> Iterator[str]:
+def unwise_settings(config: Config) -> Iterator[str]:
     """What is valid, but would not work, or not work well, when started from this machine."""
     try:
         facts, plan = preview(config)
     except CpulaunchError as e:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
         return
-    yield from _unwise_environment(config["env"])
-    bf16 = config.is_set("training.precision") and config["training.precision"] == "bf16"
-    if bf16 and facts.like.cpu_flags == ():
-        yield f"{config.where('training.precision')}: bf16 is slow here: this CPU has no instructions for it"
+    yield from _pinning_variables(config["env"])
+    if config.is_set("training.precision"):
+        lacking = without_bf16({LOCALHOST: facts.like})
+        if note := decide_precision(config["training.precision"], is_set=True, lacking=lacking).note:
+            yield f"{config.where('training.precision')}: {note}"
     workers = config["ccl.worker_count"]
     for host in plan.hosts:
         smallest = min(len(rank.cores) for rank in host.ranks)
@@ -76,7 +78,7 @@ def unwise(config: Config) -> Iterator[str]:
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip
 
 
-def _unwise_environment(env: Mapping[str, str]) -> Iterator[str]:
+def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:
     for name in PINNING:
         if name in env:
             yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may fight"

@@ -41,8 +41,6 @@ def main(arguments: list[str]) -> int:
     parser = run_parser()
     words, rest = parser.split(arguments, ends=("-m", "--module"))
     options = parser.parse_args(words)
-    if options.verbose:
-        os.environ.setdefault("CCL_LOG_LEVEL", "warn")  # as if the user had set it: ours is "error"
     if options.format and not options.dry_run:
         raise UsageError("--format is for --dry-run", hint="add --dry-run, or leave out --format")
     config = load_config(options)
@@ -83,10 +81,10 @@ def main(arguments: list[str]) -> int:
             print(shell(commands, None if port == "auto" else port), end="")
         else:
             text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
-                                verbose=options.verbose, unicode=has_unicode())  # fmt: skip
+                                verbose=config["output.verbose"], unicode=has_unicode())  # fmt: skip
             print(text, end="")
         return 0
-    return _run(plan, commands, options.verbose, facts.free_port)
+    return _run(plan, commands, facts.free_port)
 
 
 def _picture(plan: Plan, facts: Facts) -> str:
@@ -118,7 +116,6 @@ def run_parser() -> Parser:
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say more, oneCCL's warnings too")
     add_settings(parser)
     return parser
 
@@ -168,7 +165,7 @@ def _check_script(path: Path) -> None:
         raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
 
 
-def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int | None) -> int:
+def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
     from cpulaunch.supervise.outcome import INTERRUPTED, OK
@@ -177,6 +174,7 @@ def _run(plan: Plan, commands: Sequence[Command], verbose: bool, free_port: int 
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size)
+    verbose: bool = plan.setting("output.verbose")
     attempt = first_attempt(plan, commands, free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
     on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -14,9 +14,9 @@ from typing import Any
 from cpulaunch import launchers
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.files import diff, read_if_there
-from cpulaunch.cli.host_prompt import Places, several
+from cpulaunch.cli.host_prompt import HostPrompt, several
 from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import in_short, picture_of_first_host, preview
+from cpulaunch.cli.preview import picture_of_first_host, preview, summary
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
@@ -110,7 +110,7 @@ class Wizard:
     def ask(self, setting: Setting) -> None:
         """Ask for one setting, and note the answer."""
         if setting.key == "hosts.hostfile":
-            Places(self.machine, self.asker, self.draft).ask(setting)
+            HostPrompt(self.machine, self.asker, self.draft).ask(setting)
             self.draft.values.update(self.fixed)
             return
         self.put(setting, self.question(setting))
@@ -303,7 +303,7 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         if e.hint:
             yield _with_keys(f"hint: {e.hint}")
         return
-    yield from in_short(plan)
+    yield from summary(plan)
     for key, value in draft.values.items():
         if config[key] != value and config.origins[key].startswith("$"):
             yield f"note: {config.origins[key]} wins over this file: {key} is {scalar(config[key])}"

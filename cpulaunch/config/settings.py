@@ -392,6 +392,13 @@ _TABLE = (
         "ranks whose output is shown; equal lines of several ranks are folded into one, unless all is set explicitly",
         ("--tee",),
     ),
+    Setting(
+        "output.verbose",
+        Switch(),
+        False,
+        "print more: every event, all notes on the plan, and oneCCL's warnings",
+        ("--verbose", "-v"),
+    ),
     Setting("env", Variables(), {}, "environment variables set for the ranks", ("--env",)),
     Setting(
         "forward", Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)

@@ -43,7 +43,7 @@ def facts_here(libraries: Sequence[str] | None = None, packages: Sequence[str] |
     return HostFacts(
         topology=topology_here(),
         names=frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()}),
-        cpu_flags=_cpu_flags(),
+        cpu_flags=cpu_flags(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         libraries=find_libraries(
             library_directories() if libraries is None else libraries,
@@ -63,7 +63,7 @@ def names_here() -> frozenset[str]:
     return frozenset(names)
 
 
-def _cpu_flags() -> tuple[str, ...] | None:
+def cpu_flags() -> tuple[str, ...] | None:
     """Those of BF16_FLAGS that the first CPU has; None where /proc/cpuinfo doesn't say."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as f:

@@ -24,7 +24,7 @@ def init(backend: str | None = None, **options: Any) -> None:
     """Make the process group of all ranks; does nothing where there is one.
 
     ``backend``: else the planned one; outside of cpulaunch, ccl where it is built, else gloo.  ``options``
-    go to ``torch.distributed.init_process_group``.  A process that nobody started as a rank (no
+    go to ``torch.distributed.init_process_group``.  A process that was not started as a rank (no
     ``WORLD_SIZE``) gets a group of its own, so that the same script runs alone.
 
     Raises HostError where ccl is asked for and not built, and torch's errors where ranks don't meet.
@@ -107,7 +107,7 @@ def data_parallel(
     if compress:
         wrapped.register_comm_hook(None, comm_hooks.average_in_bf16)
     elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
-        # Two addends are rounded once whatever they are summed in, more are not.
+        # A sum of two is rounded once in either precision; a sum of more is rounded at each addition.
         wrapped.register_comm_hook(None, comm_hooks.average_in_fp32)
     return wrapped
 
@@ -116,11 +116,11 @@ def broadcast(model: nn.Module) -> None:
     """Give all ranks rank 0's parameters and buffers."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            # oneCCL wants plain memory; weights in channels_last are dense, but not in order.
-            plain = tensor.detach().contiguous()
-            dist.broadcast(plain, 0)
+            # oneCCL broadcasts contiguous memory only, which weights in channels_last are not.
+            contiguous = tensor.detach().contiguous()
+            dist.broadcast(contiguous, 0)
             if not tensor.is_contiguous():
-                tensor.copy_(plain)
+                tensor.copy_(contiguous)
 
 
 def broadcast_number(number: int) -> int:

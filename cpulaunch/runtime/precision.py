@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cpulaunch import variables
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.discovery.this_host import cpu_flags
+from cpulaunch.plan.training import PrecisionDecision, decide_precision
 from cpulaunch.runtime import engines
 from cpulaunch.runtime.engines.base import Engine
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
-BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
-"""Flags of /proc/cpuinfo, best first; the last is Arm's."""
-
 WORTH_IT = 0.8
 """The ratio to native's time below which ``auto`` takes another engine.  A small gain is not worth a loss of
 precision: native averages gradients in fp32, an engine whose weights are in bf16 rounds them to bf16."""
+
+Flags = tuple[str, ...] | None
+"""``HostFacts.cpu_flags``: the CPU's flags for bf16, best first; None where they are not known."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +46,37 @@ class Choice:
 @lru_cache(1)
 def chosen() -> Choice:
     """The choice for this process, which is logged once."""
-    settings = training_settings()
-    choice = choose(settings, cpu_flags(), torch.__version__)
-    # Ranks without a plan decide by their own CPUs, so each one that departs from bf16 says so.
+    settings, flags = training_settings(), cpu_flags()
+    choice = choose(settings, flags, torch.__version__)
+    # Ranks without a plan decide by their own CPUs, so each one that departs from the default says so.
     log_once(str(choice), every_rank=settings.precision is None and not choice.bf16)
-    warn_if_slow(choice.precision, cpu_flags())
+    check_precision(settings, flags)
     return choice
 
 
 def choose(
-    settings: TrainingSettings,
-    flags: Collection[str] | None,
-    torch_version: str,
-    load: Callable[[str], Engine] = engines.load,
+    settings: TrainingSettings, flags: Flags, torch_version: str, load: Callable[[str], Engine] = engines.load
 ) -> Choice:
-    """The precision and the engine for ``settings`` on a CPU with ``flags`` (of BF16_FLAGS; None: unknown).
-
-    ``load`` gives an engine by its name.
-    """
-    precision, why = decided_precision(settings, flags)
+    """The precision and the engine for ``settings`` on a CPU with ``flags``; ``load`` gives an engine."""
+    precision, note = rank_precision(settings, flags)
+    if settings.precision is not None:
+        why = "as planned" if settings.in_job else f"{variables.PRECISION} says so"
+    else:
+        why = note or "the default"
     if precision == "fp32":
         return Choice("native", "fp32", why)
-    if settings.engine != "auto":
-        engine = load(settings.engine)
-        if problem := engine.unavailable(torch_version, flags):
-            return Choice("native", "bf16", problem)
-        version = "" if settings.engine == "native" else f", version {engine.version()}"
-        return Choice(settings.engine, "bf16", f"as asked{version}")
-    best = next((flag for flag in BF16_FLAGS if flag in (flags or ())), None)
+    if settings.engine == "auto":
+        return _fastest_engine(flags, torch_version, load, why)
+    engine = load(settings.engine)
+    if problem := engine.unavailable(torch_version, flags):
+        return Choice("native", "bf16", problem)
+    version = engine.version() if engine.name != "native" else ""
+    return Choice(settings.engine, "bf16", f"as asked, version {version}" if version else "as asked")
+
+
+def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
+    """The engine that was measured to be much faster than native on such a CPU, else native."""
+    best = flags[0] if flags else None
     reasons = [best or why]
     for name in engines.BUILT_IN:
         engine = load(name)
@@ -80,41 +85,37 @@ def choose(
         if problem := engine.unavailable(torch_version, flags):
             reasons.append(problem)
             continue
-        row = next(
-            (r for r in engine.measured if r.cpu_flag == best and _in_series(torch_version, r.torch)), None
-        )
+        series = ".".join(re.findall(r"\d+", torch_version)[:2])
+        row = next((r for r in engine.measured if (r.cpu_flag, r.torch) == (best, series)), None)
         if row is None:
             reasons.append(f"nobody has measured {name} with it and torch {torch_version}")
             continue
         reasons.append(
-            f"a step of {name} takes {row.ratio:.2f} x native's with torch {row.torch} ({row.source})"
+            f"a step of {name} takes {row.ratio:.2f} x native's with torch {series} ({row.source})"
         )
         if row.ratio < WORTH_IT:
             return Choice(name, "bf16", "; ".join(reasons))
     return Choice("native", "bf16", "; ".join(reasons))
 
 
-def decided_precision(settings: TrainingSettings, flags: Collection[str] | None) -> tuple[str, str]:
-    """The precision of this rank, and the reason.
+def rank_precision(settings: TrainingSettings, flags: Flags) -> PrecisionDecision:
+    """The precision of this rank, by the function that the planner decides by.
 
-    A rank of a job computes in what was planned, whatever its CPU: all ranks do the same, and what the plan
-    shows is what runs.
+    A rank of a job computes in what was planned, whatever its CPU: what the plan shows is what runs, and all
+    ranks do the same.  Its own CPU counts only where there is no plan, and nobody has set the precision.
     """
-    if settings.precision is not None:
-        return settings.precision, "as planned" if settings.in_job else f"{variables.PRECISION} says so"
-    if flags is not None and not flags:
-        return "fp32", f"this CPU has no instructions for bf16 ({', '.join(BF16_FLAGS[:2])})"
-    return "bf16", "the default"
+    return decide_precision(
+        settings.precision or rank_setting("training.precision", {}),
+        is_set=settings.precision is not None,
+        lacking=["localhost"] if flags == () else [],
+    )
 
 
-def warn_if_slow(precision: str, flags: Collection[str] | None) -> None:
+def check_precision(settings: TrainingSettings, flags: Flags) -> None:
     """Log a warning, on each rank that it concerns, where bf16 runs on a CPU without instructions for it."""
-    if precision == "bf16" and flags is not None and not flags:
-        log_once(
-            "warning: bf16 is slower than fp32 on this rank, as its CPU has no instructions for bf16 "
-            f"({', '.join(BF16_FLAGS[:2])})",
-            every_rank=True,
-        )
+    precision, note = rank_precision(settings, flags)
+    if precision == "bf16" and note:
+        log_once(f"warning: {note}", every_rank=True)
 
 
 def autocast(enabled: bool = True) -> Any:
@@ -125,20 +126,3 @@ def autocast(enabled: bool = True) -> Any:
     left in fp32 by torch.
     """
     return torch.autocast("cpu", torch.bfloat16, enabled=enabled and chosen().bf16)
-
-
-@lru_cache(1)
-def cpu_flags() -> tuple[str, ...] | None:
-    """Those of BF16_FLAGS that this CPU has; None where /proc/cpuinfo doesn't say."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    words = found[1].split() if found else []
-    return tuple(flag for flag in BF16_FLAGS if flag in words) if found else None
-
-
-def _in_series(version: str, series: str) -> bool:
-    """Whether ``"2.8.0+cpu"`` is of the series ``"2.8"``."""
-    return re.findall(r"\d+", version)[:2] == series.split(".")

@@ -130,7 +130,7 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
     """Make models and optimizers ready by the chosen engine: ``id`` of a given model → the model to train."""
     ready, left = {}, list(optimizers)
     for model in models:
-        optimizer, why_not = _own_optimizer(model, models, optimizers)
+        optimizer, why_not = own_optimizer(model, models, optimizers)
         engine = engines.load(chosen().engine)
         problem = why_not if engine.needs_optimizer and why_not else engine.problem(model, optimizer)
         if problem:
@@ -146,7 +146,7 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
     return ready
 
 
-def _own_optimizer(
+def own_optimizer(
     model: nn.Module, models: list[nn.Module], optimizers: list[Optimizer]
 ) -> tuple[Optimizer | None, str]:
     """The one optimizer that trains ``model`` and no other of ``models``; else None, and the reason."""

@@ -17,3 +17,19 @@ NOT_FOR = {
 }
 # Point to point goes through gloo, with gloo's types (and it fails to receive nothing from anybody).
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
+
+# Of `programs_state`: operations that complete in the background, and the caller's state at their start.
+COMPLETIONS = (
+    "all_reduce", "all_reduce, average", "all_reduce, scaled", "all_reduce, maximum", "all_reduce_coalesced",
+    "reduce", "broadcast", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter", "reduce_scatter, average",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "barrier",
+)  # fmt: skip
+# Those that gloo has, with a future.
+COMPLETIONS_OF_GLOO = (
+    "all_reduce", "all_reduce, maximum", "broadcast", "all_gather", "all_gather_coalesced",
+    "all_gather_into_tensor", "gather", "scatter", "all_to_all_single", "barrier",
+)  # fmt: skip
+STATES = (
+    "no_grad, parameter", "no_grad, view of a parameter", "inference_mode", "inference_mode, strided",
+)  # fmt: skip

@@ -16,6 +16,7 @@ import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
 rank, x = dist.get_rank(), torch.ones(1000, 10)
+parts = [torch.ones(1000, 10) for _ in range(dist.get_world_size())]
 dist.all_reduce(x)
 began = time.monotonic()
 try:
@@ -39,9 +40,11 @@ def leaves_no_shared_memory() -> object:
     assert not {name for name in left if not Path("/proc", name.split(":")[0]).exists()}
 
 
-# The first through memory that the ranks share, the other through oneCCL.
+# The first through memory that the ranks share, the others through oneCCL.
 COLLECTIVES = pytest.mark.parametrize(
-    "collective", ["all_reduce(x", "broadcast(x, 1"], ids=["shared", "oneccl"]
+    "collective",
+    ["all_reduce(x", "broadcast(x, 1", "all_gather(parts, x"],
+    ids=["shared", "oneccl", "oneccl all_gather"],
 )
 
 

@@ -9,9 +9,10 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 import programs  # noqa: E402  (imports torch, which must not write to the answers)
+import programs_state  # noqa: E402
 import programs_torch  # noqa: E402
 
-KNOWN = {**vars(programs_torch), **vars(programs)}
+KNOWN = {**vars(programs_torch), **vars(programs_state), **vars(programs)}
 
 programs.start()
 for line in sys.stdin:

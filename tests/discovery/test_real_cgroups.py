@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cpulaunch.discovery.cgroup import cgroup_limits
+from cpulaunch.discovery.files import read_file
 from cpulaunch.discovery.this_host import topology_of_process
 from cpulaunch.model.cores import CoreSet
 
@@ -21,20 +22,12 @@ ROOT = Path("/sys/fs/cgroup")
 UNIFIED = (ROOT / "cgroup.controllers").exists()
 
 
-def read(path: str) -> str | None:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return None
-
-
 def report(groups: list[str]) -> None:
     """What the child does: it enters the groups and prints what it may use."""
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
-    cpuset, quota = cgroup_limits(read)
-    topology = topology_of_process(read, CoreSet(os.sched_getaffinity(0)))
+    cpuset, quota = cgroup_limits(read_file)
+    topology = topology_of_process(read_file, CoreSet(os.sched_getaffinity(0)))
     print(json.dumps({"cpuset": str(cpuset), "quota": quota, "topology": topology.to_json()}))
 
 

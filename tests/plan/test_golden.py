@@ -49,7 +49,7 @@ def listed(options: list[str]) -> tuple[Host, ...]:
     return parse_hosts(options[options.index("--hosts") + 1], "--hosts")
 
 
-def dry_run(*options: str, format: str, verbose: bool = False) -> str:
+def dry_run(*options: str, format: str) -> str:
     """What ``cpulaunch run --dry-run --lscpu 2x28.lscpu`` shows of a plan, all made of values."""
     config = load(run_parser().parse_args(run_parser().split(options)[0]).given, environ=ENVIRON)
     topology = topology_from_lscpu((REPOSITORY / BIG).read_text())
@@ -62,7 +62,7 @@ def dry_run(*options: str, format: str, verbose: bool = False) -> str:
     if format == "shell":
         return shell(commands, None)
     picture = picture_of_first_host(plan, facts, width=80, colour=False, unicode=True, table=False)
-    return plan_as_text(plan, commands, picture, like=like, verbose=verbose, unicode=True)
+    return plan_as_text(plan, commands, picture, like=like, verbose=config["output.verbose"], unicode=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -92,7 +92,7 @@ def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
 
 
 def test_masks_are_shown_to_those_who_think_in_them() -> None:
-    text = dry_run("-f", FOUR, format="text", verbose=True)
+    text = dry_run("-f", FOUR, "-v", format="text")
     masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
 
@@ -127,3 +127,16 @@ def test_the_documented_keys_are_there() -> None:
     assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
     assert set(document["commands"][0]) == {"host", "argv", "env", "files"}
     assert {"key": "hosts.hostfile", "value": FOUR, "origin": "-f"} in document["settings"]
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "level"),
+    [((), {}, "error"), (("-v",), {}, "warn"), (("-v",), {"CCL_LOG_LEVEL": "info"}, "info")],
+)
+def test_verbose_asks_oneccl_for_its_warnings_unless_the_user_has_set_a_level(
+    options, environ, level
+) -> None:
+    config = load(run_parser().parse_args(options).given, environ={**ENVIRON, **environ})
+    facts = Facts(like=HostFacts(topology_from_lscpu((REPOSITORY / BIG).read_text())))
+    assert make_plan(config, facts, PROGRAM).env["CCL_LOG_LEVEL"] == level
+    assert config.environ.get("CCL_LOG_LEVEL") == environ.get("CCL_LOG_LEVEL")

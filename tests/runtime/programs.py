@@ -188,7 +188,7 @@ def adamw(steps: str) -> dict:
         split.load_state_dict(plain.state_dict())
         ours = torch.optim.AdamW(split.parameters(), lr=1e-3, **options)
         theirs = torch.optim.AdamW(plain.parameters(), lr=1e-3, **options)
-        split = ipex.optimize(split, ours)
+        split = ipex.ENGINE.apply(split, ours)
         own = [p for name, p in split.named_parameters() if "_ipex_module_empty" not in name]
         for _ in range(int(steps)):
             for mine, other in zip(own, plain.parameters(), strict=True):
@@ -370,12 +370,35 @@ def plain(context: str) -> dict:
     }
 
 
+def stamped(optimizer_class: str) -> dict:
+    """Train by test_engines' engine: what it left on the model and the optimizer, and what was learnt."""
+    torch.manual_seed(cpulaunch.rank())
+    net = mlp()
+    optimizer: Any = getattr(torch.optim, optimizer_class)(net.parameters())
+    model, optimizer = cpulaunch.prepare(net, optimizer)
+    losses = []
+    for _ in range(5):
+        with cpulaunch.autocast():
+            loss = loss_of("mlp", model, batch_of("mlp", 0, 8))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "stamp": getattr(net, "stamp", None),
+        "stamped": getattr(optimizer, "stamped", False),
+        "falls": losses[-1] < losses[0],
+        "digest": digest(model),
+    }
+
+
 def on_a_slow_cpu() -> None:
     """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
     from cpulaunch.runtime import precision
+    from cpulaunch.runtime.patches import torch as patches_of_torch
 
     if cpulaunch.rank() == 1:
-        precision.cpu_flags = lambda: ()  # type: ignore[assignment]
+        precision.cpu_flags = patches_of_torch.cpu_flags = lambda: ()
 
 
 def prepared_on_a_slow_cpu() -> dict:

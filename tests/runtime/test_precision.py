@@ -7,7 +7,7 @@ import pytest
 from cpulaunch.runtime.engines.base import Engine, Measured
 from cpulaunch.runtime.engines.ipex import IpexEngine
 from cpulaunch.runtime.engines.native import ENGINE as NATIVE
-from cpulaunch.runtime.precision import Choice, choose, warn_if_slow
+from cpulaunch.runtime.precision import Choice, check_precision, choose
 from cpulaunch.runtime.settings import TrainingSettings
 from runtime.conftest import Start
 
@@ -82,11 +82,12 @@ def test_a_rank_warns_where_its_cpu_lacks_instructions(
 ) -> None:
     monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
     monkeypatch.setenv("RANK", "3")
-    warn_if_slow(precision, flags)
-    warn_if_slow(precision, flags)
+    settings = TrainingSettings(in_job=True, precision=precision)
+    check_precision(settings, flags)
+    check_precision(settings, flags)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == warned
-    assert all("warning: bf16 is slower than fp32 on this rank" in line for line in lines)
+    assert all("warning: bf16 is slow here: this CPU has no instructions for it" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -95,5 +96,5 @@ def test_a_rank_whose_cpu_lacks_instructions_computes_in_what_was_planned(job: S
     """Rank 1 sees no flags for bf16.  Before, it computed in fp32, and rank 0 in bf16."""
     done = job(2, program, options=("--precision", "bf16"))
     assert [result["kinds"] for result in done.results] == [["torch.bfloat16"], ["torch.bfloat16"]]
-    (line,) = [line for line in done.stderr.splitlines() if "warning: bf16 is slower than fp32" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "warning: bf16 is slow here" in line]
     assert line.startswith("[1] cpulaunch: ")

@@ -253,41 +253,34 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_coalesced_as(OpType 
                                                                          Tensors& inputs,
                                                                          const c10d::AllgatherOptions& opts) {
   const auto operation = begin(type, name, "ccl:all_gather", inputs, opts.timeout);
-  Tensors sent;
-  std::vector<Tensors> received;
-  Tensors all;
+  Tensors sent, received, all;
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK_VALUE(static_cast<int>(outputs[i].size()) == getSize(), "ccl: expected ", getSize(),
                       " output tensors, got ", outputs[i].size());
     sent.push_back(to_send(*operation, inputs[i]));
-    auto& parts = received.emplace_back();
-    for (const auto& output : outputs[i]) {
-      check_same_type(output, inputs[i]);
-      parts.push_back(to_receive(*operation, output));
-      all.push_back(output);
-    }
+    check_same_type(outputs[i][0], inputs[i]);
+    received.push_back(join_to_receive(*operation, outputs[i]));
+    all.insert(all.end(), outputs[i].begin(), outputs[i].end());
     TORCH_CHECK_VALUE(outputs[i][getRank()].numel() == inputs[i].numel(), "ccl: rank ", getRank(), " sends ",
                       inputs[i].sizes(), " and has room for ", outputs[i][getRank()].sizes());
   }
   operation->set_outputs(std::move(all));
   return run(operation, opts.asyncOp, [&](Events& events) {
-    for (size_t i = 0; i < sent.size(); ++i) submit_allgather(received[i], sent[i], events);
+    for (size_t i = 0; i < sent.size(); ++i) submit_allgather(received[i], counts_of(outputs[i]), sent[i], events);
   });
 }
 
-void ProcessGroupCCL::submit_allgather(const Tensors& outputs, const at::Tensor& input, Events& events) {
+// `output` is flat and holds the ranks' parts side by side, `counts` are their elements.  oneCCL's allgatherv to a
+// list of buffers would block its caller until all ranks have come, where no time limit holds: its algorithms
+// `flat` and `multi_bcast` are synchronous, and no other one takes a list.
+void ProcessGroupCCL::submit_allgather(const at::Tensor& output, const std::vector<int64_t>& counts,
+                                       const at::Tensor& input, Events& events) {
+  if (output.numel() == 0) return;
   const auto cells = cells_to_move(input);
-  ccl::vector_class<void*> buffers;
-  ccl::vector_class<size_t> counts;
-  size_t total = 0;
-  for (const auto& output : outputs) {
-    buffers.push_back(output.data_ptr());
-    counts.push_back(output.numel() * cells.per_element);
-    total += counts.back();
-  }
-  if (total == 0) return;
+  ccl::vector_class<size_t> to;
+  for (const auto count : counts) to.push_back(count * cells.per_element);
   events.push_back(
-      ccl::allgatherv(input.data_ptr(), counts[getRank()], buffers, counts, cells.type, *communicator_));
+      ccl::allgatherv(input.data_ptr(), to[getRank()], output.data_ptr(), to, cells.type, *communicator_));
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -306,19 +299,19 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_into_as(OpType type,
                                                                     const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "ccl: ", outputs.size(), " outputs for ", inputs.size(), " inputs");
   const auto operation = begin(type, name, "ccl:_all_gather_base", inputs, opts.timeout);
-  Tensors sent;
-  std::vector<Tensors> received;
+  Tensors sent, received;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_same_type(outputs[i], inputs[i]);
     TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * getSize(), "ccl: the output has ", outputs[i].numel(),
                       " elements, not ", getSize(), " times the input's ", inputs[i].numel());
     sent.push_back(to_send(*operation, inputs[i]));
-    const auto data = to_receive(*operation, outputs[i]).view({-1});
-    received.push_back(data.numel() == 0 ? Tensors(getSize(), data) : data.split(inputs[i].numel()));
+    received.push_back(to_receive(*operation, outputs[i]));
   }
   operation->set_outputs(outputs);
   return run(operation, opts.asyncOp, [&](Events& events) {
-    for (size_t i = 0; i < sent.size(); ++i) submit_allgather(received[i], sent[i], events);
+    for (size_t i = 0; i < sent.size(); ++i) {
+      submit_allgather(received[i], std::vector<int64_t>(getSize(), sent[i].numel()), sent[i], events);
+    }
   });
 }
 

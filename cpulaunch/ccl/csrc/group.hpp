@@ -78,7 +78,8 @@ class ProcessGroupCCL final : public c10d::Backend {
                               const c10d::AllgatherOptions& opts);
   Ptr<Work> reduce_scatter_into(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                 const c10d::ReduceScatterOptions& opts);
-  void submit_allgather(const Tensors& outputs, const at::Tensor& input, Events& events);
+  void submit_allgather(const at::Tensor& output, const std::vector<int64_t>& counts, const at::Tensor& input,
+                        Events& events);
   void submit_alltoall(const at::Tensor& output, const std::vector<int64_t>& received, const at::Tensor& input,
                        const std::vector<int64_t>& sent, Events& events);
 

@@ -24,6 +24,12 @@ std::string shapes(const std::vector<at::Tensor>& tensors) {
   return tensors.size() > 4 ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
 }
 
+// Without the C++ stack that torch's errors carry along.
+std::string reason_of(const std::exception& error) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+  return torchs ? torchs->what_without_backtrace() : error.what();
+}
+
 std::exception_ptr distributed_error(const std::string& what) {
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
 }
@@ -87,14 +93,27 @@ bool Operation::poll() {
   return done();
 }
 
+void Operation::afterwards(std::function<void()> action) {
+  if (!callers_state_) callers_state_.emplace();
+  afterwards_.push_back(std::move(action));
+}
+
 void Operation::complete() {
+  std::exception_ptr error;
   try {
-    for (auto& action : afterwards_) action();
-  } catch (...) {
-    finish_with(std::current_exception());
-    return;
+    if (callers_state_) {
+      const at::ThreadLocalStateGuard guard(*callers_state_);
+      for (auto& action : afterwards_) action();
+    }
+  } catch (const std::exception& failure) {
+    // This rank's results are wrong.  The caller gets the error; the other ranks are told, or they would wait for
+    // good for a rank that has left the common order of operations and is still alive.
+    const auto text = c10::str(describe(), " could not be completed: ", reason_of(failure));
+    group_->fail(text);
+    Sentinel::instance().alert(group_);
+    error = distributed_error(text);
   }
-  finish_with(nullptr);
+  finish_with(error);
 }
 
 void Operation::fail(const std::string& what) {

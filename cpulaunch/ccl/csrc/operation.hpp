@@ -7,11 +7,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <oneapi/ccl.hpp>
 
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "hostsum.hpp"
@@ -51,7 +53,9 @@ class Operation : public c10d::Work {
 
   // Before the start.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
-  void afterwards(std::function<void()> action) { afterwards_.push_back(std::move(action)); }
+  // Something to do when the data has come.  It runs on the thread that completes the operation, with the
+  // thread-local state that the caller has now: grad mode, inference mode, dispatch keys and the like.
+  void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   void started(std::vector<ccl::event> events) {
     events_ = std::move(events);
@@ -105,6 +109,7 @@ class Operation : public c10d::Work {
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> outputs_;
   std::vector<std::function<void()>> afterwards_;
+  std::optional<at::ThreadLocalState> callers_state_;  // set when there is something to do afterwards
   std::vector<ccl::event> events_;
   std::shared_ptr<HostSum> host_sum_;  // null where nothing goes that way
   uint64_t ticket_ = 0;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Measured(NamedTuple):
     """A step with this engine ÷ a step with native, on one CPU and one torch: below 1, this engine is faster.
 
-    ``cpu_flag`` is the best of ``precision.BF16_FLAGS`` that the CPU has; ``torch`` is a series: "2.8".
+    ``cpu_flag`` is the best of ``HostFacts.cpu_flags``; ``torch`` is a series: "2.8".
     """
 
     cpu_flag: str
@@ -45,7 +45,7 @@ class Engine(Protocol):
         return ""
 
     def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
-        """Why it can't be used with this torch on a CPU with these of BF16_FLAGS; None where it can.
+        """Why it can't be used with this torch on a CPU with these flags for bf16; None where it can.
 
         ``cpu_flags`` is None where they are not known.  It must not import what may end the process.
         """

@@ -35,12 +35,13 @@ def autoload() -> None:
         return
     import torch
 
-    from cpulaunch.runtime.precision import cpu_flags, decided_precision
+    from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
     if settings.as_written or settings.backend is None or not torch.distributed.is_available():
         return
-    settings = replace(settings, precision=decided_precision(settings, cpu_flags())[0])
+    settings = replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
     patch("torch", settings, torch)
     for library, module in LIBRARIES.items():
         after_import(module, partial(patch, library, settings))

@@ -6,12 +6,13 @@ import functools
 import weakref
 from typing import Any
 
-from cpulaunch.runtime import precision
+from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.runtime.engines import native
 from cpulaunch.runtime.patches.base import Change, announce, pending_changes, precision_owners
+from cpulaunch.runtime.precision import check_precision
 from cpulaunch.runtime.settings import TrainingSettings
 
-TRIED = ("2.13.0",)
+TRIED = ("2.8.0", "2.13.0")
 
 REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
 """Backends, as scripts name them, in whose place the planned one is taken."""
@@ -23,7 +24,7 @@ def _replace_backend(torch: Any, settings: TrainingSettings) -> None:
 
     @functools.wraps(original)
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        precision.warn_if_slow(str(settings.precision), precision.cpu_flags())
+        check_precision(settings, cpu_flags())
         named = backend.lower() if isinstance(backend, str) else backend
         if named not in REPLACED:
             return original(backend, *args, **kwargs)

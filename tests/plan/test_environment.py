@@ -1,84 +1,29 @@
-"""Finding allocators and OpenMP runtimes on a host, and choosing among them."""
+"""Variables that follow from a host's libraries and from a rank's CPUs."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-from pathlib import Path
+import re
 
 import pytest
+from hypothesis import given
+from support.bindings import bound, requests, topologies
+from support.machines import machine
 
-from cpulaunch.discovery.libraries import find_libraries, library_directories
 from cpulaunch.errors import PlanError
-from cpulaunch.plan.environment import HOW_TO_GET, choose_libraries
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Topology
+from cpulaunch.plan.binding import RankBinding, bind
+from cpulaunch.plan.environment import HOW_TO_GET, choose_libraries, memory_policy, places_environment
+from cpulaunch.plan.request import BindingRequest
 
 FOUND = {
     "tcmalloc": "/t/libtcmalloc_minimal.so.4",
     "jemalloc": "/j/libjemalloc.so.2",
     "intel": "/i/libiomp5.so",
 }
+
+
 GOMP = {"torch": "/torch/lib/libgomp.so.1"}
-
-
-def library(path: Path, head: bytes = b"") -> str:
-    """A file that begins as a library for this machine does, or with ``head``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(head or Path(sys.executable).read_bytes()[:64])
-    return str(path)
-
-
-class TestFinding:
-    def test_the_first_directory_that_has_one_counts(self, tmp_path: Path) -> None:
-        venv = library(tmp_path / "venv/lib/libiomp5.so")
-        library(tmp_path / "module/lib/libiomp5.so")
-        other = library(tmp_path / "module/lib/libjemalloc.so.2")
-        found = find_libraries([str(tmp_path / "venv/lib"), str(tmp_path / "module/lib")], [])
-        assert (found["intel"], found["jemalloc"]) == (venv, other)
-
-    def test_what_the_linker_would_not_load_is_passed_over(self, tmp_path: Path) -> None:
-        own = bytearray(Path(sys.executable).read_bytes()[:64])
-        foreign = bytes([*own[:18], own[18] ^ 1, *own[19:]])  # another architecture
-        library(tmp_path / "a/libiomp5.so", foreign)
-        library(tmp_path / "b/libiomp5.so", b"INPUT(libother.so)")
-        library(tmp_path / "c/libiomp5.so", b"\x7fELF")
-        (tmp_path / "d").mkdir()
-        (tmp_path / "d/libiomp5.so").symlink_to("nowhere")
-        good = library(tmp_path / "e/libiomp5.so")
-        assert find_libraries([str(tmp_path / name) for name in "abcde"], [])["intel"] == good
-
-    def test_minimal_tcmalloc_is_preferred(self, tmp_path: Path) -> None:
-        library(tmp_path / "libtcmalloc.so.4")
-        minimal = library(tmp_path / "libtcmalloc_minimal.so.4")
-        assert find_libraries([str(tmp_path)], [])["tcmalloc"] == minimal
-
-    @pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1", "libiomp5.so", "libomp.so"])
-    def test_torchs_own_openmp_is_what_its_wheel_carries(self, tmp_path: Path, name: str) -> None:
-        carried = library(tmp_path / "torch/lib" / name)
-        library(tmp_path / "torch/lib/libtorch.so")
-        assert find_libraries([], ["/nowhere", str(tmp_path)])["torch"] == carried
-
-    def test_condas_torch_takes_what_stands_for_libgomp(self, tmp_path: Path) -> None:
-        (tmp_path / "site-packages/torch/lib").mkdir(parents=True)
-        llvm = library(tmp_path / "lib/libomp.so")
-        (tmp_path / "lib/libgomp.so.1").symlink_to("libomp.so")
-        found = find_libraries([str(tmp_path / "lib")], [str(tmp_path / "site-packages")])
-        assert found["torch"] == llvm
-
-    def test_the_environments_own_directories(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "executable", "/home/me/venv/bin/python")
-        monkeypatch.setenv("CONDA_PREFIX", "/home/me/conda")
-        monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/gperftools/lib::relative:/home/me/venv/lib")
-        directories = [path for path in library_directories() if path != f"{sys.prefix}/lib"]
-        assert directories == ["/home/me/venv/lib", "/home/me/conda/lib", "/opt/gperftools/lib"]
-
-    @pytest.mark.parametrize(
-        ("package", "name"), [("libtcmalloc-minimal4", "tcmalloc"), ("libjemalloc2", "jemalloc")]
-    )
-    def test_the_distributions_packages_are_found(self, package: str, name: str) -> None:
-        dpkg = shutil.which("dpkg")
-        if not dpkg or not list(Path("/var/lib/dpkg/info").glob(f"{package}*.list")):
-            pytest.skip(f"Debian's {package} is not installed here")
-        assert name in find_libraries([], [])
 
 
 @pytest.mark.parametrize(
@@ -169,3 +114,79 @@ def test_what_is_asked_for_and_missing_is_an_error_that_says_how_to_get_it(
 def test_what_contradicts_the_users_preload_is_an_error(allocator: str, openmp: str, preload: str) -> None:
     with pytest.raises(PlanError, match=f"LD_PRELOAD has .* \\({preload}\\)"):
         choose_libraries(FOUND, allocator, openmp, {"LD_PRELOAD": preload})
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "rank", "expected"),
+    [
+        ("xeon-2x28", BindingRequest(ranks=4), 1, "{15:13},{16}:12"),
+        ("xeon-2x28", BindingRequest(ranks=4, logical_cores=True), 0, "{1:13,57:13},{2,58}:12"),
+        ("xeon-2x28", BindingRequest(ranks=56), 0, None),  # one thread needs no place of its own
+        (
+            "xeon-2x28",
+            BindingRequest(ranks=2, threads=4),
+            0,
+            None,
+        ),  # as many threads as cores, or let them be
+        ("xeon-2x28", BindingRequest(ranks=60, oversubscribe=True), 0, None),
+        ("xeon-2x8-alternating", BindingRequest(ranks=2, worker_count=0), 1, "{1,3,5,7,9,11,13,15},{3}:7:2"),
+    ],
+)
+def test_places_of_gnus_runtime(name: str, request_: BindingRequest, rank: int, expected: str | None) -> None:
+    rank = bind(machine(name), request_).ranks[rank]
+    assert places_environment(rank, intel_openmp=False).get("OMP_PLACES") == expected
+
+
+def test_places_of_intels_runtime() -> None:
+    rank = bind(machine("xeon-2x28"), BindingRequest(ranks=14, worker_count=0, logical_cores=True)).ranks[1]
+    assert places_environment(rank, intel_openmp=True) == {
+        "KMP_AFFINITY": "granularity=fine,proclist=[{4,5,6,7,60,61,62,63},{5,61},{6,62},{7,63}],explicit"
+    }
+
+
+def expanded(text: str) -> list[CoreSet]:
+    """The places that an OMP_PLACES means, by OpenMP 5.2, 21.1.6: ``{lower:length},…`` and ``{…}:number:stride``."""
+    places = []
+    for inside, number, stride in re.findall(r"\{([^}]*)\}(?::(\d+))?(?::(\d+))?", text):
+        cpus = []
+        for part in inside.split(","):
+            lower, _, length = part.partition(":")
+            cpus += range(int(lower), int(lower) + int(length or 1))
+        places += [CoreSet(cpu + i * int(stride or 1) for cpu in cpus) for i in range(int(number or 1))]
+    return places
+
+
+@given(topologies(), requests)
+def test_the_first_place_is_the_whole_rank_and_the_others_are_its_other_cores(
+    topology: Topology, request: BindingRequest
+) -> None:
+    for rank in bound(topology, request).ranks:
+        text = places_environment(rank, intel_openmp=False).get("OMP_PLACES")
+        has_places = rank.threads > 1 and rank.threads == len(rank.places)
+        assert (text is not None) == has_places
+        if text is None:
+            continue
+        places = expanded(text)
+        assert len(places) == rank.threads
+        assert places[0] == rank.cores
+        assert places[1:] == list(rank.places[1:])
+        assert not any(place & rank.comm_cores for place in places)
+
+
+def rank_on(nodes: str) -> RankBinding:
+    return RankBinding(0, CoreSet([0]), CoreSet(), CoreSet.parse(nodes), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "strict", "expected"),
+    [
+        ("xeon-2x28", "1", False, "prefer:1"),
+        ("xeon-2x28", "1", True, "bind:1"),
+        ("xeon-2x28", "0-1", False, ""),  # each thread takes what is near to it: the kernel's own way
+        ("xeon-max-hbm", "0", False, "prefer:0"),
+        ("vm-8-adjacent", "0", False, ""),
+        ("vm-8-adjacent", "0", True, ""),
+    ],
+)
+def test_memory_policies(name: str, nodes: str, strict: bool, expected: str) -> None:
+    assert memory_policy(rank_on(nodes), machine(name), strict) == expected

@@ -1,0 +1,64 @@
+"""An operation that completes in the background keeps the thread-local state of the caller that started it."""
+
+from __future__ import annotations
+
+import programs_names as names
+import pytest
+from ranks import Ranks, run_script
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("state", names.STATES)
+@pytest.mark.parametrize("kind", names.COMPLETIONS)
+def test_an_operation_completes_in_the_callers_state(two: Ranks, kind: str, state: str, early: int) -> None:
+    assert two.call("completes_elsewhere", kind, state, "ccl", early)[early]
+
+
+@pytest.mark.parametrize("state", names.STATES)
+@pytest.mark.parametrize("kind", names.COMPLETIONS_OF_GLOO)
+def test_gloo_does_the_same(two: Ranks, kind: str, state: str) -> None:
+    assert two.call("completes_elsewhere", kind, state, "gloo", 0)[0]
+
+
+COMPLETION_FAILS = """
+import torch, torch.distributed as dist
+from datetime import timedelta
+
+dist.init_process_group("ccl", timeout=timedelta(seconds=60))
+store = dist.distributed_c10d._get_default_store()
+x = torch.ones(1000)
+if dist.get_rank() == 0:
+    work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
+    x.requires_grad_()  # what is to be divided cannot be written to any more
+    store.set("started", "")
+    for attempt in (work.get_future().wait, work.wait, dist.barrier):
+        try:
+            attempt()
+        except RuntimeError as error:
+            print(error)
+    store.wait(["raised"], timedelta(seconds=30))  # this rank lives on
+else:
+    store.wait(["started"], timedelta(seconds=30))
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    try:
+        dist.broadcast(x, 0)
+    except dist.DistBackendError as error:
+        print(error)
+    store.set("raised", "")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
+    first, second = run_script(2, COMPLETION_FAILS)
+    reason = (
+        "all_reduce (sequence number 0, Float[1000]) of group '0', rank 0 of 2 could not be completed: a leaf"
+    )
+    assert first.returncode == 0, first.stderr
+    future, waited, used = first.stdout.splitlines()
+    assert future.startswith(reason)
+    assert waited.startswith(reason)
+    assert "cannot be used any more" in used
+    assert second.returncode == 0, second.stderr
+    assert f"cannot complete: rank 0 failed: {reason}" in second.stdout

@@ -1,0 +1,228 @@
+"""Every setting, from the table to where it takes effect: a plan's environment and ranks, or another named place.
+
+A setting that is missing from these tables fails a test, as does one that changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import Run
+from support.machines import machine
+
+from cpulaunch import launchers, variables
+from cpulaunch.config.config import Config
+from cpulaunch.config.load import load
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.config.write import yaml_text
+from cpulaunch.discovery.collect import Ccl, collect_facts, listed_hosts
+from cpulaunch.errors import CpulaunchError
+from cpulaunch.model.facts import Facts, HostFacts, Mpi
+from cpulaunch.model.installation import Installation
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.placement import Placement
+from cpulaunch.plan.plan import Plan, Program
+
+PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")
+LIBRARIES = {"tcmalloc": "/t.so", "jemalloc": "/j.so", "intel": "/i.so", "torch": "/libgomp.so"}
+ENVIRON = {"HOME": "/nowhere", "SECRET": "s"}
+
+
+def planned(config: Config, machine_name: str = "xeon-2x28") -> Plan:
+    """The plan for the hosts that ``config`` names, or for this machine alone; all are like that machine."""
+    facts = Facts(
+        like=HostFacts(machine(machine_name), libraries=LIBRARIES),
+        listed=listed_hosts(config, print),
+        here=frozenset({"localhost"}),
+        mpis=tuple(Mpi(name, f"/mpi/{name}", "1") for name in launchers.MPIS),
+    )
+    return make_plan(config, facts, PROGRAM)
+
+
+def shared_env(name: str) -> Callable[[Config], Any]:
+    return lambda config: planned(config).env.get(name)
+
+
+def first_host_env(name: str) -> Callable[[Config], Any]:
+    return lambda config: planned(config).hosts[0].env.get(name)
+
+
+def first_rank(name: str, machine_name: str = "xeon-2x28") -> Callable[[Config], str]:
+    return lambda config: str(getattr(planned(config, machine_name).hosts[0].ranks[0], name))
+
+
+def placement(name: str) -> Callable[[Config], Any]:
+    """What the agents are told."""
+
+    def seen(config: Config) -> Any:
+        plan = planned(config)
+        (command, *_) = launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))
+        return getattr(Placement.from_text(command.env[variables.PLACEMENT]), name)
+
+    return seen
+
+
+def arguments(config: Config) -> tuple[str, ...]:
+    plan = planned(config)
+    return launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))[0].argv
+
+
+def collected(config: Config) -> Facts:
+    return collect_facts(config, Ccl(lambda: None, lambda: ()), print, PROGRAM)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """``seen`` gives ``expected`` where the setting has the value that ``text`` stands for, and else not.
+
+    ``given`` are other settings, without which this one changes nothing.
+    """
+
+    text: str
+    seen: Callable[[Config], Any]
+    expected: Any
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+HOSTS = {"hosts.list": "a,b,c"}
+FEW_CORES = {"cpu.cores_per_rank": "4"}
+
+EFFECTS = {
+    "launcher": Effect("mpirun", lambda config: planned(config).starter, "intel"),
+    "hosts.hostfile": Effect("nodes", lambda config: [h.host for h in planned(config).hosts], ["x", "y"]),
+    "hosts.list": Effect("u,v", lambda config: [h.host for h in planned(config).hosts], ["u", "v"]),
+    "hosts.exclude": Effect("b", lambda config: [h.host for h in planned(config).hosts], ["a", "c"], HOSTS),
+    "hosts.nnodes": Effect("2", lambda config: len(planned(config).hosts), 2, HOSTS),
+    "hosts.nproc_per_node": Effect("4", lambda config: planned(config).world_size, 12, HOSTS),
+    "hosts.nproc": Effect("9", lambda config: planned(config).world_size, 9, HOSTS),
+    "hosts.master_addr": Effect("10.9.8.7", shared_env("MASTER_ADDR"), "10.9.8.7"),
+    "hosts.oversubscribe": Effect("true", shared_env("CCL_YIELD"), "sched_yield", {"hosts.nproc": "57"}),
+    "hosts.skip_preflight": Effect(
+        "true", lambda config: len(collected(config).listed), 1, {"hosts.list": "nowhere.invalid"}
+    ),
+    "mpi.flavour": Effect("mpich", lambda config: planned(config).mpiexec, "/mpi/mpich", HOSTS),
+    "mpi.path": Effect("their-mpi", lambda config: [mpi.flavour for mpi in collected(config).mpis or ()], ["openmpi"]),
+    "mpi.args": Effect("-theirs", lambda config: "-theirs" in arguments(config), True, HOSTS),
+    "ccl.worker_count": Effect("2", shared_env("CCL_WORKER_COUNT"), "2"),
+    "ccl.transport": Effect("mpi", shared_env("CCL_ATL_TRANSPORT"), "mpi", {"mpi.flavour": "intel"}),
+    "ccl.provider": Effect("psm3", shared_env("FI_PROVIDER"), "psm3"),
+    "ccl.interface": Effect("ib0", shared_env("GLOO_SOCKET_IFNAME"), "ib0"),
+    "ccl.logical_cores": Effect("true", first_rank("comm_cores"), "56"),
+    "cpu.cores_per_rank": Effect("4", first_rank("cores"), "1-3"),
+    "cpu.cores": Effect("8-19", first_rank("cores"), "9-19"),
+    "cpu.numa_nodes": Effect("1", first_rank("numa_nodes"), "1"),
+    "cpu.bind_numa": Effect("true", first_rank("memory_policy"), "bind:0"),
+    "cpu.logical_cores": Effect("true", first_rank("cores"), "1-27,57-83"),
+    "cpu.e_cores": Effect("true", first_rank("threads", "i9-8p-8e"), "15"),
+    "cpu.strategy": Effect("close", lambda config: str(planned(config).hosts[0].ranks[1].numa_nodes), "0", FEW_CORES),
+    "cpu.threads": Effect("5", shared_env("OMP_NUM_THREADS"), "5"),
+    "cpu.lenient": Effect("true", placement("lenient"), True),
+    "cpu.allocator": Effect("jemalloc", first_host_env("LD_PRELOAD"), "/j.so"),
+    "cpu.openmp": Effect("intel", first_host_env("LD_PRELOAD"), "/t.so:/i.so"),
+    "watch.heartbeat_timeout": Effect("7", placement("heartbeat_timeout"), 7),
+    "watch.grace_period": Effect("3", placement("grace_period"), 3),
+    "output.verbose": Effect("true", shared_env("CCL_LOG_LEVEL"), "warn"),
+    "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
+    "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
+}  # fmt: skip
+
+TOLD = {
+    "ccl.binding": "oneccl_bind_pt",
+    "training.backend": "gloo",
+    "training.precision": "fp32",
+    "training.engine": "native",
+    "training.compile": True,
+    "training.compress_gradients": "bf16",
+    "training.bucket_mb": 7,
+    "training.static_graph": True,
+    "training.as_written": True,
+}
+"""Settings that the ranks are told, at other values than their defaults."""
+
+OF_A_RUN = {"hosts.master_port", "output.log_dir", "output.tee"}
+"""What only a running job shows: the test of a real one, below."""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hostfile and an mpiexec lie here."""
+    monkeypatch.chdir(tmp_path)
+    Path("nodes").write_text("x\ny\n")
+    Path("their-mpi").mkdir()
+    Path("their-mpi/mpiexec").write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.0'\n")
+    Path("their-mpi/mpiexec").chmod(0o755)
+    return tmp_path
+
+
+def both_ways(key: str, value: str, given: Mapping[str, str] | None = None) -> tuple[Config, Config]:
+    """The settings with ``key`` set on the command line, and in a file."""
+    others = [(name, text, "--set") for name, text in (given or {}).items()]
+    by_option = load([*others, (key, value, "--set")], environ=ENVIRON)
+    text = yaml_text({key: by_option[key]})
+    return by_option, load(others, file=Path("written.yaml"), text=text, environ=ENVIRON)
+
+
+def test_every_setting_is_here() -> None:
+    assert {key for key, setting in SETTINGS.items() if setting.rank_variable} == set(TOLD)
+    assert {*EFFECTS, *TOLD, *OF_A_RUN} == set(SETTINGS)
+
+
+def seen(effect: Effect, config: Config) -> Any:
+    try:
+        return effect.seen(config)
+    except CpulaunchError as error:
+        return error  # without the setting there may be no plan at all
+
+
+@pytest.mark.parametrize("key", EFFECTS)
+def test_a_setting_takes_effect(key: str) -> None:
+    effect = EFFECTS[key]
+    without = load([(name, text, "--set") for name, text in effect.given.items()], environ=ENVIRON)
+    assert seen(effect, without) != effect.expected
+    for config in both_ways(key, effect.text, effect.given):
+        assert effect.seen(config) == effect.expected
+
+
+@pytest.mark.parametrize("key", TOLD)
+def test_what_ranks_are_told_is_read_there_as_it_was_set(key: str) -> None:
+    value = TOLD[key]
+    assert value != SETTINGS[key].default
+    for config in both_ways(key, SETTINGS[key].kind.to_text(value)):
+        assert rank_setting(key, planned(config).env) == value
+
+
+SCRIPT = """
+import json, os
+from dataclasses import asdict
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.runtime.settings import training_settings
+binding = rank_setting("ccl.binding", os.environ)
+print(json.dumps({**asdict(training_settings()), "binding": binding, "port": os.environ["MASTER_PORT"]}))
+"""
+
+
+def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> None:
+    """Its output is in the log alone, as ``output.tee`` is none, and that is where ``output.log_dir`` says."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    (directory / "tell.py").write_text(SCRIPT)
+    settings = {**TOLD, "hosts.master_port": port, "output.log_dir": "elsewhere", "output.tee": "none"}
+    options = [
+        word
+        for key, value in settings.items()
+        for word in ("--set", f"{key}={SETTINGS[key].kind.to_text(value)}")
+    ]
+    done = cpulaunch("run", "-n", "1", *options, "tell.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr + shlex.join(options)
+    (log,) = directory.glob("elsewhere/*/rank-0.log")
+    told = json.loads(log.read_text())
+    assert {key: told[key.partition(".")[2]] for key in TOLD} == TOLD
+    assert (told["in_job"], told["port"]) == (True, str(port))

@@ -1,0 +1,60 @@
+"""The hosts that batch systems give."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.discovery.allocation import allocation
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host
+
+
+def shown(hosts: tuple[Host, ...]) -> str:
+    return " ".join(f"{host.name}*{host.slots}" if host.slots else host.name for host in hosts)
+
+
+SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts"),
+    [
+        ({"SLURM_JOB_NODELIST": "n1,gpu[02-03]"}, "n1 gpu02 gpu03"),
+        # `salloc -N 3`: one task per node is Slurm's default, and nobody's wish.
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "1(x3)"}, "n1 n2 n3"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}, "n1*4 n2*4 n3*2"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_NTASKS_PER_NODE": "2"}, "n1*2 n2*2 n3*2"),
+        ({"PBS_NODEFILE": "a\nb\n"}, "a b"),
+        ({"PBS_NODEFILE": "a\na\nb\na\nb\n"}, "a*3 b*2"),
+    ],
+)
+def test_allocations(environ: dict[str, str], hosts: str) -> None:
+    found = allocation(environ, lambda path: path)
+    assert found is not None
+    assert shown(found.hosts) == hosts
+
+
+def test_an_allocation_says_its_name() -> None:
+    assert allocation({}, lambda path: path) is None
+    slurm = allocation(SLURM, lambda path: path)
+    pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)
+    assert slurm is not None
+    assert pbs is not None
+    assert (slurm.name, pbs.name) == ("Slurm job 17", "PBS job 4.head")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}, "2 is for 1 nodes, but n.1-3. are 3"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2(y3)", "SLURM_NTASKS": "2"}, "not like 2.x3."),
+    ],
+)
+def test_a_broken_allocation_is_an_error(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        allocation(environ, lambda path: path)
+
+
+def test_a_nodefile_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match=r"\$PBS_NODEFILE: /gone cannot be read"):
+        allocation({"PBS_NODEFILE": "/gone"}, lambda path: None)

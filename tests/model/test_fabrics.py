@@ -1,0 +1,39 @@
+"""Which provider all hosts of a job can use."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.model.fabrics import Fabric, common_provider
+
+NOTHING = "libfabric: No data available"
+
+
+VERBS = Fabric("mlx5_0", "verbs", "ib0", "")
+
+
+BROKEN = VERBS._replace(unusable=NOTHING)
+
+
+PSM3 = Fabric("irdma0", "psm3", "ens1", "")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "provider", "complaints"),
+    [
+        ({"a": (VERBS,), "b": (VERBS,)}, "verbs", {}),
+        ({"a": (PSM3, VERBS), "b": (VERBS,)}, "verbs", {}),
+        ({"a": (), "b": ()}, None, {}),
+        ({}, None, {}),
+        ({"a": (VERBS,), "b": ()}, None, {"a": "b has none that works"}),
+        ({"a": (VERBS,), "b": None}, None, {"a": "b has none that works"}),
+        ({"a": (VERBS,), "b": (PSM3,)}, None, {"a": "other hosts have other kinds", "b": "other hosts have other kinds"}),
+        ({"a": (BROKEN,), "b": (BROKEN,)}, None, {"a": NOTHING, "b": NOTHING}),
+    ],
+)  # fmt: skip
+def test_all_hosts_must_have_it(hosts, provider: str | None, complaints: dict[str, str]) -> None:
+    chosen, said = common_provider(hosts)
+    assert (chosen, sorted(said)) == (provider, sorted(complaints))
+    for host, why in complaints.items():
+        card = hosts[host][0]
+        assert said[host] == f"its {card.device} ({card.provider}) stays unused, TCP is taken: {why}"

@@ -1,0 +1,113 @@
+"""One host's plan, by the one function that the planner and the agents call."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.bindings import bound, requests, topologies
+from support.machines import machine
+from support.plans import BIG, make
+
+from cpulaunch.errors import PlanError
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.topology import Topology
+from cpulaunch.plan.environment import AFFINITY, LIBRARY_VARIABLES, THREADS
+from cpulaunch.plan.host import HostInput, plan_host
+from cpulaunch.plan.placement import HostSpec
+from cpulaunch.plan.request import BindingRequest, HostRequest
+
+FOUND = {"tcmalloc": "/t/libtcmalloc.so.4", "intel": "/i/libiomp5.so", "torch": "/torch/libgomp.so.1"}
+FACTS = HostFacts(machine("xeon-2x28"), libraries=FOUND)
+
+
+@given(topologies(), requests)
+def test_ranks_are_where_the_binding_has_them(topology: Topology, request: BindingRequest) -> None:
+    binding = bound(topology, request)
+    host = HostInput("a", HostFacts(topology), ranks=request.ranks, first_rank=7)
+    planned = plan_host(host, HostRequest(request))
+    for rank, bound_rank in zip(planned.ranks, binding.ranks, strict=True):
+        assert rank.rank == 7 + bound_rank.local_rank
+        for name in ("local_rank", "cores", "comm_cores", "numa_nodes", "threads"):
+            assert getattr(rank, name) == getattr(bound_rank, name)
+        assert rank.env[THREADS] == str(bound_rank.threads)
+    assert (AFFINITY in planned.env) == bool(binding.worker_affinity)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        (AFFINITY, AFFINITY),
+        ("OMP_PLACES", "OMP_PLACES"),
+        ("GOMP_CPU_AFFINITY", "OMP_PLACES"),
+        ("KMP_AFFINITY", "OMP_PLACES"),
+    ],
+)
+def test_what_the_user_has_set_is_left_out(name: str, missing: str) -> None:
+    host = HostInput("a", FACTS)
+    others, users = (
+        plan_host(host, HostRequest()),
+        plan_host(replace(host, user_env={name: "x"}), HostRequest()),
+    )
+    assert missing in {**others.env, **others.ranks[0].env}
+    assert missing not in {**users.env, **users.ranks[0].env}
+
+
+def test_the_variables_of_its_network_come_first_and_libraries_last() -> None:
+    host = HostInput("a", FACTS, env={"GLOO_SOCKET_IFNAME": "eth0"})
+    planned = plan_host(host, HostRequest(openmp="intel"))
+    assert list(planned.env) == ["GLOO_SOCKET_IFNAME", AFFINITY, "KMP_BLOCKTIME", "LD_PRELOAD"]
+    assert (planned.allocator, planned.openmp) == ("tcmalloc", "intel")
+
+
+def test_what_cannot_be_there_is_an_error() -> None:
+    with pytest.raises(PlanError, match="allocator jemalloc: jemalloc was not found"):
+        plan_host(HostInput("a", FACTS), HostRequest(allocator="jemalloc"))
+
+
+@given(
+    requests, st.sampled_from(["auto", "tcmalloc", "default"]), st.sampled_from(["auto", "intel", "default"])
+)
+def test_a_request_is_read_back_as_it_was(binding: BindingRequest, allocator: str, openmp: str) -> None:
+    request = HostRequest(binding, allocator, openmp)
+    assert HostRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["hosts.nproc_per_node=4"],
+        ["ccl.worker_count=2", "ccl.logical_cores=true"],
+        ["training.backend=gloo", "cpu.cores_per_rank=max"],
+        ["cpu.bind_numa=true", "cpu.openmp=intel", "cpu.threads=3"],
+        ["hosts.nproc_per_node=20", "ccl.worker_count=0"],
+        ["hosts.nproc_per_node=70", "hosts.oversubscribe=true"],
+        ["env=OMP_PLACES=cores", "env=CCL_WORKER_AFFINITY=0,1"],
+    ],
+)
+def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: list[str]) -> None:
+    """What an agent does on a host that nobody had looked at, here with the facts that the planner assumed."""
+    facts = replace(BIG, libraries=FOUND)
+    planned = make(*settings, hosts="a", facts=facts)
+    (host,) = planned.hosts
+    assert host.assumed
+    replaced = (AFFINITY, *LIBRARY_VARIABLES)
+    seen = HostInput(
+        "a",
+        facts,
+        ranks=len(host.ranks),
+        user_env={name: planned.env[name] for name in planned.private},
+        env={name: value for name, value in host.env.items() if name not in replaced},
+    )
+    again = HostSpec.of(
+        plan_host(seen, HostRequest.from_json(json.loads(json.dumps(planned.request.to_json()))))
+    )
+    expected = HostSpec.of(host)
+    shared = {name: planned.env[name] for name in (THREADS,) if name in planned.env}
+    assert again.env == expected.env
+    assert [{**shared, **rank.env} for rank in expected.ranks] == [rank.env for rank in again.ranks]
+    assert [rank[:-1] for rank in again.ranks] == [rank[:-1] for rank in expected.ranks]

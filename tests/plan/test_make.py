@@ -1,0 +1,291 @@
+"""Requests and facts → plan: sizes, launchers, environment, errors.  Nothing here looks at this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.plans import BIG, MPICH, PROGRAM, SMALL, make
+
+from cpulaunch.config.load import load
+from cpulaunch.errors import CpulaunchError, PlanError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import Facts, Mpi
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Plan
+
+
+def sizes(made: Plan) -> list[int]:
+    return [len(host.ranks) for host in made.hosts]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "expected"),
+    [
+        ([], "", [2]),  # one rank per NUMA node
+        (["hosts.nproc=3"], "", [3]),
+        (["hosts.nproc_per_node=5"], "", [5]),
+        ([], "a,b", [2, 2]),
+        ([], "a:3,b:1", [3, 1]),
+        (["hosts.nproc_per_node=4"], "a:3,b:1", [4, 4]),  # -ppn beats slots
+        (["hosts.nnodes=2"], "a,b,c", [2, 2]),
+        (["hosts.nnodes=2", "hosts.nproc=6"], "a,b,c", [3, 3]),
+        (["hosts.nproc=6"], "a,b,c", [2, 2, 2]),
+        (["hosts.nproc=4"], "a:3,b:1", [3, 1]),
+        (["hosts.nproc=8", "hosts.nproc_per_node=4"], "a,b", [4, 4]),
+        ([], "n[01-16]:2", [2] * 16),
+    ],
+)
+def test_sizes(settings, hosts, expected) -> None:
+    made = make(*settings, hosts=hosts)
+    assert sizes(made) == expected
+    assert made.world_size == sum(expected)
+    # A host's ranks are contiguous, and numbered from 0 on each host.
+    ranks = [(rank.rank, rank.local_rank) for host in made.hosts for rank in host.ranks]
+    assert ranks == list(enumerate(local for size in expected for local in range(size)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "message"),
+    [
+        (
+            ["hosts.nproc=7"],
+            "a,b",
+            "hosts.nproc (--hosts.nproc): 7 ranks can't be divided evenly over 2 hosts",
+        ),
+        (["hosts.nproc=5"], "a:3,b:1", "5 ranks, but the hosts' slots make 4 on 2 hosts"),
+        (
+            ["hosts.nproc=5", "hosts.nproc_per_node=4"],
+            "",
+            "5 ranks, but hosts.nproc_per_node (--hosts.nproc_per_node) make 4",
+        ),
+        (["hosts.nnodes=3"], "a,b", "hosts.nnodes (--hosts.nnodes): 3 hosts, but only 2 named"),
+        (["hosts.nnodes=2"], "", "2 hosts, but only 1 named"),
+        (["launcher=local"], "a,b", "local starts ranks on this machine only, but the hosts are a, b"),
+        (["launcher=local"], "a", "local starts ranks on this machine only"),
+        (["hosts.nproc=57"], "", "57"),
+        (["hosts.nproc_per_node=57"], "a", "a, taken to be like this machine: "),
+        (["cpu.cores=0-x"], "", "--cpu.cores: '0-x' does not fit cpu.cores"),
+        (["cpu.cores=500"], "", "500"),
+        (["forward=NOPE"], "", "NOPE is not set in this environment"),
+    ],
+)
+def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> None:
+    with pytest.raises(CpulaunchError) as e:
+        make(*settings, hosts=hosts)
+    assert message in str(e.value)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "launcher", "starter"),
+    [
+        ([], "", "local", "local"),
+        ([], "head", "local", "local"),
+        ([], "localhost:2", "local", "local"),
+        ([], "a", "mpirun", "intel"),
+        ([], "head,a", "mpirun", "intel"),
+        (["launcher=mpirun"], "", "mpirun", "intel"),
+        (["mpi.flavour=intel"], "", "mpirun", "intel"),
+        (["launcher=local", "mpi.flavour=intel"], "", "local", "local"),
+    ],
+)
+def test_who_starts_the_ranks(settings, hosts, launcher, starter) -> None:
+    made = make(*settings, hosts=hosts)
+    assert (made.launcher, made.starter) == (launcher, starter)
+
+
+class TestMpi:
+    def test_without_any_the_error_says_how_to_install_one(self) -> None:
+        with pytest.raises(PlanError, match="no MPI was found") as e:
+            make(hosts="a,b", mpis=())
+        assert "pip install 'impi-rt" in (e.value.hint or "")
+
+    def test_one_asked_for_and_not_there_is_told_from_those_that_are(self) -> None:
+        with pytest.raises(
+            PlanError, match=r"no mpiexec of openmpi .* found; found: mpich \(/m/mpiexec\)"
+        ) as e:
+            make("mpi.flavour=openmpi", hosts="a,b", mpis=(MPICH,))
+        assert "openmpi" in (e.value.hint or "")
+
+    def test_recorded_facts_need_none_here(self) -> None:
+        assert make(hosts="a,b", mpis=None).mpiexec == "mpiexec.hydra"
+        assert make("mpi.flavour=openmpi", hosts="a,b", mpis=None).mpiexec == "mpiexec"
+
+
+class TestEnvironment:
+    def test_what_the_user_set_wins_and_the_plan_says_so(self) -> None:
+        made = make(environ={"CCL_ATL_SHM": "0", "OMP_NUM_THREADS": "5", "UNRELATED": "x"})
+        assert made.env["CCL_ATL_SHM"] == "0"
+        assert made.env["OMP_NUM_THREADS"] == "5"
+        assert "UNRELATED" not in made.env
+        assert {"key": "cpu.threads", "value": 5, "origin": "$OMP_NUM_THREADS"} in made.settings
+
+    def test_a_flag_wins_over_the_fields_variable(self) -> None:
+        made = make(
+            "ccl.worker_count=2", "cpu.threads=3", environ={"CCL_WORKER_COUNT": "1", "OMP_NUM_THREADS": "9"}
+        )
+        assert (made.env["CCL_WORKER_COUNT"], made.env["OMP_NUM_THREADS"]) == ("2", "3")
+
+    def test_env_wins_over_all_and_is_private(self) -> None:
+        made = make("env=CCL_LOG_LEVEL=info", "env=SECRET=s", environ={"CCL_LOG_LEVEL": "warn"})
+        assert (made.env["CCL_LOG_LEVEL"], made.env["SECRET"]) == ("info", "s")
+        assert made.private == ("CCL_LOG_LEVEL", "SECRET")
+
+    def test_forwarded_names_are_in_the_plan_but_not_their_values(self) -> None:
+        made = make("forward=TOKEN", environ={"TOKEN": "hunter2"})
+        assert made.forward == ("TOKEN",)
+        assert "hunter2" not in json.dumps(made.to_json())
+
+    def test_open_mpi_is_told_every_name_that_makes_sense_elsewhere(self) -> None:
+        environ = {
+            "PATH": "/bin",
+            "HF_TOKEN": "t",
+            "SSH_AUTH_SOCK": "s",
+            "SLURM_PROCID": "3",
+            "BASH_FUNC_a%%": "()",
+        }
+        made = make(
+            "mpi.flavour=openmpi", hosts="a,b", mpis=(Mpi("openmpi", "/o/mpiexec", "5"),), environ=environ
+        )
+        assert made.forward == ("HF_TOKEN", "HOME", "PATH")
+
+    def test_worker_affinity_is_the_hosts_one_flat_list(self) -> None:
+        made = make("hosts.nproc_per_node=4", hosts="a,b")
+        assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2
+        assert "CCL_WORKER_AFFINITY" not in made.env
+
+    def test_threads_that_differ_are_each_ranks_own(self) -> None:
+        made = make(
+            "cpu.cores=0-27,28-40", "cpu.cores_per_rank=max", "hosts.nproc=2", "training.backend=gloo"
+        )
+        threads = [rank.threads for rank in made.hosts[0].ranks]
+        assert threads == [21, 20]
+        assert [rank.env for rank in made.hosts[0].ranks] == [
+            {"OMP_NUM_THREADS": "21", "OMP_PLACES": "{0:21},{1}:20"},
+            {"OMP_NUM_THREADS": "20", "OMP_PLACES": "{21:20},{22}:19"},
+        ]
+        assert "OMP_NUM_THREADS" not in made.env
+
+
+class TestLibrariesAndMemory:
+    DEBIAN = replace(BIG, libraries={"tcmalloc": "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"})
+    FEDORA = replace(BIG, libraries={"tcmalloc": "/usr/lib64/libtcmalloc_minimal.so.4"})
+    BARE = replace(BIG, libraries={})
+
+    def test_each_host_has_its_own(self) -> None:
+        known = {"a": self.DEBIAN, "b": self.FEDORA}
+        made = make(hosts="a,b", hosts_known=known)
+        preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
+        assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
+        assert made.setting("cpu.allocator") == "tcmalloc"
+        assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
+
+    def test_a_host_that_lacks_one_does_without_or_is_an_error_that_names_it(self) -> None:
+        known = {"a": self.DEBIAN, "b": self.BARE}
+        made = make(hosts="a,b", hosts_known=known)
+        assert ["LD_PRELOAD" in host.env for host in made.hosts] == [True, False]
+        assert made.setting("cpu.allocator") == "auto"
+        with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
+            make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
+
+    def test_on_a_host_that_nobody_looked_at_it_may_be(self) -> None:
+        made = make("cpu.openmp=intel", hosts="a", facts=self.BARE)
+        assert made.hosts[0].env["LD_PRELOAD"] == "libiomp5.so"
+        assert "nobody has looked whether libiomp5.so is there" in made.notes
+        assert (made.request.allocator, made.request.openmp) == ("auto", "intel")
+
+    def test_the_environment_is_stronger_than_a_file(self, tmp_path: Path) -> None:
+        (file := tmp_path / "c.yaml").write_text("cpulaunch: 1\ncpu: {allocator: tcmalloc}\n")
+        environ = {"HOME": "/nowhere", "LD_PRELOAD": "/my/libjemalloc.so.2"}
+        facts = Facts(like=self.DEBIAN, here=frozenset({"localhost"}), mpis=())
+        made = make_plan(load((), environ=environ, file=file), facts, PROGRAM)
+        assert "LD_PRELOAD" not in made.hosts[0].env
+        assert made.setting("cpu.allocator") == "jemalloc"
+        assert "allocator: jemalloc, of your LD_PRELOAD" in made.notes
+        asked = load([("cpu.allocator", "tcmalloc", "--allocator")], environ=environ)
+        with pytest.raises(PlanError, match="allocator tcmalloc is asked for, but LD_PRELOAD has jemalloc"):
+            make_plan(asked, facts, PROGRAM)
+
+    def test_an_env_of_the_settings_is_kept_too(self) -> None:
+        made = make("env=LD_PRELOAD=/my/libfoo.so", facts=self.DEBIAN)
+        assert made.hosts[0].env["LD_PRELOAD"] == (
+            "/my/libfoo.so:/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
+        )
+
+    @pytest.mark.parametrize("name", ["OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY"])
+    def test_threads_that_the_user_binds_are_let_be(self, name: str) -> None:
+        assert all("OMP_PLACES" in rank.env for rank in make().hosts[0].ranks)
+        for made in (make(environ={name: "x"}), make(f"env={name}=x")):
+            assert not any(rank.env for rank in made.hosts[0].ranks)
+            assert f"OpenMP's threads are bound by your {name}, not by us" in made.notes
+
+    def test_intels_runtime_has_its_own_variables(self) -> None:
+        facts = replace(BIG, libraries={"intel": "/v/lib/libiomp5.so", "torch": "/t/libgomp.so.1"})
+        made = make("cpu.openmp=intel", facts=facts)
+        assert made.hosts[0].env == {
+            "CCL_WORKER_AFFINITY": "0,28",
+            "KMP_BLOCKTIME": "1",
+            "LD_PRELOAD": "/v/lib/libiomp5.so",
+        }
+        assert all(list(rank.env) == ["KMP_AFFINITY"] for rank in made.hosts[0].ranks)
+
+    def test_memory_is_near_or_strictly_there(self) -> None:
+        assert [rank.memory_policy for rank in make().hosts[0].ranks] == ["prefer:0", "prefer:1"]
+        strict = make("cpu.bind_numa=true").hosts[0].ranks
+        assert [rank.memory_policy for rank in strict] == ["bind:0", "bind:1"]
+
+    def test_no_workers_at_all(self) -> None:
+        made = make("ccl.worker_count=0")
+        assert [rank.comm_cores for rank in made.hosts[0].ranks] == [CoreSet(), CoreSet()]
+        assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_WORKER_OFFLOAD"]) == ("1", "0")
+        assert made.setting("ccl.worker_count") == 0
+
+
+class TestHosts:
+    def test_each_host_is_bound_by_its_own_topology(self) -> None:
+        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
+        assert [[str(rank.cores) for rank in host.ranks] for host in made.hosts] == [
+            ["0-27", "28-55"],
+            ["0", "1"],
+        ]
+        assert [host.assumed for host in made.hosts] == [True, False]
+
+    def test_one_number_of_workers_suits_the_smallest_host(self) -> None:
+        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
+        assert all(not rank.comm_cores for host in made.hosts for rank in host.ranks)
+        assert made.env["CCL_WORKER_OFFLOAD"] == "0"
+
+    def test_this_machine_is_not_assumed(self) -> None:
+        assert not make().hosts[0].assumed
+        assert not make(facts=SMALL).hosts[0].assumed
+
+
+class TestBackendAndPrecision:
+    def test_ccl_where_it_can_be_used(self) -> None:
+        assert make().env["CPULAUNCH_BACKEND"] == "ccl"
+
+    def test_auto_falls_to_gloo_and_says_why(self) -> None:
+        made = make(ccl_missing="no compiler")
+        assert made.env["CPULAUNCH_BACKEND"] == "gloo"
+        assert any("no compiler" in note for note in made.notes)
+
+    def test_ccl_never_falls_back_silently(self) -> None:
+        with pytest.raises(PlanError, match="no compiler"):
+            make("training.backend=ccl", ccl_missing="no compiler")
+
+    @pytest.mark.parametrize(
+        ("settings", "facts", "precision"),
+        [
+            ([], BIG, "bf16"),
+            ([], SMALL, "fp32"),
+            (["training.precision=bf16"], SMALL, "bf16"),
+            (["training.precision=fp32"], BIG, "fp32"),
+        ],
+    )
+    def test_bf16_only_where_the_cpu_has_it_or_the_user_insists(self, settings, facts, precision) -> None:
+        made = make(*settings, facts=facts)
+        assert made.env["CPULAUNCH_PRECISION"] == made.setting("training.precision") == precision
+        assert any("bf16" in note for note in made.notes) == (facts is SMALL)

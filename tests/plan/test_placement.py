@@ -1,0 +1,81 @@
+"""The plan as it travels to the agents: read back as it was, and small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.plans import make
+
+from cpulaunch import launchers, variables
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.installation import Installation
+from cpulaunch.plan.placement import (
+    HostSpec,
+    IdentityVariables,
+    Placement,
+    RankSpec,
+    guard,
+    unguard,
+)
+from cpulaunch.plan.plan import Plan
+
+
+def travelling(plan: Plan) -> str:
+    commands = launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))
+    return commands[0].env[variables.PLACEMENT]
+
+
+core_sets = st.sets(st.integers(0, 300), max_size=20).map(CoreSet)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+rank_specs = st.builds(
+    RankSpec, core_sets, core_sets, core_sets, st.integers(1, 99), texts, st.dictionaries(texts, texts)
+)
+host_specs = st.builds(
+    HostSpec, st.booleans(), st.dictionaries(texts, texts), st.lists(rank_specs, max_size=3)
+)
+
+
+@given(st.lists(host_specs, min_size=1, max_size=3), st.dictionaries(texts, texts))
+def test_a_placement_is_read_back_as_it_was(specs: list[HostSpec], env: dict[str, str]) -> None:
+    placement = Placement(
+        launcher="x",
+        identity=IdentityVariables("R", "S", "L"),
+        agents_are_children=False,
+        daemon_outlives_link=True,
+        python=True,
+        directory="/home/me",
+        hosts=[(f"n{number}", number) for number in range(len(specs))],
+        host_specs=specs,
+        request={"binding": {}},
+        env=env,
+        heartbeat_timeout=30,
+        grace_period=2.5,
+        lenient=False,
+    )
+    assert Placement.from_text(placement.to_text()) == placement
+
+
+def test_it_holds_what_was_planned() -> None:
+    plan = make("hosts.nproc_per_node=4", "env=SECRET=s", hosts="a,b")
+    placement = Placement.from_text(travelling(plan))
+    assert [name for name, _ in placement.hosts] == ["a", "b"]
+    for (_, number), host in zip(placement.hosts, plan.hosts, strict=True):
+        assert placement.host_specs[number] == HostSpec.of(host)
+    assert placement.env == {"SECRET": "s"}
+    assert placement.request == json.loads(json.dumps(plan.request.to_json()))
+
+
+def test_a_thousand_like_hosts_take_a_few_kilobytes_more_than_one() -> None:
+    """Linux lets one variable have 128 KB."""
+    one, thousand = (travelling(make("hosts.nproc_per_node=8", hosts=hosts)) for hosts in ("n1", "n[1-1024]"))
+    assert len(Placement.from_text(thousand).host_specs) == 1
+    assert len(thousand) - len(one) < 16_000
+
+
+@pytest.mark.parametrize("arguments", [[":"], ["a", ":", "b"], ["\\:", "\\\\:"], ["a:b", "\\"], []])
+def test_arguments_that_would_mean_something_to_mpiexec_are_guarded(arguments: list[str]) -> None:
+    assert ":" not in guard(arguments)
+    assert unguard(guard(arguments)) == arguments

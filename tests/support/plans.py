@@ -1,0 +1,40 @@
+"""Plans for machines that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cpulaunch.config.load import load
+from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.model.facts import Facts, HostFacts, Mpi
+from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Plan, Program
+
+BIG = HostFacts(
+    topology_from_lscpu((Path(__file__).parent.parent / "plan" / "2x28.lscpu").read_text()),
+    cpu_flags=("amx_bf16",),
+)
+
+
+SMALL = HostFacts(topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
+
+
+INTEL, MPICH = Mpi("intel", "/i/mpiexec.hydra", "2021.18"), Mpi("mpich", "/m/mpiexec", "5.0.2")
+PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/home/me", "/usr/bin/python")
+
+
+def make(
+    *settings: str, hosts: str = "", facts: HostFacts = BIG, environ: dict[str, str] | None = None, **more
+) -> Plan:
+    """The plan for ``key=value`` settings and a list of hosts, all of which look like ``facts``."""
+    given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
+    config = load(given, environ={"HOME": "/nowhere", **(environ or {})})
+    listed = parse_hosts(hosts, "--hosts") if hosts else ()
+    known = {
+        "here": frozenset({"localhost", "head"}),
+        "mpis": (INTEL,),
+        "hosts": more.pop("hosts_known", {}),
+        **more,
+    }
+    return make_plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
