@@ -83,6 +83,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
     "supervise.job": set(),
     "supervise.events": set(),
+    "supervise.processes": set(),
     "supervise.rank": set(),
     "supervise.root_cause": set(),
     "supervise.status": set(),

@@ -1,4 +1,4 @@
-"""The file that every starter runs: ``python -I -S …/run_agent.py -- PROGRAM ARGS``.
+"""The file that every launcher starts: ``python -I -S …/run_agent.py -- PROGRAM ARGS``.
 
 Short, because Python compiles the file that it is told to run anew each time; the rest comes compiled.
 ``-I -S`` keep the user's modules, variables and .pth files out, so our own place must be said.

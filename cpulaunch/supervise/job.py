@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpulaunch import messages
 from cpulaunch.errors import HostError
-from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, UNREACHED, AgentMessage, Unknown
+from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import (
     Action,
@@ -35,6 +35,7 @@ from cpulaunch.supervise.events import (
     Write,
 )
 from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.processes import Processes
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate, root_cause
 from cpulaunch.supervise.status import status_line
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
-
-MAX_SAID = 1 << 16
-"""Bytes of what the launcher's processes say in which a reason is looked for."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,7 @@ class JobState:
         self._end: messages.End | None = None
         self._spared: tuple[int, float] | None = None  # a rank, and when its time is up
         self._give_up_at: float | None = None
-        self._codes: dict[int, int] = {}  # of the launcher's processes that have ended
-        self._ended_at: float | None = None  # when the last of them did
-        self._unreached = False
-        self._said = b""
+        self._processes = Processes(watching.processes, watching.launcher)
         self._output_at: float | None = None
         self._unknown: set[str] = set()
         self._actions: list[Action] = []
@@ -105,7 +100,8 @@ class JobState:
             case AgentDisconnected():
                 self._disconnected(self.ranks[event.rank], event.error)
             case ProcessSaid():
-                self._process_said(event.data)
+                self._processes.say(event.data)
+                self._look_for_a_failed_start()
             case ProcessEnded():
                 self._process_ended(event.number, event.code)
             case UserSignal():
@@ -123,8 +119,8 @@ class JobState:
         moments = [self._spared[1]] if self._spared else []
         if self._give_up_at is not None:
             moments.append(self._give_up_at)
-        if self._ended_at is not None:
-            moments.append(self._ended_at + SETTLE)
+        if self._processes.ended_at is not None:
+            moments.append(self._processes.ended_at + SETTLE)
         if self._may_be_missing:
             moments += (rank.missed_at + SETTLE for rank in self.ranks if rank.missed_at is not None)
         return min(moments, default=None)
@@ -226,18 +222,9 @@ class JobState:
 
     # ---- the launcher's processes
 
-    def _process_said(self, data: bytes) -> None:
-        self._said = (self._said + data)[-MAX_SAID:]
-        self._unreached = self._unreached or UNREACHED.encode() in self._said
-        self._look_for_a_failed_start()
-
     def _look_for_a_failed_start(self, *, ended: bool = False) -> None:
         missing = [rank for rank in self.ranks if rank.heard_at is None]
-        if not missing:
-            return
-        text = self._said.decode(errors="replace")
-        found = self.watching.launcher.start_failure(text, ended=ended)
-        if found is None:
+        if not missing or (found := self._processes.start_failure(ended=ended)) is None:
             return
         short = found.host.partition(".")[0]
         rank = next((r for r in missing if r.host in (found.host, short)), missing[0])
@@ -246,15 +233,14 @@ class JobState:
             self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, error, self._started)
 
     def _process_ended(self, number: int, code: int) -> None:
-        self._codes[number] = code
-        if len(self._codes) == self.watching.processes:
-            self._ended_at = self._now
+        self._processes.end(number, code, self._now)
         if self.watching.launcher.agents_are_children and self.ranks[number].heard_at is None:
             self.ranks[number].missed_at = self._now
 
     def _look_at_ended_processes(self) -> None:
         """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
-        if self._ended_at is None or self._now < self._ended_at + SETTLE:
+        ended_at = self._processes.ended_at
+        if ended_at is None or self._now < ended_at + SETTLE:
             return
         if not self.ending:
             self._look_for_a_failed_start(ended=True)
@@ -264,20 +250,15 @@ class JobState:
 
     def _processes_ended_early(self) -> None:
         there = [rank for rank in self.ranks if not rank.state.final]
-        if self._unreached:
+        if self._processes.unreached:
             for rank in there:
                 self._move(rank, RankState.NOT_WATCHED)
         elif there:
             error = (
-                f"{self.watching.command} ended with code {self._processes_code()} "
+                f"{self.watching.command} ended with code {self._processes.exit_code} "
                 f"before {len(there)} of {len(self.ranks)} ranks had reported"
             )
             self._mark_failed(there[0], kinds.START_FAILED, HostError.exit_code, error)
-
-    def _processes_code(self) -> int:
-        """The first exit code that isn't 0, by the processes' order, as a shell reports it."""
-        code = next((code for _, code in sorted(self._codes.items()) if code), 0)
-        return 128 - code if code < 0 else code
 
     # ---- time
 
@@ -333,7 +314,7 @@ class JobState:
 
     @property
     def _may_be_missing(self) -> bool:
-        return not self.ending and not self._unreached
+        return not self.ending and not self._processes.unreached
 
     def _look_for_the_missing(self) -> None:
         """Ranks that have never said hello, though their agent has ended, or others did long ago."""
@@ -421,7 +402,7 @@ class JobState:
             kind, code = kinds.INTERRUPTED, 128 + self.interrupted
         elif cause:
             kind, code, first = cause.kind, cause.exit_code, cause.failure
-        elif self._unreached and (code := self._processes_code()):
+        elif self._processes.unreached and (code := self._processes.exit_code):
             kind = kinds.EXIT
         ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
         return Outcome(code, kind, now - self._began, first, ranks)

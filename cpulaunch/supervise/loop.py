@@ -27,6 +27,9 @@ PROCESS_EXIT = 5.0
 PROCESS_EXIT_LOST = 0.5
 """The same where a host is lost, for which mpiexec would wait."""
 
+SOON = 0.1
+"""Seconds until the status line shows what agents have said: those of a big job say much at once."""
+
 NOISE = b"IPL WARN> "
 """How Intel MPI's lines on a topology that it doesn't need begin; the log keeps them."""
 
@@ -64,7 +67,8 @@ class AttemptLoop:
         )
         self.job = JobState(watching, time.monotonic(), began)
         self.control = Control(self.attempt.token, plan.world_size, self)
-        self._due = asyncio.Event()  # something has changed: look at once
+        self._due = asyncio.Event()  # a tick is
+        self._soon: asyncio.TimerHandle | None = None
         self._child_ended = asyncio.Event()
         self._ended: set[int] = set()  # of the processes, those whose end the job knows
         self._ending: asyncio.Task[None] | None = None
@@ -99,26 +103,31 @@ class AttemptLoop:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._due.wait(), max(0.0, due - now))
             self._due.clear()
+            self._soon = None
             self._look_at_processes()
             self._happens(events.Tick(terminal_full=self.output.screen.full))
 
     # ---- events
 
     def agent_connected(self, rank: int, hello: messages.Hello) -> None:
-        self._due.set()
+        self._look_soon()
         self._happens(events.AgentConnected(rank, hello))
 
     def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
         if not isinstance(message, (messages.Output, messages.Beat)):
-            self._due.set()
+            self._look_soon()
         self._happens(events.AgentSaid(rank, message))
 
     def agent_disconnected(self, rank: int, error: str) -> None:
-        self._due.set()
+        self._look_soon()
         self._happens(events.AgentDisconnected(rank, error))
 
     async def room(self) -> None:
         await self.output.screen.room()
+
+    def _look_soon(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(SOON, self._due.set)
 
     def _user_signal(self, number: int) -> None:
         self._due.set()

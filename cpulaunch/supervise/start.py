@@ -37,7 +37,7 @@ def start(
     were started have been killed then.
     """
     _allow_files(2 * ranks + 2 * len(commands) + 256)
-    starters: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     for number, command in enumerate(commands):
         for name, text in command.files.items():
             try:
@@ -45,7 +45,7 @@ def start(
             except OSError as e:
                 raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
         try:
-            starter = subprocess.Popen(
+            process = subprocess.Popen(
                 command.argv,
                 env={**os.environ, **variables, **command.env, **command.watched_env},
                 cwd=directory,
@@ -56,12 +56,12 @@ def start(
                 preexec_fn=partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None,
             )
         except OSError as e:
-            for other in starters:
+            for other in processes:
                 other.kill()
                 other.wait()
             raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
-        starters.append(starter)
-    return starters
+        processes.append(process)
+    return processes
 
 
 _libc = ctypes.CDLL(None)

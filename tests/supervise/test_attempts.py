@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.command import TIMEOUT, clean_environment
+from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import outcome
 
 # cpulaunch with a decision of its own: what ended badly is started once more.
@@ -71,12 +71,8 @@ def start(directory: Path, env: dict[str, str]) -> subprocess.Popen[str]:
 def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
-    launcher = start(tmp_path, marked)
-    try:
+    with bounded(start(tmp_path, marked)) as launcher:
         _, stderr = launcher.communicate(timeout=TIMEOUT)
-    finally:
-        launcher.kill()
-        launcher.wait(TIMEOUT)
     assert launcher.returncode == 0, stderr
     assert (tmp_path / "decided").read_text().split() == ["error", "ok"]
     result = outcome(tmp_path)
@@ -100,15 +96,11 @@ def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
 
 def test_after_ctrl_c_nothing_is_decided(marked: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
-    launcher = start(tmp_path, marked)
-    try:
+    with bounded(start(tmp_path, marked)) as launcher:
         assert launcher.stdout
         assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"[0] ready\n", "[1] ready\n"}
         launcher.send_signal(signal.SIGINT)
         launcher.communicate(timeout=TIMEOUT)
-    finally:
-        launcher.kill()
-        launcher.wait(TIMEOUT)
     assert launcher.returncode == 130
     assert not (tmp_path / "decided").exists()
     assert outcome(tmp_path)["restarts"] == 0

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
 import pytest
 from support.chaos import PROGRAM
-from support.command import TIMEOUT, clean_environment, mpi_options, processes_with
+from support.command import TIMEOUT, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import job, outcome
 from support.programs import UNTIL_TOLD
 
@@ -56,8 +55,9 @@ def test_an_agent_that_dies_before_its_hello_is_noticed(marked, tmp_path: Path) 
         text=True,
         timeout=TIMEOUT,
     )
-    assert done.returncode in (3, 137)
-    assert outcome(tmp_path)["first_failure"]["rank"] == 1
+    result = outcome(tmp_path)
+    assert (done.returncode, result["kind"]) in ((3, "start_failed"), (137, "signal"))
+    assert result["first_failure"]["rank"] == 1
 
 
 @pytest.mark.slow
@@ -70,23 +70,23 @@ def test_the_cause_is_named_though_the_others_wait_in_a_collective(
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--tee", "all", "--backend", backend]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "program.py", backend, how, "1"],
         cwd=tmp_path,
         env=clean_environment(**marked),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-    ) as launcher:
-        killer = threading.Timer(TIMEOUT, launcher.kill)
-        killer.start()
+    )
+    with bounded(process) as launcher:
         assert launcher.stdout
-        ready = 0
-        while ready < 2 and (line := launcher.stdout.readline()):
-            ready += line.endswith("] ready\n")
+        ready: set[str] = set()
+        while len(ready) < 2:
+            line = launcher.stdout.readline()
+            assert line, f"it ended too soon: only {ready} said so"
+            ready |= {line} if line.endswith("] ready\n") else set()
         (tmp_path / "trigger").touch()
         launcher.stdout.read()
         assert launcher.wait(TIMEOUT) == code
-        killer.cancel()
     result = outcome(tmp_path)
     assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,25 @@ def mpi_options(flavour: str) -> list[str]:
     if not directory:
         pytest.skip(f"CPULAUNCH_TEST_{flavour.upper()} is not set: scripts/test.sh sets it")
     return ["--mpi", flavour, "--mpi-path", directory]
+
+
+@contextlib.contextmanager
+def bounded(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed once it counts as hung, so that what it should print can be waited for.
+
+    It is gone, and its pipes are closed, when this is left.
+    """
+    timer = threading.Timer(TIMEOUT, process.kill)
+    timer.start()
+    try:
+        yield process
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait(TIMEOUT)
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
 
 
 def processes_with(variable: str) -> list[int]:

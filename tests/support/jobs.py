@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from support.command import TIMEOUT, clean_environment
+from support.command import TIMEOUT, bounded, clean_environment
 
 
 def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
@@ -73,14 +74,22 @@ class job:
             stdin=subprocess.DEVNULL,
         )
 
+        self._open = contextlib.ExitStack()
+
     def __enter__(self) -> subprocess.Popen[str]:
-        assert self.launcher.stdout
-        ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
-        assert ready == {"[0] ready", "[1] ready"}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(bounded(self.launcher))
+            stack.callback(self._terminate)
+            assert self.launcher.stdout
+            ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
+            assert ready == {"[0] ready", "[1] ready"}
+            self._open = stack.pop_all()
         return self.launcher
 
     def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _terminate(self) -> None:
+        """Let it end its ranks, too."""
         self.launcher.terminate()
         self.launcher.wait(TIMEOUT)
-        assert self.launcher.stdout
-        self.launcher.stdout.close()
