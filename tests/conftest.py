@@ -54,8 +54,8 @@ def cpulaunch(tmp_path: Path) -> Run:
         pytest.param("openmpi", marks=pytest.mark.slow),
     ]
 )
-def starter(request: pytest.FixtureRequest) -> list[str]:
-    """The options for each starter in turn."""
+def launcher_options(request: pytest.FixtureRequest) -> list[str]:
+    """The options for each launcher in turn."""
     return ["--launcher", "local"] if request.param == "local" else mpi_options(request.param)
 
 

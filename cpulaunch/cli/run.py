@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     if config["training.engine"] == "ipex" and find_spec("intel_extension_for_pytorch") is None:
         where = config.where("training.engine")
         say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
-    commands = launchers.load(plan.starter).commands(plan, installation_here())
+    commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_json, plan_as_text
         from cpulaunch.cli.terminal import has_unicode

@@ -41,7 +41,7 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
 
 def started(plan: Plan) -> str:
     """How the ranks are started."""
-    launcher = launchers.load(plan.starter)
+    launcher = launchers.load(plan.launcher)
     return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
 
 

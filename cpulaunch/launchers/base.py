@@ -44,6 +44,9 @@ class Launcher(ABC):
     reach: Reach = NoReach()
     """How a command is run on one of the hosts, to ask it or to sweep it."""
 
+    noise: tuple[str, ...] = ()
+    """How lines of its output begin that are of no use to anybody, and go into the log only."""
+
     agents_are_children = False
     """Whether each command is one agent, in the order of ranks, so that its end is that agent's end."""
 

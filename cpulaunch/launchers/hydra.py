@@ -28,8 +28,9 @@ INTEL = Mpiexec(
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
     # Since cpulaunch binds the ranks, Hydra needn't study the machine, and then starts in 8 ms instead of 40
-    # (hwloc: 30).  Where there are no NUMA nodes it says so on stdout, which the launcher keeps to itself.
+    # (hwloc: 30).  Where there are no NUMA nodes it says so on stdout.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
+    noise=("IPL WARN> ",),
     when_orphaned=signal.SIGTERM,
     is_intel_mpi=True,
     failures=(_NO_EXECUTABLE,),

@@ -74,6 +74,7 @@ class Mpiexec(Launcher):
     takes_ipv6: bool = False
     failures: tuple[str, ...] = ()
     last_failures: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
     passes_environment: bool = True
     daemon_outlives_link: bool = False
     is_intel_mpi: bool = False

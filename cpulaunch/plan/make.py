@@ -30,11 +30,11 @@ from cpulaunch.plan.network import choose_provider, interfaces_of, plan_communic
 from cpulaunch.plan.plan import HostPlan, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
-    Starter,
+    ChosenLauncher,
     checked_world_size,
     chosen_hosts,
+    chosen_launcher,
     chosen_master_addr,
-    chosen_starter,
     forwarded_names,
 )
 from cpulaunch.plan.training import decide_backend, decide_precision, without_bf16
@@ -48,16 +48,16 @@ _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.valu
 def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
     listed = chosen_hosts(config, facts)
-    starter = chosen_starter(config, facts, listed)
+    chosen = chosen_launcher(config, facts, listed)
     backend = decide_backend(config, facts)
-    job = _plan_all(config, facts, listed, launchers.load(starter.name), backend.backend)
+    job = _plan_all(config, facts, listed, launchers.load(chosen.name), backend.backend)
     precision = decide_precision(
         config["training.precision"],
         is_set=config.is_set("training.precision"),
         lacking=without_bf16({each.input.name: each.input.facts for each in job.bound}),
     )
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
-    master_addr = chosen_master_addr(config, facts, starter, listed)
+    master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
         "hosts.master_addr": master_addr,
         "training.backend": backend.backend,
@@ -70,19 +70,19 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         "MASTER_ADDR": master_addr,
     }
     return Plan(
-        launcher=starter.setting,
-        starter=starter.name,
+        launcher_setting=chosen.setting,
+        launcher=chosen.name,
         world_size=world_size,
         master_addr=master_addr,
         hosts=job.hosts,
         env=dict(sorted(env.items())),
         private=tuple(sorted(config["env"])),
-        forward=tuple(n for n in forwarded_names(config, facts, starter, listed) if n not in env),
+        forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
         program=program,
-        mpiexec=starter.mpiexec,
+        mpiexec=chosen.mpiexec,
         mpi_args=config["mpi.args"],
         request=job.request,
-        settings=_settings(config, {**decided, **_found(config, starter, job)}),
+        settings=_settings(config, {**decided, **_found(config, chosen, job)}),
         notes=tuple(filter(None, dict.fromkeys((backend.note, precision.note, *job.notes)))),
         egress_interface=facts.egress_interface,
         user_mpi_variables=tuple(sorted(n for n in config.environ if n.startswith(_TO_MPI))),
@@ -164,12 +164,12 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 # ---- what it all came to
 
 
-def _found(config: Config, starter: Starter, job: _PlannedHosts) -> dict[str, Any]:
+def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:
     """What was found for settings that are ``auto``, by key."""
     ranks = [rank for host in job.hosts for rank in host.ranks]
     workers = max(each.binding.worker_count for each in job.bound)
     found = {
-        "launcher": starter.setting,
+        "launcher": chosen.setting,
         "hosts.nnodes": len(job.hosts),
         "hosts.nproc": len(ranks),
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in job.hosts]),
@@ -177,8 +177,8 @@ def _found(config: Config, starter: Starter, job: _PlannedHosts) -> dict[str, An
         "ccl.worker_count": config["ccl.worker_count"] and max(1, workers),
         "cpu.threads": _one_or_list([rank.threads for rank in ranks]),
     }
-    if starter.mpiexec:
-        found.update({"mpi.flavour": starter.name, "mpi.path": starter.mpiexec})
+    if chosen.mpiexec:
+        found.update({"mpi.flavour": chosen.name, "mpi.path": chosen.mpiexec})
     if all(each.input.facts.libraries is not None for each in job.bound):
         for key, names in (
             ("cpu.allocator", {host.allocator for host in job.hosts}),

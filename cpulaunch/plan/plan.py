@@ -85,20 +85,26 @@ class HostPlan:
         return cls(raw["host"], raw["assumed"], raw["env"], tuple(map(RankPlan.from_json, raw["ranks"])))
 
 
+# The document's names are part of the interface; within the program, a launcher is a launcher.
+_JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
+_NESTED = ("hosts", "request", "program", "egress_interface")
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything about a job but what differs at each start.
 
-    ``starter`` is the name of the launcher that starts the ranks; ``launcher`` is the setting's value, which
-    may stand for several.  ``env`` reaches every rank; ``private`` are those of its names that must not show
-    in argument lists; ``forward`` are names of the user's own variables that the starter has to be told of.
+    ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
+    value, which may stand for several.  ``env`` reaches every rank; ``private`` are those of its names that
+    must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
+    to hand on.
     ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
     """
 
+    launcher_setting: str
     launcher: str
-    starter: str
     world_size: int
     master_addr: str
     hosts: tuple[HostPlan, ...]
@@ -133,7 +139,9 @@ class Plan:
             elif f.name == "hosts":
                 document["hosts"] = [host.to_json() for host in value]
             elif f.name != "program":
-                document[f.name] = asdict(value) if isinstance(value, Interface) else value
+                document[_JSON_NAMES.get(f.name, f.name)] = (
+                    asdict(value) if isinstance(value, Interface) else value
+                )
         program = asdict(self.program)
         return {**document, "program": program.pop("argv"), **program}
 
@@ -142,7 +150,11 @@ class Plan:
         """What ``to_json`` gave."""
         if document.get("schema") != SCHEMA:
             raise ConfigError(f"not a plan of schema {SCHEMA}: {document.get('schema')!r}")
-        raw = {f.name: document[f.name] for f in fields(cls) if f.name in document}
+        raw = {
+            name: document[_JSON_NAMES.get(name, name)]
+            for name in cls.__dataclass_fields__
+            if name not in _NESTED
+        }
         for name in ("private", "forward", "mpi_args", "settings", "notes", "user_mpi_variables"):
             raw[name] = tuple(document[name])
         raw["hosts"] = tuple(map(HostPlan.from_json, document["hosts"]))

@@ -70,7 +70,7 @@ def checked_world_size(config: Config, world_size: int) -> int:
     return world_size
 
 
-class Starter(NamedTuple):
+class ChosenLauncher(NamedTuple):
     """What starts the ranks.
 
     ``setting`` is the setting's value that was chosen, ``name`` the launcher's name, ``mpiexec`` the path of
@@ -82,7 +82,7 @@ class Starter(NamedTuple):
     mpiexec: str = ""
 
 
-def chosen_starter(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Starter:
+def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
     """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
     here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
     setting: str = config["launcher"]
@@ -91,14 +91,14 @@ def chosen_starter(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Sta
         asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
         setting = "local" if here_alone and not asks_for_mpi else "mpirun"
     if setting == "mpirun":
-        return Starter(setting, *chosen_mpi(config, facts))
+        return ChosenLauncher(setting, *chosen_mpi(config, facts))
     if not here_alone and launchers.load(setting).this_host_only:
         raise PlanError(
             f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
             f"{some([host.name for host in hosts])}",
             hint="--launcher mpirun",
         )
-    return Starter(setting, setting)
+    return ChosenLauncher(setting, setting)
 
 
 def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
@@ -119,7 +119,9 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     )
 
 
-def chosen_master_addr(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> str:
+def chosen_master_addr(
+    config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
+) -> str:
     """The address at which the ranks meet: the user's, else the first host's."""
     chosen: str = config["hosts.master_addr"]
     if chosen != "auto":
@@ -127,11 +129,13 @@ def chosen_master_addr(config: Config, facts: Facts, starter: Starter, hosts: tu
     found, assumed = facts.of(hosts[0].name)
     if len(hosts) > 1 and not assumed and found.address:
         return found.address  # a name may mean something else on the next host
-    here = launchers.load(starter.name).this_host_only or hosts[0].name == LOCALHOST
+    here = launchers.load(launcher.name).this_host_only or hosts[0].name == LOCALHOST
     return "127.0.0.1" if here else hosts[0].name
 
 
-def forwarded_names(config: Config, facts: Facts, starter: Starter, hosts: tuple[Host, ...]) -> list[str]:
+def forwarded_names(
+    config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
+) -> list[str]:
     """The names of variables that the launcher has to hand on, each once.
 
     They are those that the user named and, where the launcher hands on nothing by itself, all that make
@@ -145,7 +149,7 @@ def forwarded_names(config: Config, facts: Facts, starter: Starter, hosts: tuple
                 part=name,
             )
     elsewhere = any(host.name != LOCALHOST and not facts.is_here(host.name) for host in hosts)
-    passes = launchers.load(starter.name).passes_environment
+    passes = launchers.load(launcher.name).passes_environment
     needed = to_forward(config.environ) if elsewhere and not passes else []
     return list(dict.fromkeys((*config["forward"], *needed)))
 

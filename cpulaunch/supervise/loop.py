@@ -30,9 +30,6 @@ PROCESS_EXIT_LOST = 0.5
 SOON = 0.1
 """Seconds until the status line shows what agents have said: those of a big job say much at once."""
 
-NOISE = b"IPL WARN> "
-"""How Intel MPI's lines on a topology that it doesn't need begin; the log keeps them."""
-
 SHOWN_FIELDS = (
     "type",
     "pid",
@@ -56,7 +53,8 @@ class AttemptLoop:
         self.attempt, self.processes, self._listener = started.attempt, started.processes, started.listener
         self.console, self.output = console, console.output
         plan = self.attempt.plan
-        self.launcher = launchers.load(plan.starter)
+        self.launcher = launchers.load(plan.launcher)
+        self._noise = tuple(prefix.encode() for prefix in self.launcher.noise)
         watching = Watching(
             hosts=[host.host for host in plan.hosts for _ in host.ranks],
             launcher=self.launcher,
@@ -149,10 +147,10 @@ class AttemptLoop:
         pipe = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), source)
         while data := await pipe.read(1 << 16):
-            self.output.keep("starter.log", data)
+            self.output.keep("launcher.log", data)
             self._happens(events.ProcessSaid(data))
             if not self.job.ending:
-                shown = (line for line in data.splitlines(True) if not line.startswith(NOISE))
+                shown = (line for line in data.splitlines(True) if not line.startswith(self._noise))
                 self.output.screen.put(stream, b"".join(shown))
             await self.room()
 

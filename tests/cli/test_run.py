@@ -35,9 +35,11 @@ NASTY = [
 ]
 
 
-class TestEveryStarter:
-    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(self, cpulaunch: Run, starter, show) -> None:
-        ranks = outputs(cpulaunch("run", "-n", "2", *starter, "show.py", "--lr", "0.1"))
+class TestEveryLauncher:
+    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(
+        self, cpulaunch: Run, launcher_options, show
+    ) -> None:
+        ranks = outputs(cpulaunch("run", "-n", "2", *launcher_options, "show.py", "--lr", "0.1"))
         assert [r["env"]["RANK"] for r in ranks] == ["0", "1"]
         assert [r["env"]["LOCAL_RANK"] for r in ranks] == ["0", "1"]
         for r in ranks:
@@ -58,36 +60,47 @@ class TestEveryStarter:
             ",".join(unfolded(cores)) for cores in planned
         ]
 
-    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, starter, show) -> None:
+    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, launcher_options, show) -> None:
         odd = show.rename(show.with_name("odd $name; é '\".py"))
-        for r in outputs(cpulaunch("run", "-n", "2", *starter, odd.name, *NASTY)):
+        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, odd.name, *NASTY)):
             assert r["argv"] == [odd.name, *NASTY]
 
-    def test_a_directory_with_an_odd_name_does_no_harm(self, cpulaunch: Run, starter, show, tmp_path) -> None:
+    def test_a_directory_with_an_odd_name_does_no_harm(
+        self, cpulaunch: Run, launcher_options, show, tmp_path
+    ) -> None:
         odd = tmp_path / "dir $x; 'q' é"
         odd.mkdir()
-        for r in outputs(cpulaunch("run", "-n", "2", *starter, show, cwd=odd)):
+        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, show, cwd=odd)):
             assert r["cwd"] == str(odd)
 
-    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, starter, show) -> None:
+    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, launcher_options, show) -> None:
         value = "two words\n$x é"
         env = {"FORWARDED": value, "INHERITED": "yes"}
         done = cpulaunch(
-            "run", "-n", "2", *starter, "--env", f"GIVEN={value}", "-x", "FORWARDED", "show.py", env=env
+            "run",
+            "-n",
+            "2",
+            *launcher_options,
+            "--env",
+            f"GIVEN={value}",
+            "-x",
+            "FORWARDED",
+            "show.py",
+            env=env,
         )
         for r in outputs(done):
             assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
 
-    def test_modules_and_other_programs_run(self, cpulaunch: Run, starter, tmp_path) -> None:
+    def test_modules_and_other_programs_run(self, cpulaunch: Run, launcher_options, tmp_path) -> None:
         package = tmp_path / "pack"
         package.mkdir()
         (package / "__init__.py").write_text("")
         (package / "train.py").write_text(programs.SHOW)
-        for r in outputs(cpulaunch("run", "-n", "2", *starter, "-m", "pack.train", "-m", "x")):
+        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, "-m", "pack.train", "-m", "x")):
             assert r["argv"] == [str(package / "train.py"), "-m", "x"]
             assert r["path0"] == str(tmp_path)
         done = cpulaunch(
-            "run", "-n", "2", *starter, "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE", "x"
+            "run", "-n", "2", *launcher_options, "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE", "x"
         )
         assert sorted(done.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
 
@@ -104,9 +117,9 @@ class TestEveryStarter:
         ],
     )
     def test_a_failing_rank_is_named_and_its_code_is_ours(
-        self, cpulaunch: Run, starter, fail, marked, how, code, kind, said
+        self, cpulaunch: Run, launcher_options, fail, marked, how, code, kind, said
     ) -> None:
-        done = cpulaunch("run", "-n", "2", *starter, "fail.py", how, env=marked)
+        done = cpulaunch("run", "-n", "2", *launcher_options, "fail.py", how, env=marked)
         assert done.returncode == code, done.stderr
         title, lines = box(done.stderr)
         assert title == "rank 1 on localhost failed first"
@@ -132,16 +145,16 @@ class TestEveryStarter:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_ends_everything_though_the_program_ignores_it(
-        self, starter, marked, tmp_path, number
+        self, launcher_options, marked, tmp_path, number
     ) -> None:
-        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+        with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.send_signal(number)
             assert launcher.wait(TIMEOUT) == 128 + number
         assert processes_with(f"TEST_MARK={tmp_path}") == []
         assert outcome(tmp_path)["kind"] == "interrupted"
 
-    def test_a_killed_launcher_leaves_nothing_behind(self, starter, marked, tmp_path) -> None:
-        with job(tmp_path, marked, starter, programs.FAMILY, "--grace-period", "0.5") as launcher:
+    def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
+        with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.kill()
             launcher.wait(TIMEOUT)
             watcher = subprocess.run(
@@ -152,9 +165,9 @@ class TestEveryStarter:
             assert watcher.returncode == 0
 
     @pytest.mark.parametrize("sh", ["bash", "sh"])
-    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, starter, show, sh: str) -> None:
+    def test_the_pasted_shell_form_runs(self, cpulaunch: Run, launcher_options, show, sh: str) -> None:
         script = cpulaunch(
-            "run", "-n", "2", *starter, "--dry-run", "--format", "shell", "show.py", *NASTY
+            "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "show.py", *NASTY
         ).stdout
         done = subprocess.run(
             [sh, "-c", script],
@@ -167,9 +180,13 @@ class TestEveryStarter:
         )
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
-    def test_the_pasted_shell_form_fails_as_the_rank_does(self, cpulaunch: Run, starter, tmp_path) -> None:
+    def test_the_pasted_shell_form_fails_as_the_rank_does(
+        self, cpulaunch: Run, launcher_options, tmp_path
+    ) -> None:
         (tmp_path / "five.py").write_text("import sys; sys.exit(5)")
-        script = cpulaunch("run", "-n", "2", *starter, "--dry-run", "--format", "shell", "five.py").stdout
+        script = cpulaunch(
+            "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "five.py"
+        ).stdout
         done = subprocess.run(
             ["bash", "-c", script],
             cwd=tmp_path,
@@ -237,12 +254,12 @@ class TestOutput:
         assert done.returncode == 0
         assert done.stderr.count("can't be written") == 1
 
-    def test_stdin_goes_to_rank_0(self, starter, tmp_path) -> None:
-        if "openmpi" in starter:
+    def test_stdin_goes_to_rank_0(self, launcher_options, tmp_path) -> None:
+        if "openmpi" in launcher_options:
             pytest.skip("Open MPI's mpiexec never tells rank 0 that its stdin has ended")
         (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
         done = subprocess.run(
-            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *starter, "read.py"],
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *launcher_options, "read.py"],
             cwd=tmp_path,
             input="hello",
             text=True,
@@ -427,7 +444,7 @@ def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: 
     done = cpulaunch("run", "-n", "2", *options, "show.py")
     assert "all else" in done.stderr.splitlines()
     assert "IPL WARN" not in done.stderr
-    (log,) = show.parent.glob("runs/*/starter.log")
+    (log,) = show.parent.glob("runs/*/launcher.log")
     assert said in log.read_text()
 
 

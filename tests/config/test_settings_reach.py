@@ -64,7 +64,7 @@ def placement(name: str) -> Callable[[Config], Any]:
 
     def seen(config: Config) -> Any:
         plan = planned(config)
-        (command, *_) = launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))
+        (command, *_) = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
         return getattr(Placement.from_text(command.env[variables.PLACEMENT]), name)
 
     return seen
@@ -72,7 +72,7 @@ def placement(name: str) -> Callable[[Config], Any]:
 
 def arguments(config: Config) -> tuple[str, ...]:
     plan = planned(config)
-    return launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))[0].argv
+    return launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))[0].argv
 
 
 def collected(config: Config) -> Facts:
@@ -96,7 +96,7 @@ HOSTS = {"hosts.list": "a,b,c"}
 FEW_CORES = {"cpu.cores_per_rank": "4"}
 
 EFFECTS = {
-    "launcher": Effect("mpirun", lambda config: planned(config).starter, "intel"),
+    "launcher": Effect("mpirun", lambda config: planned(config).launcher, "intel"),
     "hosts.hostfile": Effect("nodes", lambda config: [h.host for h in planned(config).hosts], ["x", "y"]),
     "hosts.list": Effect("u,v", lambda config: [h.host for h in planned(config).hosts], ["u", "v"]),
     "hosts.exclude": Effect("b", lambda config: [h.host for h in planned(config).hosts], ["a", "c"], HOSTS),

@@ -1,4 +1,4 @@
-"""The example on real data: as accurate under every starter and backend, and under torchrun."""
+"""The example on real data: as accurate under every launcher and backend, and under torchrun."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ def make(
 
 
 def render(made: Plan) -> tuple[Command, ...]:
-    return launchers.load(made.starter).commands(made, Installation("/venv/run_agent.py", "/venv/ssh.sh"))
+    return launchers.load(made.launcher).commands(made, Installation("/venv/run_agent.py", "/venv/ssh.sh"))
 
 
-def starter_env(made: Plan) -> dict[str, str]:
+def mpiexec_env(made: Plan) -> dict[str, str]:
     env = render(made)[0].env
     return {
         k: v for k, v in env.items() if k.startswith(("I_MPI_HYDRA", "HYDRA", "PRTE")) and k[-3:] != "RMK"
@@ -106,12 +106,12 @@ def test_the_master_is_the_first_hosts_address() -> None:
     ],
 )
 def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
-    env = starter_env(make(mpi=mpi))
+    env = mpiexec_env(make(mpi=mpi))
     assert env.pop(ssh) == "/venv/ssh.sh"
     env = {k: v for k, v in env.items() if v != "ssh"}
     assert env == interface
     (name,) = interface
-    users = starter_env(make(mpi=mpi, **{ssh: "/usr/bin/rsh", name: "x"}))
+    users = mpiexec_env(make(mpi=mpi, **{ssh: "/usr/bin/rsh", name: "x"}))
     assert not {ssh, name} & set(users)
 
 

@@ -56,7 +56,7 @@ def dry_run(*options: str, format: str) -> str:
     like = f"the one in {BIG}"
     facts = Facts(like=HostFacts(topology), listed=listed(list(options)), like_what=like)
     plan = make_plan(config, facts, PROGRAM)
-    commands = launchers.load(plan.starter).commands(plan, INSTALLATION)
+    commands = launchers.load(plan.launcher).commands(plan, INSTALLATION)
     if format == "json":
         return plan_as_json(plan, commands) + "\n"
     if format == "shell":

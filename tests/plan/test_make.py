@@ -80,7 +80,7 @@ def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> 
 
 
 @pytest.mark.parametrize(
-    ("settings", "hosts", "launcher", "starter"),
+    ("settings", "hosts", "setting", "launcher"),
     [
         ([], "", "local", "local"),
         ([], "head", "local", "local"),
@@ -92,9 +92,9 @@ def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> 
         (["launcher=local", "mpi.flavour=intel"], "", "local", "local"),
     ],
 )
-def test_who_starts_the_ranks(settings, hosts, launcher, starter) -> None:
+def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
     made = make(*settings, hosts=hosts)
-    assert (made.launcher, made.starter) == (launcher, starter)
+    assert (made.launcher_setting, made.launcher) == (setting, launcher)
 
 
 class TestMpi:

@@ -24,7 +24,7 @@ from cpulaunch.plan.plan import Plan
 
 
 def travelling(plan: Plan) -> str:
-    commands = launchers.load(plan.starter).commands(plan, Installation("/agent.py", "/ssh.sh"))
+    commands = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
     return commands[0].env[variables.PLACEMENT]
 
 
