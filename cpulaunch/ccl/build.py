@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ _ELSEWHERE = (
     "Build it on a machine like this one that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
     "and `pip install` the wheel here; or take `--backend gloo`."
 )
+_UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
 _JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
 
 
@@ -204,16 +206,37 @@ def _compile(
             future.result()
             progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
     progress("linking")
+    _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
+
+
+def _link(compiler: str, objects: list[Path], archive: Path, module: Path, torch_libraries: Path) -> None:
+    """Link the module.  Raises HostError that names the symbols that nothing defines."""
     # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
+    # Without `-z defs` a shared library may lack symbols, which shows only in a rank.  Python's own symbols
+    # come from the process that loads the module.
+    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(objects)]
     _run([
-        compiler, "-shared", "-o", str(module), *map(str, objects.values()), str(oneccl / "libccl.a"),
-        "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch.directory / 'lib'}",
+        compiler, "-shared", "-o", str(module), *map(str, objects), str(archive), "-Wl,-z,defs", *python,
+        "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch_libraries}",
         "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-lrt", "-ldl", "-lpthread",
     ])  # fmt: skip
 
 
+def _undefined_python_symbols(objects: list[Path]) -> list[str]:
+    argv = ["nm", "--undefined-only", "--format=posix", *map(str, objects)]
+    listed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    names = {line.split()[0] for line in listed.splitlines() if line}
+    return sorted(name for name in names if name.startswith(("Py", "_Py")))
+
+
 def _run(argv: list[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
+    missing = sorted(set(_UNDEFINED.findall(done.stderr)))
+    if done.returncode != 0 and missing:
+        raise HostError(
+            f"nothing that is linked defines {', '.join(missing)}",
+            hint="csrc/oneccl_shim.cpp defines what oneCCL's static library refers to and does not contain.",
+        )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
         shown = "\n  ".join((lines or done.stderr.splitlines())[:5])

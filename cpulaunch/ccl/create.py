@@ -1,4 +1,4 @@
-"""Makes a ccl group out of torch's store: who is where, the companion group, oneCCL."""
+"""Makes a ccl group out of torch's store: who is where, the gloo fallback, oneCCL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Peer:
     host: str  # the same for ranks that see each other's processes and shared memory
     pid: int
     cpus: tuple[int, ...]
-    memory: int  # a descriptor, in this process, of memory for all ranks of the group; -1: has none
+    memory: int  # a descriptor, in this process, of memory offered to all ranks of the group; -1: none
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -50,7 +50,7 @@ def create(options: Any, backend_options: Any) -> Any:
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = PrefixStore("cpulaunch-ccl", options.store)
     with ExitStack() as stack:
-        memory = _memory_to_share(module, size, stack) if rank == 0 else -1
+        memory = _offer_shared_memory(module, size, stack) if rank == 0 else -1
         peers = _meet(store, rank, size, timeout, memory)
         if not _state.ready:
             load.set_up(module, _neighbours(rank, peers))
@@ -65,8 +65,8 @@ def create(options: Any, backend_options: Any) -> Any:
             name=options.group_id,
             local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
             heartbeat=_heartbeat(rank, peers),
-            shared_memory=_shared(peers, stack),
-            companion=_companion(store, rank, size, timeout),
+            shared_memory=(peers[0].pid, peers[0].memory),
+            gloo_fallback=_gloo_fallback(store, rank, size, timeout),
         )
     if distributed.group.WORLD is None:
         # This is the group of all ranks: they have mapped each other's shared memory, and nobody else will
@@ -76,10 +76,10 @@ def create(options: Any, backend_options: Any) -> Any:
 
 
 def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
-    """The key that this rank writes, the one that it listens to, and the host that writes that.
+    """The key that this rank writes, the one that it reads, and the name of the host that writes that.
 
-    The first rank of each host writes, the ranks of the host before it listen: in a circle, so that the
-    store is asked for one key by each rank, however many hosts there are.
+    The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
+    rank asks the store for one key, however many hosts there are.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
@@ -89,7 +89,7 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
     first = next(r for r, peer in enumerate(peers) if peer.host == hosts[own])
     name = hosts[after].partition(" ")[0]
     others = ", ".join(str(r) for r, peer in enumerate(peers) if peer.host == hosts[after])
-    return f"beat/{own}" if rank == first else "", f"beat/{after}", f"{name} (rank {others})"
+    return f"heartbeat/{own}" if rank == first else "", f"heartbeat/{after}", f"{name} (rank {others})"
 
 
 class _State:
@@ -99,34 +99,18 @@ class _State:
 _state = _State()
 
 
-def _companion(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
 
 
-def _memory_to_share(module: ModuleType, size: int, stack: ExitStack) -> int:
-    """A descriptor of memory for the sums of the ranks of one host: without a name, so that nothing can stay.
+def _offer_shared_memory(module: ModuleType, size: int, stack: ExitStack) -> int:
+    """A descriptor of memory for the sums of the ranks of one host, open until ``stack`` is closed.
 
-    Open until ``stack`` is closed; -1 where it is not wanted, or not to be had.
+    -1 where there is none.  csrc/transport_shm.hpp says who decides that, and on what.
     """
-    # Who names one of oneCCL's algorithms wants oneCCL's; several workers share the work among them.
-    if size == 1 or "CCL_ALLREDUCE" in os.environ or os.environ.get("CCL_WORKER_COUNT", "1") != "1":
-        return -1
-    descriptor: int = module.make_shared_memory(size)
+    descriptor: int = module.offer_shared_memory(size)
     if descriptor >= 0:
         stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _shared(peers: list[Peer], stack: ExitStack) -> int:
-    """Rank 0's memory as a descriptor of this process; -1 where there is none to be had."""
-    first = peers[0]
-    if first.memory < 0 or any(peer.host != first.host for peer in peers):
-        return -1
-    try:
-        descriptor = os.open(f"/proc/{first.pid}/fd/{first.memory}", os.O_RDWR)
-    except OSError:
-        return -1  # of another user, for example
-    stack.callback(os.close, descriptor)
     return descriptor
 
 

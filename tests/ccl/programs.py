@@ -287,7 +287,7 @@ def many_in_flight() -> str:
     return "ok"
 
 
-def host_sums(dtype: str = "bfloat16") -> str:
+def shm_sums(dtype: str = "bfloat16") -> str:
     """Sums of whole pieces, parts and remainders, of unaligned memory, several in flight; the sums' digest."""
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)
@@ -302,6 +302,18 @@ def host_sums(dtype: str = "bfloat16") -> str:
     noise = torch.randn(300_000).to(kind)
     dist.all_reduce(noise)
     return hashlib.sha256(noise.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def mixed_coalesced() -> str:
+    """One operation, of which a part goes through shared memory and a part through oneCCL."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [torch.full((length,), rank + 1).to(kind) for length in (0, 10, 70_000)
+               for kind in (torch.float32, torch.int64, torch.bfloat16)]  # fmt: skip
+    options = dist.AllreduceCoalescedOptions()
+    Groups.ccl._get_backend(torch.device("cpu")).allreduce_coalesced(tensors, options).wait()
+    for tensor in tensors:
+        assert (tensor == size * (size + 1) // 2).all(), tensor
+    return "ok"
 
 
 def race() -> str:
@@ -375,6 +387,11 @@ def misuse() -> list[str]:
         lambda: backend._allgather_base(torch.ones(size * 2 + 1), torch.ones(2)),
         lambda: backend.alltoall_base(torch.ones(size + 1), torch.ones(size + 1), [], []),
         lambda: backend.allreduce([torch.ones(2, dtype=torch.complex64)], dist.ReduceOp.MAX),
+        lambda: backend.allgather([[torch.ones(2)] * (size + 1)], [torch.ones(2)]),
+        lambda: backend.reduce_scatter(
+            [torch.ones(2)], [[torch.ones(2), *(torch.ones(2).int() for _ in range(size - 1))]]
+        ),
+        lambda: backend.allreduce_coalesced([torch.ones(2).to_sparse()]),
     ]
     messages = []
     for attempt in attempts:

@@ -71,7 +71,7 @@ def test_movements(checked: Ranks, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "what", ["many_in_flight", "chained", "subgroups", "pairs", "misuse", "objects", "scaled_sum", "train_ddp",
-             "release_the_peer", "host_sums"],
+             "release_the_peer", "shm_sums"],
 )  # fmt: skip
 def test_futures_groups_and_training(checked: Ranks, what: str) -> None:
     checked.call(what, limit=120)

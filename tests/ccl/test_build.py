@@ -161,6 +161,73 @@ def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
     assert any("waiting for another build" in text for text in texts)
 
 
+# --- the symbols that oneCCL's static library lacks
+
+USES_ONECCL = """
+#include <oneapi/ccl.hpp>
+extern "C" void* PyList_New(long);
+void* use() { ccl::init(); return PyList_New(0); }
+"""
+
+
+@pytest.fixture(scope="module")
+def oneccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned oneCCL: its headers and static library."""
+    return build._oneccl(tmp_path_factory.mktemp("oneccl"), lambda text: None)
+
+
+def symbols(file: Path, *options: str) -> set[str]:
+    listed = subprocess.run(
+        ["nm", "--format=posix", *options, str(file)], capture_output=True, text=True, timeout=60
+    )
+    return {line.split()[0] for line in listed.stdout.splitlines() if len(line.split()) > 1}
+
+
+def compiled(source: Path, oneccl: Path) -> Path:
+    target = source.with_suffix(".o")
+    subprocess.run(
+        ["g++", "-fPIC", "-std=c++17", f"-I{oneccl / 'include'}", "-c", str(source), "-o", str(target)],
+        check=True, timeout=120,
+    )  # fmt: skip
+    return target
+
+
+def shim(tmp_path: Path, oneccl: Path, without: str = "\0") -> Path:
+    """The compiled shim, lacking the lines with the given text."""
+    lines = (installed.SOURCES / "oneccl_shim.cpp").read_text().splitlines()
+    source = tmp_path / "shim.cpp"
+    source.write_text("\n".join(line for line in lines if without not in line) + "\n")
+    return compiled(source, oneccl)
+
+
+@pytest.mark.slow
+def test_the_shim_defines_what_the_archive_needs_and_no_more(tmp_path: Path, oneccl: Path) -> None:
+    archive = oneccl / "libccl.a"
+    needed = symbols(archive, "--undefined-only") - symbols(archive, "--defined-only")
+    defined = symbols(shim(tmp_path, oneccl), "--defined-only", "--extern-only")
+    assert defined <= needed
+    assert {name for name in needed if name.startswith(("hwloc_", "__itt_", "_intel_"))} <= defined
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", [None, "hwloc_topology_init", "hwloc_bitmap_alloc", "_intel_fast_memcpy"])
+def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
+    tmp_path: Path, oneccl: Path, missing: str | None
+) -> None:
+    (tmp_path / "user.cpp").write_text(USES_ONECCL)
+    text = (missing or "\0").replace("hwloc_bitmap_alloc", "NO_TOPOLOGY(bitmap_alloc)")
+    objects = [compiled(tmp_path / "user.cpp", oneccl), shim(tmp_path, oneccl, without=text)]
+    directory = installed.torch_directory()
+    assert directory is not None
+    arguments = ("g++", objects, oneccl / "libccl.a", tmp_path / "linked.so", directory / "lib")
+    if missing is None:
+        build._link(*arguments)
+        assert symbols(tmp_path / "linked.so", "-D", "--undefined-only") >= {"PyList_New"}
+    else:
+        with pytest.raises(HostError, match=f"nothing that is linked defines {missing}$"):
+            build._link(*arguments)
+
+
 @pytest.mark.slow
 def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
     done = subprocess.run(

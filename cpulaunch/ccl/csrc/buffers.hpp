@@ -1,53 +1,114 @@
-// Tensors as oneCCL takes them: contiguous host memory, with a copy where a tensor is not that.
+// Tensors as transports take them: contiguous host memory, with a copy where a tensor is not that.  And the checks of
+// a collective's arguments, most of them c10d's own.
 
 #pragma once
 
-#include "operation.hpp"
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "work.hpp"
 
 namespace cpulaunch {
 
-inline void check_tensor(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "ccl: tensors must be on the CPU, not on ", tensor.device());
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "ccl: this operation does not take sparse tensors");
+using Tensors = std::vector<at::Tensor>;
+
+// What c10d's checks call with their message: throws ValueError.
+struct Invalid {
+  const char* operation;
+
+  void operator()(const std::string& message) const { TORCH_CHECK_VALUE(false, "ccl ", operation, ": ", message); }
+};
+
+inline at::Tensor& single(const Invalid& invalid, Tensors& tensors) {
+  c10d::assertSingleElement(invalid, tensors);
+  return tensors[0];
+}
+
+inline void check_tensor(const Invalid& invalid, const at::Tensor& tensor) {
+  c10d::assertDense(invalid, tensor);
+  c10d::assertCPU(invalid, tensor);
+}
+
+// Dense tensors on the host, all of the type of `model`.
+inline void check_tensors(const Invalid& invalid, const Tensors& tensors, const at::Tensor& model) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(invalid, tensors[i]);
+    c10d::assertTypeMatch(invalid, model.options(), tensors, i);
+  }
+}
+
+// One tensor for each rank, all of the type of `model`.
+inline void check_list(const Invalid& invalid, const Tensors& tensors, int size, const at::Tensor& model) {
+  if (static_cast<int>(tensors.size()) != size) {
+    invalid(c10::str("expected a list of ", size, " tensors, one for each rank, got ", tensors.size()));
+  }
+  check_tensors(invalid, tensors, model);
 }
 
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-inline at::Tensor to_send(Operation& operation, const at::Tensor& tensor) {
-  check_tensor(tensor);
+inline at::Tensor to_send(CclWork& work, const at::Tensor& tensor) {
   auto data = is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
-  operation.keep(data);
+  work.keep(data);
   return data;
 }
 
 // Memory whose content goes to `tensor` when the operation is complete.
-inline at::Tensor to_receive(Operation& operation, const at::Tensor& tensor) {
-  check_tensor(tensor);
+inline at::Tensor to_receive(CclWork& work, const at::Tensor& tensor) {
   if (is_plain(tensor)) {
-    operation.keep(tensor);
+    work.keep(tensor);
     return tensor;
   }
   auto data = at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);
-  operation.keep(data);
-  operation.afterwards([tensor, data]() mutable { tensor.copy_(data); });
+  work.keep(data);
+  work.afterwards([tensor, data]() mutable { tensor.copy_(data); });
   return data;
 }
 
 // The same memory for what is sent and what comes back.
-inline at::Tensor to_exchange(Operation& operation, const at::Tensor& tensor) {
-  auto data = to_receive(operation, tensor);
+inline at::Tensor to_exchange(CclWork& work, const at::Tensor& tensor) {
+  auto data = to_receive(work, tensor);
   if (!data.is_same(tensor)) data.copy_(tensor);
   return data;
 }
 
 // `input`, or a copy of it where the two share memory.
-inline at::Tensor apart_from(Operation& operation, const at::Tensor& output, const at::Tensor& input) {
+inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::Tensor& input) {
   if (!output.is_alias_of(input)) return input;
   auto copy = input.clone();
-  operation.keep(copy);
+  work.keep(copy);
   return copy;
+}
+
+// One buffer with the ranks' parts side by side.
+inline at::Tensor join_to_send(CclWork& work, const Tensors& parts) {
+  Tensors flat;
+  for (const auto& part : parts) flat.push_back(part.resolve_conj().resolve_neg().reshape({-1}));
+  auto joined = at::cat(flat);
+  work.keep(joined);
+  return joined;
+}
+
+// One buffer for the ranks' parts, which go to `parts` when the operation is complete.
+inline at::Tensor join_to_receive(CclWork& work, const Tensors& parts) {
+  auto joined = at::empty({static_cast<int64_t>(c10d::getTensorsNumel(parts))}, parts[0].options());
+  work.keep(joined);
+  work.afterwards([parts, joined] {
+    int64_t offset = 0;
+    for (auto part : parts) {
+      part.copy_(joined.narrow(0, offset, part.numel()).view(part.sizes()));
+      offset += part.numel();
+    }
+  });
+  return joined;
+}
+
+// The number of elements of each part.
+inline std::vector<int64_t> counts_of(const Tensors& parts) {
+  std::vector<int64_t> lengths(parts.size()), offsets(parts.size());
+  c10d::computeLengthsAndOffsets(parts, &lengths, &offsets);
+  return lengths;
 }
 
 }  // namespace cpulaunch

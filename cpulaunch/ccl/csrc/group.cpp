@@ -10,6 +10,13 @@ namespace cpulaunch {
 
 namespace {
 
+// How often connect() looks whether the group has failed, and from when on it has the watchdog look after the peers:
+// ranks that are all alive meet within a second.
+constexpr auto kConnectInterval = std::chrono::milliseconds(100);
+constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
+// How often close() looks whether the operations in flight have been completed.
+constexpr auto kCloseInterval = std::chrono::milliseconds(1);
+
 std::atomic<int> next_kvs{1};
 
 // oneCCL's log level; an internal of it, which the pinned static archive makes a fixed one.
@@ -22,10 +29,10 @@ void start_oneccl() {
   ccl::init();
 }
 
-// A message between each two ranks, so that all of oneCCL's shared memory is mapped from here on.
-// True when all say yes.
-bool all_say(bool yes, const ccl::communicator& communicator) {
-  std::vector<char> from(communicator.size(), yes), to(communicator.size());
+// Whether `mine` is true in all ranks.  As each rank sends a message to each other one, all of oneCCL's shared memory
+// is mapped from here on.
+bool true_in_all_ranks(bool mine, const ccl::communicator& communicator) {
+  std::vector<char> from(communicator.size(), mine), to(communicator.size());
   ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, communicator).wait();
   return std::find(to.begin(), to.end(), 0) == to.end();
 }
@@ -33,51 +40,51 @@ bool all_say(bool yes, const ccl::communicator& communicator) {
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
-                                 std::string name, std::vector<Peer> local_peers,
-                                 Heartbeat heartbeat, std::shared_ptr<HostSum> host_sum,
-                                 c10::intrusive_ptr<c10d::Backend> companion)
+                                 std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
+                                 const ShmOffer& shared_memory, c10::intrusive_ptr<c10d::Backend> gloo_fallback)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
-      companion_(std::move(companion)),
-      host_sum_(std::move(host_sum)),
+      gloo_fallback_(std::move(gloo_fallback)),
+      shm_allreduce_(ShmAllreduce::join(shared_memory, rank, size,
+                                        /*one_host=*/static_cast<int>(local_peers.size()) == size - 1)),
       timeout_(timeout) {
-  Sentinel::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
+  Watchdog::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
   try {
     connect(store);
   } catch (...) {
-    Sentinel::instance().remove(state_.get());
+    Watchdog::instance().remove(state_.get());
     throw;
   }
 }
 
 ProcessGroupCCL::~ProcessGroupCCL() { close(); }
 
-// In a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
+// Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
 void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
   struct Connected {
     std::unique_ptr<ccl::communicator> communicator;
-    bool all_share_memory;
+    bool all_joined;  // the shared memory
   };
   auto made = std::make_shared<std::promise<Connected>>();
   auto result = made->get_future();
-  std::thread([made, store, rank = getRank(), size = getSize(), shares_memory = host_sum_ != nullptr] {
+  std::thread([made, store, rank = getRank(), size = getSize(), joined = shm_allreduce_ != nullptr] {
     try {
-      auto inside = Engine::instance().enter();
+      const auto inside = enter_oneccl();
       start_oneccl();
       auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
       auto communicator = ccl::create_communicator(size, rank, std::move(kvs));
-      const bool all = all_say(shares_memory, communicator);
-      made->set_value({std::make_unique<ccl::communicator>(std::move(communicator)), all});
+      const bool all_joined = true_in_all_ranks(joined, communicator);
+      made->set_value({std::make_unique<ccl::communicator>(std::move(communicator)), all_joined});
     } catch (...) {
       made->set_exception(std::current_exception());
     }
   }).detach();
   const auto until = Clock::now() + timeout_;
-  auto patience = Clock::now() + std::chrono::seconds(1);
-  while (result.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
+  const auto alert_from = Clock::now() + kConnectAlertAfter;
+  while (result.wait_for(kConnectInterval) != std::future_status::ready) {
     const auto now = Clock::now();
-    if (now > patience) Sentinel::instance().alert(state_);
+    if (now > alert_from) Watchdog::instance().alert(state_);
     if (state_->failed() || now > until) {
       C10_THROW_ERROR(DistBackendError, c10::str("ccl: the ", getSize(), " ranks of group '", state_->name,
                                                  "' did not come together", state_->failed() ? ": " : " in time",
@@ -87,7 +94,7 @@ void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
   try {
     auto connected = result.get();
     communicator_ = std::move(connected.communicator);
-    if (!connected.all_share_memory) host_sum_.reset();
+    if (!connected.all_joined) shm_allreduce_.reset();
   } catch (const std::exception& error) {
     C10_THROW_ERROR(DistBackendError, c10::str("ccl: oneCCL could not connect the ", getSize(), " ranks of group '",
                                                state_->name, "': ", error.what()));
@@ -96,43 +103,43 @@ void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
 
 void ProcessGroupCCL::close() {
   if (!communicator_) return;
-  // Operations still in flight are the background thread's to complete; theirs is the group's time limit.
+  // The background thread completes the operations that are still in flight; the group's timeout holds for them.
   const auto until = Clock::now() + timeout_;
-  while (state_->in_flight > 0 && !state_->failed() && !Engine::instance().stopped() && Clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() && Clock::now() < until) {
+    std::this_thread::sleep_for(kCloseInterval);
   }
   // A communicator with operations in flight cannot be taken down, nor can one at interpreter exit, or of
   // a subset of the ranks on oneCCL's MPI transport (it hangs): those stay until the process ends.
   const char* transport = std::getenv("CCL_ATL_TRANSPORT");
-  const bool leave = state_->in_flight > 0 || state_->failed() || Engine::instance().stopped() ||
+  const bool leave = state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped() ||
                      (transport && std::string(transport) == "mpi");
   if (leave) {
     static_cast<void>(communicator_.release());
   } else {
-    auto inside = Engine::instance().enter();
+    const auto inside = enter_oneccl();
     communicator_.reset();
   }
-  Sentinel::instance().remove(state_.get());
+  Watchdog::instance().remove(state_.get());
 }
 
 void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 8
-  companion_->setTimeout(timeout);
+  gloo_fallback_->setTimeout(timeout);
 #endif
 }
 
 void ProcessGroupCCL::abort() {
   state_->fail("the group was aborted");
-  companion_->abort();
+  gloo_fallback_->abort();
 }
 
 c10d::ErrorType ProcessGroupCCL::getError() {
   return state_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-ProcessGroupCCL::Ptr<Operation> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* title,
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* profiling_title,
                                                        Tensors inputs, Milliseconds timeout) {
   if (state_->failed()) {
     C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
@@ -140,7 +147,24 @@ ProcessGroupCCL::Ptr<Operation> ProcessGroupCCL::begin(c10d::OpType type, const 
   }
   TORCH_CHECK(communicator_, name, ": group '", state_->name, "' was destroyed");
   const auto limit = timeout > kNoTimeout ? timeout : timeout_;
-  return c10::make_intrusive<Operation>(state_, type, name, title, std::move(inputs), sequence_++, limit);
+  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence_++, limit);
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,
+                                                      c10::function_ref<void(CombinedTransfer&)> submit) {
+  auto transfer = std::make_unique<CombinedTransfer>();
+  auto& transfers = *transfer;
+  work->started(std::move(transfer));
+  try {
+    const auto inside = enter_oneccl();
+    ++state_->in_flight;
+    submit(transfers);
+  } catch (const std::exception& error) {
+    work->fail(c10::str("could not be started: ", error.what()));  // its other tensors may be under way
+    work->wait();  // throws that
+  }
+  ProgressEngine::instance().run(work, asynchronous);
+  return work;
 }
 
 }  // namespace cpulaunch

@@ -21,51 +21,45 @@ PYBIND11_MODULE(_group, module) {
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat,
-                       int shared_memory, Holder<c10d::Backend> companion) {
+                       std::pair<int, int> shared_memory, Holder<c10d::Backend> gloo_fallback) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
-             auto [own, next, next_host] = std::move(heartbeat);
+             auto [own_key, next_key, next_host] = std::move(heartbeat);
              py::gil_scoped_release release;
-             std::shared_ptr<HostSum> host_sum;
-             try {
-               if (shared_memory >= 0) host_sum = std::make_shared<HostSum>(shared_memory, rank, size);
-             } catch (const std::system_error&) {
-               // No room for it here: oneCCL sums.
-             }
-             return c10::make_intrusive<ProcessGroupCCL>(std::move(store), rank, size,
-                                                         Milliseconds(static_cast<int64_t>(timeout * 1e3)),
-                                                         std::move(name), std::move(peers),
-                                                         Heartbeat{std::move(own), std::move(next), std::move(next_host)},
-                                                         std::move(host_sum), std::move(companion));
+             return c10::make_intrusive<ProcessGroupCCL>(
+                 std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
+                 std::move(peers), Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
+                 ShmOffer{shared_memory.first, shared_memory.second}, std::move(gloo_fallback));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("shared_memory"), py::arg("companion"),
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("shared_memory"), py::arg("gloo_fallback"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
-           "`heartbeat` is (key to write, key to listen to, name of the host that writes it), empty for none;\n"
-           "`shared_memory` is a descriptor of what make_shared_memory(size) made in one of them, or -1.");
+           "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
+           "`shared_memory` is rank 0's (pid, descriptor), of which offer_shared_memory() made the latter.");
 
   module.def(
       "configure",
       [](bool offload, bool yield_cores, bool only_core, std::vector<int> cores) {
-        EngineOptions options;
+        ProgressOptions options;
         options.offload = offload;
         options.yield = yield_cores;
         options.only_core = only_core;
         options.cores = std::move(cores);
-        Engine::instance().configure(std::move(options));
+        ProgressEngine::instance().configure(std::move(options));
       },
       py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
-  module.def("make_shared_memory", &HostSum::make_memory, py::arg("size"),
-             "A descriptor of what the ranks of one host share for their sums; -1 where it is not to be had.");
-  module.def("in_flight", [] { return Engine::instance().in_flight(); },
+  module.def("offer_shared_memory", &ShmAllreduce::offer, py::arg("size"),
+             "In rank 0: a descriptor of memory for the sums of `size` ranks of one host; -1 where it is not\n"
+             "wanted or not to be had.  Keep it open until the group is made.");
+  module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def(
       "shutdown",
       [] {
         py::gil_scoped_release release;
-        return Engine::instance().shutdown();
+        return ProgressEngine::instance().shutdown();
       },
-      "Lets nobody into oneCCL any more; true when nothing was in flight.");
+      "Ends all progress; true when nothing was in flight.");
   module.def("version", [] { return std::string(ccl::get_library_version().full); }, "oneCCL's version.");
 }

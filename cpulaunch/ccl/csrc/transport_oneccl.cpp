@@ -1,4 +1,4 @@
-#include "oneccl.hpp"
+#include "transport_oneccl.hpp"
 
 #include <algorithm>
 #include <thread>
@@ -7,10 +7,27 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr auto kShortestNap = std::chrono::microseconds(50);
-constexpr auto kLongestNap = std::chrono::microseconds(2000);
+// The sleep after a round of queries in vain: at first about what a query takes, then longer, up to a time that adds
+// little to making a group (some 10 ms).
+constexpr auto kMinBackoff = std::chrono::microseconds(50);
+constexpr auto kMaxBackoff = std::chrono::microseconds(2000);
 
 }  // namespace
+
+std::unique_lock<std::mutex> enter_oneccl() {
+  static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
+  return std::unique_lock<std::mutex>(*mutex);
+}
+
+bool OneCclTransfer::test() {
+  if (done_.load(std::memory_order_acquire)) return true;
+  const auto inside = enter_oneccl();
+  if (done_.load(std::memory_order_acquire)) return true;
+  if (aborted_.load(std::memory_order_acquire) || !event_->test()) return false;
+  event_.reset();
+  done_.store(true, std::memory_order_release);
+  return true;
+}
 
 ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
   std::string value;
@@ -19,23 +36,23 @@ ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
     const auto bytes = store_->get(key);
     value.assign(bytes.begin(), bytes.end());
   }
-  nap_if_in_vain(key, value);
+  back_off_if_unchanged(key, value);
   return {value.begin(), value.end()};
 }
 
 // Once in a round over all ranks' keys, longer each time.
-void StoreKvs::nap_if_in_vain(const std::string& key, const std::string& value) {
+void StoreKvs::back_off_if_unchanged(const std::string& key, const std::string& value) {
   const auto [entry, first] = seen_.try_emplace(key, value);
   if ((first && !value.empty()) || entry->second != value) {
     entry->second = value;
     round_.clear();
-    nap_ = std::chrono::microseconds(0);
+    backoff_ = std::chrono::microseconds(0);
     return;
   }
   if (round_.empty()) round_ = key;
   if (round_ != key) return;
-  nap_ = std::clamp(2 * nap_, std::chrono::microseconds(kShortestNap), std::chrono::microseconds(kLongestNap));
-  std::this_thread::sleep_for(nap_);
+  backoff_ = std::clamp<std::chrono::microseconds>(2 * backoff_, kMinBackoff, kMaxBackoff);
+  std::this_thread::sleep_for(backoff_);
 }
 
 void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& data) {
@@ -47,7 +64,7 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
   }
 }
 
-Cells cells_to_move(const at::Tensor& tensor) {
+ElementType type_to_move(const at::Tensor& tensor) {
   const size_t bytes = tensor.element_size();
   if (bytes % 8 == 0) return {ccl::datatype::int64, bytes / 8};
   if (bytes % 4 == 0) return {ccl::datatype::int32, bytes / 4};
@@ -55,7 +72,7 @@ Cells cells_to_move(const at::Tensor& tensor) {
   return {ccl::datatype::int8, bytes};
 }
 
-Cells cells_to_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
+ElementType type_to_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
   using c10d::ReduceOp;
   switch (tensor.scalar_type()) {
     case at::kFloat: return {ccl::datatype::float32, 1};

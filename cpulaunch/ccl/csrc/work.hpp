@@ -1,4 +1,4 @@
-// One collective from its start to its completion, and the group that it belongs to.
+// One collective operation from its start to its completion, and the group that it belongs to.
 
 #pragma once
 
@@ -11,19 +11,17 @@
 #include <string>
 #include <vector>
 
-#include <oneapi/ccl.hpp>
-
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "hostsum.hpp"
+#include "transfer.hpp"
 
 namespace cpulaunch {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-// What the operations, the engine and the sentinel share of a group; it outlives the group while
+// What the operations, the progress engine and the watchdog share of a group; it outlives the group while
 // operations are in flight.
 class GroupState {
  public:
@@ -45,46 +43,46 @@ class GroupState {
   std::string reason_;
 };
 
-// A collective in flight.  Whoever waits for it drives it: oneCCL's blocking wait has no time limit.
-class Operation : public c10d::Work {
+// An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.
+class CclWork final : public c10d::Work {
  public:
-  Operation(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* title,
-            std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout);
+  // `name` is for messages, `profiling_title` for torch's profiler.
+  CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
+          std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout);
 
-  // Before the start.
+  // --- before the start
+
+  // Keeps a tensor that the transfer reads or writes alive.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
-  // Something to do when the data has come.  It runs on the thread that completes the operation, with the
+  // Adds something to do once the data has arrived.  It runs on the thread that completes the operation, in the
   // thread-local state that the caller has now: grad mode, inference mode, dispatch keys and the like.
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
-  void started(std::vector<ccl::event> events) {
-    events_ = std::move(events);
-    uses_oneccl_ = !events_.empty();
-  }
-  void started(std::shared_ptr<HostSum> sum, uint64_t ticket) {
-    host_sum_ = std::move(sum);
-    ticket_ = ticket;
-  }
+  void started(std::unique_ptr<Transfer> transfer) { transfer_ = std::move(transfer); }
 
-  // Looks once whether it is done, and completes it if so.  True when completed (or failed).
+  // --- from the start on
+
+  // Tests the transfer once, and completes the operation if it is done.  True when completed (or failed).
   bool poll();
   // As poll(), but leaves the completion, which may run user code, to the caller: true exactly once.
   bool claim();
   void complete();
+  // Fails the operation and its group; `what` continues the sentence that begins with describe().
   void fail(const std::string& what);
-  // Polls until completed, or until `until`; false when it is not completed by then.  A step of a sum within
-  // the host gives it `more` time from there: the peers are at it too.
+  // Polls until the operation is completed or the time is `until`; false when it is not completed by then.  Each
+  // poll in which the transfer has done a step moves `until` to at least `more` after that poll: the peers are at
+  // work too.
   bool drive(Clock::time_point until, Clock::duration more = Clock::duration::zero());
-  // Fails the operation if its time is up or its group has failed.
+  // Fails the operation if its timeout is over or its group has failed.
   void check(Clock::time_point now);
 
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
-  Clock::time_point since() const { return since_; }
-  const std::shared_ptr<GroupState>& group() const { return group_; }
+  Clock::time_point started_at() const { return started_at_; }
   std::string describe() const;
 
-  // c10d::Work
+  // --- c10d::Work
+
   bool isCompleted() override { return poll(); }
   bool isSuccess() const override;
   bool wait(Milliseconds timeout = kNoTimeout) override;
@@ -97,23 +95,21 @@ class Operation : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
+  // True for the one thread that may complete or fail the operation.
   bool take();
   void finish_with(std::exception_ptr error);
 
   const std::shared_ptr<GroupState> group_;
-  const char* const operation_;
+  const char* const name_;
   const std::vector<at::Tensor> inputs_;
   const uint64_t sequence_;
   const Milliseconds timeout_;
-  const Clock::time_point since_ = Clock::now();
+  const Clock::time_point started_at_ = Clock::now();
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> outputs_;
   std::vector<std::function<void()>> afterwards_;
-  std::optional<at::ThreadLocalState> callers_state_;  // set when there is something to do afterwards
-  std::vector<ccl::event> events_;
-  std::shared_ptr<HostSum> host_sum_;  // null where nothing goes that way
-  uint64_t ticket_ = 0;
-  bool uses_oneccl_ = false;
+  std::optional<at::ThreadLocalState> callers_state_;  // present when there is something to do afterwards
+  std::unique_ptr<Transfer> transfer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
 };

@@ -9,11 +9,15 @@ from ranks import Ranks
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> None:
     assert ranks.call("shared_memory") == [[True, False]] * ranks.size
-    assert len(set(ranks.call("host_sums", dtype))) == 1
+    assert len(set(ranks.call("shm_sums", dtype))) == 1
 
 
 def test_ranks_that_get_ahead_of_each_other_take_nothing_twice(ranks: Ranks) -> None:
     assert ranks.call("race") == ["ok"] * ranks.size
+
+
+def test_one_operation_may_go_both_ways(ranks: Ranks) -> None:
+    assert ranks.call("mixed_coalesced") == ["ok"] * ranks.size
 
 
 def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -> None:
@@ -24,9 +28,9 @@ def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, {"CCL_WORKER_COUNT": "2"}], ids=str)
 def test_oneccl_sums_where_its_algorithm_or_its_workers_are_asked_for(variables: dict[str, str]) -> None:
-    asked = Ranks(2, **variables)
+    pair = Ranks(2, **variables)
     try:
-        assert asked.call("shared_memory") == [[False, False]] * 2
-        assert len(set(asked.call("host_sums", "float32"))) == 1
+        assert pair.call("shared_memory") == [[False, False]] * 2
+        assert len(set(pair.call("shm_sums", "float32"))) == 1
     finally:
-        assert asked.close() == [0, 0]
+        assert pair.close() == [0, 0]

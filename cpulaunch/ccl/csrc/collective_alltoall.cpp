@@ -1,0 +1,106 @@
+// all_to_all, and gather and scatter in terms of it.
+
+#include "buffers.hpp"
+#include "group.hpp"
+
+namespace cpulaunch {
+
+using c10d::OpType;
+
+namespace {
+
+// The number of elements that go to, or come from, each rank, for a tensor split along its first dimension.
+std::vector<int64_t> counts_of_splits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
+  c10d::checkSplitSizes(splits, tensor, size);
+  std::vector<int64_t> lengths(size), offsets(size);
+  c10d::computeLengthsAndOffsets(splits, tensor, &lengths, &offsets);
+  return lengths;
+}
+
+}  // namespace
+
+// oneCCL's all-to-all takes one buffer with the ranks' parts side by side.
+void ProcessGroupCCL::submit_alltoall(CombinedTransfer& transfers, const at::Tensor& output,
+                                      const std::vector<int64_t>& received, const at::Tensor& input,
+                                      const std::vector<int64_t>& sent) {
+  const auto element = type_to_move(output);
+  ccl::vector_class<size_t> to, from;
+  for (const auto count : received) to.push_back(count * element.per_element);
+  for (const auto count : sent) from.push_back(count * element.per_element);
+  transfers.add(std::make_unique<OneCclTransfer>(
+      ccl::alltoallv(input.data_ptr(), from, output.data_ptr(), to, element.type, *communicator_)));
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
+                                                           const c10d::AllToAllOptions& opts) {
+  const Invalid invalid{"all_to_all"};
+  c10d::assertNonEmpty(invalid, inputs);
+  check_list(invalid, inputs, getSize(), inputs[0]);
+  check_list(invalid, outputs, getSize(), inputs[0]);
+  const auto work = begin(OpType::ALLTOALL, "all_to_all", "ccl:all_to_all", inputs, opts.timeout);
+  const auto from = join_to_send(*work, inputs);
+  const auto to = join_to_receive(*work, outputs);
+  work->set_outputs(outputs);
+  return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
+    submit_alltoall(transfers, to, counts_of(outputs), from, counts_of(inputs));
+  });
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                                std::vector<int64_t>& output_splits,
+                                                                std::vector<int64_t>& input_splits,
+                                                                const c10d::AllToAllOptions& opts) {
+  const Invalid invalid{"all_to_all_single"};
+  check_tensor(invalid, input);
+  check_tensors(invalid, {output}, input);
+  const auto received = counts_of_splits(output, output_splits, getSize());
+  const auto sent = counts_of_splits(input, input_splits, getSize());
+  const auto work = begin(OpType::ALLTOALL_BASE, "all_to_all_single", "ccl:all_to_all", {input}, opts.timeout);
+  const auto from = apart_from(*work, output, to_send(*work, input));
+  const auto to = to_receive(*work, output);
+  work->set_outputs({output});
+  return run(work, opts.asyncOp,
+             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                         const c10d::GatherOptions& opts) {
+  const Invalid invalid{"gather"};
+  const auto& input = single(invalid, inputs);
+  check_tensor(invalid, input);
+  c10d::assertRootRank(invalid, opts.rootRank, getSize());
+  const bool root = getRank() == opts.rootRank;
+  if (outputs.size() != (root ? 1 : 0)) invalid("a list of outputs is for the root rank, and only there");
+  if (root) check_list(invalid, outputs[0], getSize(), input);
+  const auto work = begin(OpType::GATHER, "gather", "ccl:gather", inputs, opts.timeout);
+  const auto from = to_send(*work, input);
+  const auto to = root ? join_to_receive(*work, outputs[0]) : at::empty({0}, input.options());
+  std::vector<int64_t> sent(getSize(), 0);
+  sent[opts.rootRank] = from.numel();
+  const auto received = root ? counts_of(outputs[0]) : std::vector<int64_t>(getSize(), 0);
+  if (root) work->set_outputs(outputs[0]);
+  return run(work, opts.asyncOp,
+             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                          const c10d::ScatterOptions& opts) {
+  const Invalid invalid{"scatter"};
+  const auto& output = single(invalid, outputs);
+  check_tensor(invalid, output);
+  c10d::assertRootRank(invalid, opts.rootRank, getSize());
+  const bool root = getRank() == opts.rootRank;
+  if (inputs.size() != (root ? 1 : 0)) invalid("a list of inputs is for the root rank, and only there");
+  if (root) check_list(invalid, inputs[0], getSize(), output);
+  const auto work = begin(OpType::SCATTER, "scatter", "ccl:scatter", outputs, opts.timeout);
+  const auto from = root ? join_to_send(*work, inputs[0]) : at::empty({0}, output.options());
+  const auto to = to_receive(*work, output);
+  std::vector<int64_t> received(getSize(), 0);
+  received[opts.rootRank] = to.numel();
+  const auto sent = root ? counts_of(inputs[0]) : std::vector<int64_t>(getSize(), 0);
+  work->set_outputs(outputs);
+  return run(work, opts.asyncOp,
+             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+}
+
+}  // namespace cpulaunch

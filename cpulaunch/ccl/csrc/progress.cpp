@@ -1,0 +1,172 @@
+#include "progress.hpp"
+
+#include <immintrin.h>
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+namespace cpulaunch {
+
+namespace {
+
+// For so long its caller drives an asynchronous work, where oneCCL has no core of its own: handing a small one
+// over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
+constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
+// A round of polls that computes for longer than this has moved data (one that has not takes less than 1 us for each
+// work), so the next round will probably move more.
+constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
+// After a round that has moved data the background thread goes on polling for so many rounds (some 50 us), because
+// the peer is at work and its next piece comes soon ...
+constexpr unsigned kRoundsBeforeSleep = 100;
+// ... then it sleeps between rounds, first for short times, because the peer may have been descheduled for a
+// moment ...
+constexpr auto kShortSleep = std::chrono::microseconds(20);
+constexpr unsigned kShortSleeps = 50;
+// ... and then for longer ones: the peer computes, which this rank should be able to do, too.
+constexpr auto kLongSleep = std::chrono::microseconds(200);
+// The background thread checks timeouts and failed groups once in so many rounds (13 ms while it sleeps).
+constexpr unsigned kRoundsPerCheck = 64;
+// A driving caller spins; after so many polls it yields its core in between, whoever may want it ...
+constexpr unsigned kSpinsBeforeYield = 1000;
+// ... and after so many (some ms) it sleeps in between: its peer is really late.
+constexpr unsigned kSpinsBeforeSleep = 20000;
+constexpr auto kCallerSleep = std::chrono::microseconds(30);
+// A process that ends gives its operations so long to complete, because a peer may be waiting for them ...
+constexpr auto kShutdownTimeout = std::chrono::seconds(5);
+// ... and then its background threads so long to end.
+constexpr auto kThreadsTimeout = std::chrono::seconds(1);
+
+// The time that this thread has computed: unlike the clock it stands still while other threads have the core.
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+}  // namespace
+
+ProgressEngine& ProgressEngine::instance() {
+  static auto* engine = new ProgressEngine;
+  return *engine;
+}
+
+void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
+
+void ProgressEngine::pause(unsigned idle) const {
+  if (!options_.yield && idle < kSpinsBeforeYield) {
+    _mm_pause();
+  } else if (options_.yield || idle < kSpinsBeforeSleep) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(kCallerSleep);
+  }
+}
+
+void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
+  if (!asynchronous) {
+    work->drive(Clock::time_point::max());
+    return;
+  }
+  if (!options_.offload) {
+    const auto more = options_.only_core ? kInlineDriveTime : Clock::duration::zero();
+    if (work->drive(Clock::now() + kInlineDriveTime, more)) return;
+  } else if (work->poll()) {
+    return;
+  }
+  watch(work);
+}
+
+void ProgressEngine::watch(c10::intrusive_ptr<CclWork> work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pending_.push_back(std::move(work));
+  if (!led_) promote_follower();
+}
+
+// Has a background thread take the lead.  With the lock held.
+void ProgressEngine::promote_follower() {
+  if (idle_threads_ > 0) {
+    wake_.notify_one();
+  } else {
+    ++threads_;
+    std::thread([this] { background(); }).detach();
+  }
+}
+
+void ProgressEngine::background() {
+  pthread_setname_np(pthread_self(), "cpulaunch-ccl");
+  if (!options_.cores.empty()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : options_.cores) CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // where that is not allowed: anywhere
+  }
+  while (!stopped()) lead();
+  std::lock_guard<std::mutex> lock(mutex_);
+  --threads_;
+  wake_.notify_all();
+}
+
+// Polls what is pending until something completes, then hands the lead on and completes it.
+void ProgressEngine::lead() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++idle_threads_;
+  wake_.wait(lock, [&] { return stopped() || (!led_ && !pending_.empty()); });
+  --idle_threads_;
+  led_ = true;
+  std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
+  unsigned idle = 0;
+  while (completed.empty() && !pending_.empty() && !stopped()) {
+    polled.assign(pending_.begin(), pending_.end());
+    lock.unlock();  // others are to add theirs, and check() may run callbacks
+    const auto before = Clock::now();
+    const auto busy = thread_time();
+    for (const auto& work : polled) {
+      if (work->claim()) completed.push_back(work);
+    }
+    idle = thread_time() - busy > kIdleRoundTime ? 0 : idle + 1;
+    if (completed.empty()) {
+      if (idle % kRoundsPerCheck == 0) {
+        for (const auto& work : polled) work->check(before);
+      }
+      if (idle < kRoundsBeforeSleep) {
+        pause(idle);
+      } else {
+        std::this_thread::sleep_for(idle < kRoundsBeforeSleep + kShortSleeps ? kShortSleep : kLongSleep);
+      }
+    }
+    lock.lock();
+    pending_.remove_if([](const auto& work) { return !work->running(); });
+  }
+  led_ = false;
+  if (!pending_.empty() && !stopped()) promote_follower();
+  lock.unlock();
+  for (auto& work : completed) work->complete();
+}
+
+bool ProgressEngine::shutdown() {
+  // A peer may be waiting for what this rank has started, and will not be if it is gone.
+  for (const auto until = Clock::now() + kShutdownTimeout; Clock::now() < until;) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (pending_.empty()) break;
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stopping_.store(true, std::memory_order_release);
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.notify_all();
+  // A thread inside a user's callback may stay: it makes no progress on operations any more.
+  wake_.wait_for(lock, kThreadsTimeout, [&] { return threads_ == 0; });
+  return pending_.empty();
+}
+
+std::vector<std::string> ProgressEngine::in_flight() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> descriptions;
+  for (const auto& work : pending_) {
+    const auto ms = std::chrono::duration_cast<Milliseconds>(Clock::now() - work->started_at()).count();
+    descriptions.push_back(c10::str(work->describe(), ", for ", ms / 1e3, " s"));
+  }
+  return descriptions;
+}
+
+}  // namespace cpulaunch

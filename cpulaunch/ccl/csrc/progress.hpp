@@ -1,0 +1,67 @@
+// Drives the operations of all groups of the process.
+//
+// The caller of a synchronous operation drives it.  An asynchronous operation is driven by its caller for a moment,
+// in which small ones complete, and then by a background thread.  On a rank's only core a thread that polls would
+// steal from the computation, so the background thread sleeps between polls soon after the last one that has moved
+// data: a late peer costs next to nothing.
+
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "work.hpp"
+
+namespace cpulaunch {
+
+struct ProgressOptions {
+  bool offload = false;    // oneCCL's workers make progress on cores of their own
+  bool yield = false;      // there are more ranks than cores: give up the core between polls
+  bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
+  std::vector<int> cores;  // where the background thread runs; empty: anywhere
+};
+
+// Nothing destroys the engine: its threads may outlive everything but the process.
+class ProgressEngine {
+ public:
+  static ProgressEngine& instance();
+
+  void configure(ProgressOptions options);
+  const ProgressOptions& options() const { return options_; }
+
+  // Brings a started operation on its way: completes it when it is synchronous.
+  void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
+
+  // Waits some seconds for what is in flight, then ends the background threads.  From then on no operation makes
+  // progress; for interpreter exit.  True when nothing was in flight.
+  bool shutdown();
+  bool stopped() const { return stopping_.load(std::memory_order_acquire); }
+
+  // Lets time pass between two polls.  `idle` counts the polls since the last progress.
+  void pause(unsigned idle) const;
+
+  // One line for each operation that the background thread drives.
+  std::vector<std::string> in_flight();
+
+ private:
+  void watch(c10::intrusive_ptr<CclWork> work);
+  void lead();
+  void background();
+  void promote_follower();
+
+  ProgressOptions options_;
+
+  // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks
+  // that wait for other operations, it hands the lead to another thread.
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::list<c10::intrusive_ptr<CclWork>> pending_;
+  bool led_ = false;
+  int idle_threads_ = 0;
+  int threads_ = 0;
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace cpulaunch

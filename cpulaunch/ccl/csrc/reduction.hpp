@@ -1,0 +1,46 @@
+// What the reductions have in common: torch's operators in terms of sums, and of what comes before and after them.
+
+#pragma once
+
+#include "work.hpp"
+
+namespace cpulaunch {
+
+// These go through gloo, or are refused.
+inline bool is_bitwise(const c10d::ReduceOp& op) {
+  using c10d::ReduceOp;
+  return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+
+// A PREMUL_SUM is scaled before it is summed ...
+inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
+  if (op != c10d::ReduceOp::PREMUL_SUM) return;
+  const auto* supplement = reinterpret_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(supplement, "ccl: PREMUL_SUM without its factor");
+  if (supplement->tensor_factor.defined()) {
+    data.mul_(supplement->tensor_factor);
+  } else {
+    data.mul_(supplement->double_factor);
+  }
+}
+
+// ... and an average after.
+inline void scale_after(CclWork& work, const c10d::ReduceOp& op, at::Tensor data, int size) {
+  if (op != c10d::ReduceOp::AVG) return;
+  if (at::isIntegralType(data.scalar_type(), /*includeBool=*/false)) {
+    work.afterwards([data, size]() mutable { data.div_(size, "trunc"); });
+  } else {
+    work.afterwards([data, size]() mutable { data.div_(size); });
+  }
+}
+
+// What a rank sends into a reduction whose result goes elsewhere: `tensor`, or a scaled copy of it.
+inline at::Tensor to_reduce(CclWork& work, const c10d::ReduceOp& op, at::Tensor data) {
+  if (op != c10d::ReduceOp::PREMUL_SUM) return data;
+  data = data.clone();
+  scale_before(op, data);
+  work.keep(data);
+  return data;
+}
+
+}  // namespace cpulaunch

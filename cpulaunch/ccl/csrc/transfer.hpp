@@ -1,0 +1,71 @@
+// The way of one operation's data to and from the other ranks.
+//
+// A transport makes transfers: shared memory (transport_shm.hpp) or oneCCL (transport_oneccl.hpp).  An operation
+// (work.hpp) holds one transfer and knows it by this interface only; the progress engine drives it through the
+// operation.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cpulaunch {
+
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  // Makes the progress that is possible now, without waiting for anybody.  True once the transfer is done.
+  // Several threads may call it at the same time.  Throws std::exception when the transfer cannot be completed.
+  virtual bool test() = 0;
+
+  // This rank gives up: no rank may go on with what this one has sent, and test() does nothing any more.  The
+  // transport may still write to the transfer's buffers.  The caller therefore keeps the buffers and this object
+  // until the process ends.
+  virtual void abort() = 0;
+
+  // The ranks that the transfer waits for, such as "1, 3"; "" where that is unknown.
+  virtual std::string stragglers() = 0;
+
+  // The number of steps done so far, where the transfer counts them.  While it grows, the peers are at work too.
+  virtual uint64_t steps() const { return 0; }
+};
+
+// All of several transfers, each by a transport of its own.  Without any it is done at once.
+class CombinedTransfer final : public Transfer {
+ public:
+  // Before the first test().
+  void add(std::unique_ptr<Transfer> part) { parts_.push_back(std::move(part)); }
+
+  // Each part is tested, so that each call makes progress on all of them.
+  bool test() override {
+    bool all = true;
+    for (const auto& part : parts_) all = part->test() && all;
+    return all;
+  }
+
+  void abort() override {
+    for (const auto& part : parts_) part->abort();
+  }
+
+  std::string stragglers() override {
+    for (const auto& part : parts_) {
+      if (auto ranks = part->stragglers(); !ranks.empty()) return ranks;
+    }
+    return "";
+  }
+
+  uint64_t steps() const override {
+    uint64_t total = 0;
+    for (const auto& part : parts_) total += part->steps();
+    return total;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Transfer>> parts_;
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,61 @@
+// Notices that a peer is gone while this rank waits for it.
+//
+// The watchdog watches a peer on this host through its pidfd, which becomes readable when the process ends, even
+// while it is a zombie.  From other hosts it learns through the group's store: the rank that sees a failure reports
+// it there, and an unreachable store means that its host is gone.  A host that loses all its ranks at once cannot
+// report anything.  So the first rank of each host writes a heartbeat to the store, and the ranks of the host before
+// it read that.
+
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "work.hpp"
+
+namespace cpulaunch {
+
+struct Peer {
+  int rank = 0;
+  int pid = 0;  // on this host and in this PID namespace
+};
+
+// The keys in the store for a group of several hosts; a key is empty where this rank has nothing to write or read.
+struct Heartbeat {
+  std::string own_key;
+  std::string next_key;
+  std::string next_host;  // its name, for messages
+};
+
+class Watchdog {
+ public:
+  static Watchdog& instance();
+
+  // `store` is used by the watchdog's thread only.
+  void add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
+           const std::vector<Peer>& local_peers, Heartbeat heartbeat);
+  void remove(const GroupState* group);
+
+  // Has the watchdog look after this group for the next second: an operation of it has taken long.
+  void alert(const std::shared_ptr<GroupState>& group);
+
+  // Says which local peer of the group has ended; "" when none has.
+  std::string ended_peer(const GroupState* group);
+
+ private:
+  struct Watched;
+
+  void wake();
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<const GroupState*, std::shared_ptr<Watched>> groups_;
+  bool running_ = false;
+};
+
+}  // namespace cpulaunch
