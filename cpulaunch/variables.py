@@ -95,7 +95,7 @@ TABLE = (
     Variable("CCL_KVS_IFACE", "plan", "<oneCCL>", "interface", "interface for oneCCL's bootstrap"),
     Variable("CCL_LOCAL_RANK", "ccl", "<oneCCL>", "integer", "rank among those of its host"),
     Variable("CCL_LOCAL_SIZE", "ccl", "<oneCCL>", "integer", "number of ranks on the host"),
-    Variable("CCL_LOG_LEVEL", "<user> plan", "<oneCCL>", "error, warn, …", "what oneCCL logs"),
+    Variable("CCL_LOG_LEVEL", "<user> plan", "ccl <oneCCL>", "error, warn, …", "what oneCCL logs"),
     Variable("CCL_MPI_LIBRARY_PATH", "ccl", "ccl <oneCCL>", "path", "Intel MPI's library"),
     Variable("CCL_OFI_LIBRARY_PATH", "ccl", "<oneCCL>", "path", "libfabric"),
     Variable("CCL_PROCESS_LAUNCHER", "plan ccl", "<oneCCL>", "hydra, torchrun or none", "who tells local ranks"),

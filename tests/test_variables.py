@@ -55,6 +55,9 @@ def uses() -> dict[str, set[str]]:
                     found[name].add(package)
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "rank_setting":
                 found[SETTINGS[ast.literal_eval(node.args[0])].rank_variable or ""].add(package)
+    for path in PACKAGE.rglob("*.cpp"):
+        for name in re.findall(r'"([A-Z_]+)"', " ".join(re.findall(r"getenv\(.*?\)", path.read_text()))):
+            found[name].add("ccl")
     return found
 
 
