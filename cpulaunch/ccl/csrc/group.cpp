@@ -156,7 +156,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
   auto& transfers = *transfer;
   work->started(std::move(transfer));
   try {
-    const auto inside = enter_oneccl();
+    const auto inside = enter_oneccl();  // in shared memory, too, operations start in one order
     ++state_->in_flight;
     submit(transfers);
   } catch (const std::exception& error) {

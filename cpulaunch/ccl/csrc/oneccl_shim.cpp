@@ -1,11 +1,11 @@
-// What oneCCL's static archive refers to and does not carry: Intel's compiler runtime, ITT tracing, hwloc.
+// Defines what oneCCL's static archive refers to and does not contain: Intel's compiler runtime, ITT tracing, hwloc.
+// The link fails when a symbol is missing here, and a test when there is one too many.
 //
-// hwloc is answered with "no topology".  oneCCL would use it to bind the memory of its workers to their
-// NUMA node, which a rank's memory policy already does: pinning has one owner, and it is not this library.
+// The stubs of hwloc report that there is no topology.  oneCCL would use hwloc to bind the memory of its workers to
+// their NUMA node, which a rank's memory policy already does: binding has one owner, and it is not this library.
 
 #include <cstddef>
 #include <cstring>
-
 
 extern "C" {
 

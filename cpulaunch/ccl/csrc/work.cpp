@@ -100,8 +100,8 @@ void CclWork::complete() {
       for (auto& action : afterwards_) action();
     }
   } catch (const std::exception& failure) {
-    // This rank's results are wrong.  The caller gets the error; the other ranks are told, or they would wait for
-    // good for a rank that has left the common order of operations and is still alive.
+    // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
+    // the other ranks do, which would wait for it until their timeout: so the group fails in all ranks.
     const auto text = c10::str(describe(), " could not be completed: ", reason_of(failure));
     group_->fail(text);
     Watchdog::instance().alert(group_);
