@@ -13,7 +13,13 @@ from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, RankSpec
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
 
-_OF_THE_AGENT = (variables.TOKEN, variables.CONTROL, VARIABLE, *variables.LOCAL_IDENTITY)
+_OF_THE_AGENT = (
+    variables.TOKEN,
+    variables.CONTROL,
+    variables.LAUNCHER_PID,
+    VARIABLE,
+    *variables.LOCAL_IDENTITY,
+)
 """Variables that the program doesn't get."""
 
 
