@@ -62,7 +62,7 @@ TABLE = (
     Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
-    Variable(PLACEMENT, "plan", "plan", "JSON of plan.placement", "who runs where, on which cores"),
+    Variable(PLACEMENT, "launchers", "agent", "JSON of plan.placement", "who runs where, on which cores"),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),
     Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.plans import make
 
 import cpulaunch
 from cpulaunch import variables
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.launchers.mpi import JOB_VARIABLES
+from cpulaunch.supervise.attempt import Attempt
 from cpulaunch.variables import TABLE
 
 PACKAGE = Path(cpulaunch.__file__).parent
@@ -132,3 +135,9 @@ def test_ranks_are_told_settings_by_variables_of_the_table() -> None:
     told = {setting.rank_variable for setting in SETTINGS.values() if setting.rank_variable}
     assert told <= NAMES
     assert {"CPULAUNCH_RANK_CCL_BINDING", "CPULAUNCH_PRECISION"} <= told
+
+
+def test_an_mpi_forwards_what_an_attempt_tells_its_agents() -> None:
+    """All but the launcher's pid, which means something on the launching host only."""
+    attempt = Attempt(make(), (), "job", "token", 29500)
+    assert {*JOB_VARIABLES, variables.LAUNCHER_PID} == set(attempt.variables("10.0.0.1:7000"))
