@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime import distributed, engines
 from cpulaunch.runtime.engines.base import Engine
@@ -32,7 +31,7 @@ def use_ipex(target: T) -> T:
     if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
         raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
     engine = engines.load("ipex")
-    problem = engine.unavailable(torch.__version__, cpu_flags())
+    problem = engine.unavailable(torch.__version__, None)  # whoever names it wants it on any CPU
     if not problem and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         problem = "it can't be combined with FSDP"
     if problem:

@@ -5,29 +5,52 @@ Nothing is imported before it is asked for by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from cpulaunch.errors import UsageError, did_you_mean
 
+LAUNCHERS = "cpulaunch.launchers"
+ENGINES = "cpulaunch.engines"
 
-def load(group: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """The object called ``name``: of ``built_in`` (name → ``"module:attribute"``), or of an entry point.
+BUILT_IN = {
+    LAUNCHERS: {
+        "local": "cpulaunch.launchers.local:LOCAL",
+        "intel": "cpulaunch.launchers.hydra:INTEL",
+        "mpich": "cpulaunch.launchers.hydra:MPICH",
+        "openmpi": "cpulaunch.launchers.openmpi:OPENMPI",
+    },
+    ENGINES: {
+        "ipex": "cpulaunch.runtime.engines.ipex:ENGINE",
+        "native": "cpulaunch.runtime.engines.native:ENGINE",
+    },
+}
+"""Group of entry points → name → where the object is.  Settings offer these names."""
 
-    ``group`` is the group of entry points, such as ``cpulaunch.launchers``.  Raises UsageError where there
-    is no such name, and whatever an entry point's own module raises when it is imported.
+MPIS = ("intel", "mpich", "openmpi")
+"""The launchers that the setting ``mpi.flavour`` chooses from, the preferred first."""
+
+
+def load(group: str, name: str) -> Any:
+    """The object called ``name`` in ``group``: a built-in one, or an entry point's.
+
+    Raises UsageError where there is no such name, or its module can't be imported.
     """
+    built_in = BUILT_IN[group]
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
         return getattr(import_module(module), attribute)
-    for entry in entry_points(group):
-        if entry.name == name:
-            return entry.load()
-    known = [*built_in, *(entry.name for entry in entry_points(group))]
-    raise UsageError(
-        f"nothing is called {name!r} in {group}{did_you_mean(name, known)}", hint=f"known: {', '.join(known)}"
-    )
+    entries = {entry.name: entry for entry in entry_points(group)}
+    if name not in entries:
+        known = [*built_in, *entries]
+        raise UsageError(
+            f"nothing is called {name!r} in {group}{did_you_mean(name, known)}",
+            hint=f"known: {', '.join(known)}",
+        )
+    try:
+        return entries[name].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{name!r} of {group} ({entries[name].value}) can't be imported: {error}") from error
 
 
 def entry_points(group: str) -> list[Any]:

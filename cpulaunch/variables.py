@@ -17,7 +17,7 @@ from typing import NamedTuple
 CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
-LAUNCHER_PID = "CPULAUNCH_LAUNCHER"
+LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
 PLACEMENT = "CPULAUNCH_PLACEMENT"
 REPORT_FD = "CPULAUNCH_REPORT_FD"
@@ -32,7 +32,7 @@ COMPRESS_GRADIENTS = "CPULAUNCH_COMPRESS_GRADIENTS"
 BUCKET_MB = "CPULAUNCH_BUCKET_MB"
 STATIC_GRAPH = "CPULAUNCH_STATIC_GRAPH"
 AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
-CCL_BINDING = "CPULAUNCH_CCL_BINDING"
+CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -62,7 +62,7 @@ TABLE = (
     Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
-    Variable(PLACEMENT, "plan", "plan", "JSON of plan.placement", "who runs where, on which cores"),
+    Variable(PLACEMENT, "launchers", "agent", "JSON of plan.placement", "who runs where, on which cores"),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),
     Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),

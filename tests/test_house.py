@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"config", "model", "plan", "launchers"},
     "launchers": {"launchers", "plugins", "model", "plan"},
     "discovery": {"discovery", "model", "launchers"},
-    "discovery.check_hosts": {"discovery", "model", "config.config"},
+    "discovery.check_hosts": {"discovery", "model", "config.config", "launchers"},
     "discovery.collect": {"discovery", "model", "config", "plan"},
     "supervise": {"supervise", "messages", "model", "plan", "launchers"},
     "supervise.failure_report": {"supervise", "model", "rich"},

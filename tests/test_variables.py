@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.plans import make
 
 import cpulaunch
 from cpulaunch import variables
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.launchers.mpi import JOB_VARIABLES
+from cpulaunch.supervise.attempt import Attempt
 from cpulaunch.variables import TABLE
 
 PACKAGE = Path(cpulaunch.__file__).parent
@@ -101,7 +105,39 @@ def ends_with_environ(node: ast.AST) -> bool:
     return getattr(node, "id", getattr(node, "attr", "")) in ("environ", "env", "environment")
 
 
+def test_no_variable_of_the_table_is_a_settings_own() -> None:
+    """A rank may run ``cpulaunch`` itself, which would take what it was told for a setting of the user's."""
+    assert not {setting.environment_name for setting in SETTINGS.values()} & NAMES
+
+
+def planned_names() -> set[str]:
+    """The variables that the golden plans set: for all ranks, for a host's, for one."""
+    found: set[str] = set()
+    for path in (Path(__file__).parent / "plan" / "golden").glob("*.json"):
+        plan = json.loads(path.read_text())
+        hosts = plan["hosts"]
+        envs = [
+            plan["env"],
+            *(host["env"] for host in hosts),
+            *(r["env"] for host in hosts for r in host["ranks"]),
+        ]
+        found |= {name for env in envs for name in env}
+    return found - {"SECRET"}  # the user's own, by --env
+
+
+@pytest.mark.parametrize("name", sorted(planned_names()))
+def test_what_a_plan_sets_is_in_the_table_with_the_planner_as_its_writer(name: str) -> None:
+    (row,) = [variable for variable in TABLE if variable.name == name]
+    assert {"plan", "config"} & set(row.writers.split())
+
+
 def test_ranks_are_told_settings_by_variables_of_the_table() -> None:
     told = {setting.rank_variable for setting in SETTINGS.values() if setting.rank_variable}
     assert told <= NAMES
-    assert {"CPULAUNCH_CCL_BINDING", "CPULAUNCH_PRECISION"} <= told
+    assert {"CPULAUNCH_RANK_CCL_BINDING", "CPULAUNCH_PRECISION"} <= told
+
+
+def test_an_mpi_forwards_what_an_attempt_tells_its_agents() -> None:
+    """All but the launcher's pid, which means something on the launching host only."""
+    attempt = Attempt(make(), (), "job", "token", 29500)
+    assert {*JOB_VARIABLES, variables.LAUNCHER_PID} == set(attempt.variables("10.0.0.1:7000"))

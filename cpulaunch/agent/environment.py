@@ -8,12 +8,18 @@ from typing import NamedTuple
 from cpulaunch import variables
 from cpulaunch.agent.identity import Identity
 from cpulaunch.errors import HostError
-from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, RankSpec
+from cpulaunch.plan.placement import HostSpec, Placement, RankSpec
 
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
 
-_OF_THE_AGENT = (variables.TOKEN, variables.CONTROL, VARIABLE, *variables.LOCAL_IDENTITY)
+_OF_THE_AGENT = (
+    variables.TOKEN,
+    variables.CONTROL,
+    variables.LAUNCHER_PID,
+    variables.PLACEMENT,
+    *variables.LOCAL_IDENTITY,
+)
 """Variables that the program doesn't get."""
 
 

@@ -24,7 +24,7 @@ from cpulaunch.agent.report import Reports
 from cpulaunch.agent.start import Running, start_program
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
-from cpulaunch.plan.placement import VARIABLE, Placement, unguard
+from cpulaunch.plan.placement import Placement, unguard
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -36,7 +36,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
-        placement = Placement.from_text(os.environ[VARIABLE])
+        placement = Placement.from_text(os.environ[variables.PLACEMENT])
         identity = identify(placement.launcher, placement.identity, os.environ)
     except (KeyError, ValueError, CpulaunchError) as e:
         print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)

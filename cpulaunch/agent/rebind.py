@@ -14,10 +14,20 @@ from cpulaunch.plan.placement import HostSpec
 from cpulaunch.plan.request import HostRequest
 
 
+def facts_of_this_host() -> HostFacts:
+    """What a plan needs to know of this host."""
+    libraries = find_libraries(library_directories(), import_directories())
+    return HostFacts(topology_here(), libraries=libraries)
+
+
 def rebind_on_host(
-    name: str, assumed: HostSpec, request: Mapping[str, Any], user_env: Mapping[str, str]
+    name: str,
+    facts: HostFacts,
+    assumed: HostSpec,
+    request: Mapping[str, Any],
+    user_env: Mapping[str, str],
 ) -> HostSpec:
-    """What `plan_host` makes of this host, called ``name``, in place of the ``assumed`` specification.
+    """What `plan_host` makes of a host, called ``name``, in place of the ``assumed`` specification.
 
     ``request`` is the placement's, ``user_env`` holds the variables that the user has set.  Raises PlanError
     where this host can't fulfil the request.
@@ -25,7 +35,7 @@ def rebind_on_host(
     replaced = (AFFINITY, *LIBRARY_VARIABLES)
     host = HostInput(
         name,
-        HostFacts(topology_here(), libraries=find_libraries(library_directories(), import_directories())),
+        facts,
         ranks=len(assumed.ranks),
         user_env=user_env,
         env={name: value for name, value in assumed.env.items() if name not in replaced},

@@ -83,10 +83,11 @@ def _assigned_here(placement: Placement, identity: Identity) -> Assignment:
     assigned = assignment(placement, identity)
     if not assigned.spec.assumed:
         return assigned
-    from cpulaunch.agent.rebind import rebind_on_host
+    from cpulaunch.agent.rebind import facts_of_this_host, rebind_on_host
 
     users = {**os.environ, **placement.env}
-    return assigned._replace(spec=rebind_on_host(assigned.host, assigned.spec, placement.request, users))
+    spec = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
+    return assigned._replace(spec=spec)
 
 
 def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:

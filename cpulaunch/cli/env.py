@@ -93,7 +93,9 @@ def _ccl(binding: str) -> Iterator[tuple[str, str]]:
         )
         if tried.returncode != 0:
             reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-            instead = "the ranks will fail" if binding == "oneccl_bind_pt" else "ours is used instead"
+            instead = (
+                "the ranks will fail" if binding == "oneccl_bind_pt" else "cpulaunch's own is used instead"
+            )
             yield "but", f"oneccl_bind_pt does not load, {instead}: {reason}"
 
 
@@ -112,13 +114,16 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.discovery.check_hosts import Required, check_hosts
-    from cpulaunch.discovery.collect import listed_hosts
+    from cpulaunch.discovery.collect import is_here_alone, listed_hosts
     from cpulaunch.discovery.this_host import names_here
+    from cpulaunch.plan.select import expected_launcher
 
     hosts = listed_hosts(config, say)
     if not hosts:
         return 0
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
-    found = check_hosts(config, hosts, names_here(), required)
+    here = names_here()
+    launcher = expected_launcher(config, here_alone=is_here_alone(hosts, here))
+    found = check_hosts(config, hosts, here, required, launcher.reach)
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

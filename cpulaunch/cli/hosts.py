@@ -10,7 +10,7 @@ from pathlib import Path
 from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
+from cpulaunch.discovery.collect import is_here_alone, listed_hosts, once_each, uses_mpi
 from cpulaunch.errors import UsageError, did_you_mean
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
@@ -61,6 +61,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.mpi import find_mpis
     from cpulaunch.discovery.this_host import names_here
+    from cpulaunch.plan.select import expected_launcher
 
     config = load_config(options)
     for warning in config.warnings:
@@ -71,7 +72,8 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
-    found = check_hosts(config, hosts, here, required)
+    launcher = expected_launcher(config, here_alone=is_here_alone(hosts, here))
+    found = check_hosts(config, hosts, here, required, launcher.reach)
     print("\n".join(table(found.reports)))
     for report in found.reports:
         for warning in report.warnings:

@@ -18,7 +18,7 @@ from cpulaunch.errors import CpulaunchError, UsageError, did_you_mean
 COMMANDS = {
     "run": "run a program on every rank",
     "config": "ask, and write the settings; show, check, import them",
-    "topology": "this machine's cores, and who would sit where",
+    "topology": "this machine's cores, and where ranks would be placed",
     "hosts": "are the hosts ready, and what are they like",
     "env": "a report to paste into an issue",
     "ccl": "build the oneCCL process group, or say what is built",

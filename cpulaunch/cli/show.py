@@ -65,14 +65,14 @@ def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
 def plan_as_text(
     plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool, unicode: bool
 ) -> str:
-    """Who sits where, in which environment, started by which command, and where each setting is from.
+    """The placement, environment and command of all ranks, and where each setting is from.
 
     ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are taken to be like.
     """
     names = partial(_names, dots="…" if unicode else "...")
     where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
-    lines += ["", "Who sits where"]
+    lines += ["", "Placement"]
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
         lines.append(f"  {names(group)}{f', taken to be like {like}' if assumed else ''}")
@@ -87,7 +87,7 @@ def plan_as_text(
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
-    lines += ["", "Settings" if verbose else "Settings that somebody or something chose (-v: all)"]
+    lines += ["", "Settings" if verbose else "Settings that are not defaults (-v: all)"]
     lines += _settings_as_text(plan, verbose)
     return "\n".join(lines) + "\n"
 

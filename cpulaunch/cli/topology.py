@@ -1,4 +1,4 @@
-"""``cpulaunch topology``: the machine drawn in text, and who would sit where on it."""
+"""``cpulaunch topology``: the machine drawn in text, with the ranks placed on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch topology", "This machine's cores, and who would sit where.", EPILOG)
+    parser = Parser("cpulaunch topology", "This machine's cores, and where ranks would be placed.", EPILOG)
     parser.add_argument(
         "--lscpu", metavar="F", type=Path, help="draw the machine that this output of lscpu describes"
     )

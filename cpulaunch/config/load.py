@@ -290,7 +290,7 @@ def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
             short = name.removeprefix("CPULAUNCH")
             for setting in sorted(settings):
                 if setting.endswith(short):
-                    yield f"${name} is what ranks are told, and is ignored here: the setting is ${setting}"
+                    yield f"${name} is set for ranks, and is ignored here: the setting is ${setting}"
 
 
 def _joined(before: str, origin: str) -> str:

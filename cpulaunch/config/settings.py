@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpulaunch import variables
+from cpulaunch import plugins, variables
 from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
@@ -82,10 +82,13 @@ SECTIONS = {
     "output": "Logs and terminal",
 }
 
+# Those that ``mpirun`` doesn't stand for.
+_OTHER_LAUNCHERS = [name for name in plugins.BUILT_IN[plugins.LAUNCHERS] if name not in plugins.MPIS]
+
 _TABLE = (
     Setting(
         "launcher",
-        ChoiceOrPlugin("cpulaunch.launchers", "auto", "local", "mpirun"),
+        ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
         "auto",
         "how ranks are started: local by cpulaunch itself, mpirun by mpiexec; auto: local on this machine alone, else mpirun",
         ("--launcher",),
@@ -162,7 +165,7 @@ _TABLE = (
     ),
     Setting(
         "mpi.flavour",
-        Choice("auto", "intel", "mpich", "openmpi"),
+        Choice("auto", *plugins.MPIS),
         "auto",
         "MPI whose mpiexec starts the ranks; auto: Intel MPI of this environment, else the first on PATH",
         ("--mpi",),
@@ -310,7 +313,7 @@ _TABLE = (
     ),
     Setting(
         "training.engine",
-        ChoiceOrPlugin("cpulaunch.engines", "auto", "ipex", "native"),
+        ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
         "auto",
         "what computes in bf16: Intel's extension (ipex), or PyTorch itself (native); auto: the faster one, as far as measured",
         ("--engine",),

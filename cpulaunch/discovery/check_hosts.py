@@ -11,6 +11,7 @@ from cpulaunch.discovery.libraries import import_directories, library_directorie
 from cpulaunch.discovery.preflight import Report, egress_interface, report_on_hosts
 from cpulaunch.discovery.probe import probe_hosts
 from cpulaunch.discovery.probe_messages import ProbeRequest
+from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.network import Interface
 
@@ -37,7 +38,9 @@ class Preflight:
     free_port: int | None
 
 
-def check_hosts(config: Config, hosts: Sequence[Host], here: frozenset[str], required: Required) -> Preflight:
+def check_hosts(
+    config: Config, hosts: Sequence[Host], here: frozenset[str], required: Required, reach: Reach
+) -> Preflight:
     """Ask ``hosts``, of whom the first will be the master.  ``here`` are this host's names."""
 
     def chosen(key: str) -> str | None:
@@ -54,7 +57,7 @@ def check_hosts(config: Config, hosts: Sequence[Host], here: frozenset[str], req
         port=int(chosen("hosts.master_port") or 0),
         interface=chosen("ccl.interface"),
     )
-    responses = probe_hosts([host.name for host in hosts], here, request)
+    responses = probe_hosts([host.name for host in hosts], here, request, reach)
     first = responses[hosts[0].name].answer or {}
     return Preflight(
         report_on_hosts(responses, request),

@@ -19,7 +19,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, read_record
 from cpulaunch.model.hosts import Host, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import ranks_per_host
+from cpulaunch.plan.select import expected_launcher, launcher_setting, ranks_per_host
 
 Tell = Callable[[str], None]
 
@@ -48,6 +48,7 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
         _demand_interface(config)  # else preflight asks all hosts
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
+    launcher = expected_launcher(config, here_alone=is_here_alone(listed, names))
     facts = Facts(
         like=here,
         listed=listed,
@@ -56,7 +57,8 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
     )
-    if not program or len(facts.hosts) == len(listed) or config["hosts.skip_preflight"]:
+    skipped = config["hosts.skip_preflight"] or launcher.this_host_only
+    if not program or len(facts.hosts) == len(listed) or skipped:
         return facts
     # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
     from cpulaunch.discovery.check_hosts import Required, check_hosts
@@ -66,7 +68,7 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1]))
     required = Required(program.interpreter, program.directory, files, ccl.files())
-    preflight = check_hosts(config, listed, names, required)
+    preflight = check_hosts(config, listed, names, required, launcher.reach)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
@@ -110,7 +112,8 @@ def _demand_interface(config: Config) -> None:
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
     hosts = _named(config)
-    if not hosts and config["launcher"] != "local" and (given := allocation(config.environ, read_file)):
+    elsewhere = not expected_launcher(config, here_alone=False).this_host_only
+    if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
         tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
     wanted = config["hosts.nnodes"]
@@ -130,10 +133,12 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:
     """Whether an MPI will start the ranks."""
-    if config["launcher"] == "mpirun" or config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto":
-        return True
-    here_alone = not listed or (len(listed) == 1 and listed[0].name in here)
-    return config["launcher"] == "auto" and not here_alone
+    return launcher_setting(config, here_alone=is_here_alone(listed, here)) == "mpirun"
+
+
+def is_here_alone(listed: Sequence[Host], here: frozenset[str]) -> bool:
+    """Whether all ranks are on this host."""
+    return not listed or (len(listed) == 1 and listed[0].name in here)
 
 
 def _named(config: Config) -> tuple[Host, ...]:

@@ -23,7 +23,8 @@ from cpulaunch.discovery.probe_messages import (
     ProbeResponse,
 )
 from cpulaunch.discovery.probe_remote import MARK
-from cpulaunch.launchers.reach import SSH
+from cpulaunch.errors import HostError
+from cpulaunch.launchers.reach import Reach
 
 CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""
@@ -36,20 +37,28 @@ _MAX_LINE = 1 << 24  # bytes; the topology of a big host takes 100 kB
 
 
 def probe_hosts(
-    names: Sequence[str], here: frozenset[str], request: ProbeRequest
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach
 ) -> dict[str, ProbeResponse]:
-    """Ask all hosts; those among the names of ``here`` are asked without ssh.  The first is the master."""
+    """Ask all hosts by ``reach``, but for those among the names of ``here``.  The first is the master.
+
+    Raises HostError where there is no way to a host.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * len(names) + 64), hard), hard))
-    return asyncio.run(_probe_all(names, here, request))
+    return asyncio.run(_probe_all(names, here, request, reach))
 
 
 async def _probe_all(
-    names: Sequence[str], here: frozenset[str], request: ProbeRequest
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach
 ) -> dict[str, ProbeResponse]:
     gate = asyncio.Semaphore(AT_ONCE)
-    hosts = [_ProbedHost(name, name in here, name == names[0], request) for name in names]
+    program = [request.python, "-I", "-S", _PROBE]
+    ways = [program if name in here else _command(reach, name, program) for name in names]
+    hosts = [
+        _ProbedHost(name, argv, argv is program, name == names[0], request)
+        for name, argv in zip(names, ways, strict=True)
+    ]
     try:
         responses = await asyncio.gather(*(host.ask(gate) for host in hosts))
         master = (responses[0].answer or {}).get("listening")
@@ -72,8 +81,10 @@ async def _probe_all(
 class _ProbedHost:
     """One host, and the process that we talk to it through."""
 
-    def __init__(self, name: str, is_here: bool, is_master: bool, request: ProbeRequest) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, argv: Sequence[str], is_here: bool, is_master: bool, request: ProbeRequest
+    ) -> None:
+        self.name, self.argv = name, argv
         self.request = {
             "master": request.master,
             "directory": request.directory,
@@ -83,10 +94,8 @@ class _ProbedHost:
             "libraries": request.libraries,
             "listen": request.port if is_master else None,
         }
-        program = [request.python, "-I", "-S", _PROBE]
         # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
-        self.argv = program if is_here else ["/bin/sh", SSH, "-T", "-x", name, _for_any_shell(program)]
         self.process: asyncio.subprocess.Process | None = None
 
     async def ask(self, gate: asyncio.Semaphore) -> ProbeResponse:
@@ -149,6 +158,13 @@ class _ProbedHost:
             except asyncio.TimeoutError:
                 self.process.kill()
                 await self.process.wait()
+
+
+def _command(reach: Reach, host: str, program: Sequence[str]) -> Sequence[str]:
+    argv = reach.command(host, _for_any_shell(program))
+    if argv is None:
+        raise HostError(f"{host}: this launcher has no way to other hosts", hint="--launcher mpirun uses ssh")
+    return argv
 
 
 def _for_any_shell(program: Sequence[str]) -> str:

@@ -9,27 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from cpulaunch import plugins
+from cpulaunch.errors import UsageError
+
+MPIS = plugins.MPIS
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
     from cpulaunch.launchers.mpi import Mpiexec
 
-GROUP = "cpulaunch.launchers"
-
-BUILT_IN = {
-    "local": "cpulaunch.launchers.local:LOCAL",
-    "intel": "cpulaunch.launchers.hydra:INTEL",
-    "mpich": "cpulaunch.launchers.hydra:MPICH",
-    "openmpi": "cpulaunch.launchers.openmpi:OPENMPI",
-}
-
-MPIS = ("intel", "mpich", "openmpi")
-"""Those that the setting ``mpi.flavour`` chooses from, the preferred first."""
-
 
 def load(name: str) -> Launcher:
-    """The launcher called ``name``.  Raises UsageError where there is none."""
-    return cast("Launcher", plugins.load(GROUP, name, BUILT_IN))
+    """The launcher called ``name``.  Raises UsageError where there is none, or where it is no launcher."""
+    from cpulaunch.launchers.base import Launcher
+
+    launcher = plugins.load(plugins.LAUNCHERS, name)
+    if not isinstance(launcher, Launcher):
+        raise UsageError(
+            f"{name!r} of {plugins.LAUNCHERS} is a {type(launcher).__name__}, not a Launcher",
+            hint="an entry point must name an instance of a class derived from launchers.base.Launcher",
+        )
+    return launcher
 
 
 def load_mpi(flavour: str) -> Mpiexec:

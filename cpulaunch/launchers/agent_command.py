@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpulaunch import variables
 from cpulaunch.errors import PlanError
-from cpulaunch.plan.placement import VARIABLE, HostSpec, Placement, guard
+from cpulaunch.plan.placement import HostSpec, Placement, guard
 from cpulaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def placement_variable(plan: Plan, launcher: Launcher) -> dict[str, str]:
         grace_period=plan.setting("watch.grace_period"),
         lenient=plan.setting("cpu.lenient"),
     ).to_text()
-    if len(VARIABLE) + len(text) + 2 > _MAX_VARIABLE:
+    if len(variables.PLACEMENT) + len(text) + 2 > _MAX_VARIABLE:
         raise PlanError(
             f"the plan of {len(plan.hosts)} hosts takes {len(text)} bytes; a variable holds {_MAX_VARIABLE}",
             hint="shorter host names, or fewer values in env:, make it smaller",
         )
-    return {VARIABLE: text}
+    return {variables.PLACEMENT: text}
 
 
 def _hashable(spec: HostSpec) -> object:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 from cpulaunch.launchers.mpi import HOSTFILE, Mpiexec
 from cpulaunch.plan.placement import IdentityVariables
 
-_IDENTITY = IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
-# MPICH's goes on waiting for ranks after this.
-_NO_EXECUTABLE = r"\[proxy:[\d:]+@(?P<host>[^\]]+)\].*execvp error on file (?P<why>[^\r\n]+)"
-
-INTEL = Mpiexec(
-    name="intel",
-    title="Intel MPI",
-    identity=_IDENTITY,
-    version_words=("Intel(R) MPI",),
-    executables=("mpiexec.hydra", "mpiexec"),
-    install_hint="pip install 'impi-rt<2021.19'",
+_Hydra = partial(
+    Mpiexec,
+    identity=IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     hostfile=("-f", HOSTFILE),
     host_line="{host}:{slots}",
     equal=("-ppn", "{slots}"),
     directory=("-wdir", "{path}"),
     set=("-genv", "{name}", "{value}"),
+    when_orphaned=signal.SIGTERM,
+    # MPICH's goes on waiting for ranks after this.
+    failures=(r"\[proxy:[\d:]+@(?P<host>[^\]]+)\].*execvp error on file (?P<why>[^\r\n]+)",),
+)
+
+INTEL = _Hydra(
+    name="intel",
+    title="Intel MPI",
+    version_words=("Intel(R) MPI",),
+    executables=("mpiexec.hydra", "mpiexec"),
+    install_hint="pip install 'impi-rt<2021.19'",
     ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
@@ -31,27 +34,17 @@ INTEL = Mpiexec(
     # (hwloc: 30).  Where there are no NUMA nodes it says so on stdout.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
-    when_orphaned=signal.SIGTERM,
     is_intel_mpi=True,
-    failures=(_NO_EXECUTABLE,),
     last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's own reason comes later
 )
 
-MPICH = Mpiexec(
+MPICH = _Hydra(
     name="mpich",
     title="MPICH",
-    identity=_IDENTITY,
     version_words=("HYDRA",),
     executables=("mpiexec", "mpiexec.hydra"),
     install_hint="pip install mpich in an environment of its own, or your distribution's package",
-    hostfile=("-f", HOSTFILE),
-    host_line="{host}:{slots}",
-    equal=("-ppn", "{slots}"),
-    directory=("-wdir", "{path}"),
-    set=("-genv", "{name}", "{value}"),
     ssh="HYDRA_LAUNCHER_EXEC",
     interface=("HYDRA_IFACE", "{name}"),
     env={"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"},
-    when_orphaned=signal.SIGTERM,
-    failures=(_NO_EXECUTABLE,),
 )

@@ -124,7 +124,7 @@ def _plan_all(
         *_binding_notes(bound),
         *provider.notes,
         *(note for host in hosts for note in host.notes),
-        f"OpenMP's threads are bound by your {', '.join(binders)}, not by us" if binders else "",
+        f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
     shared = _as_the_user_has_set(config, {**communication.shared, **threads})
     return _PlannedHosts(hosts, bound, request, provider.name, shared, notes)

@@ -10,13 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cpulaunch import variables
 from cpulaunch.model.cores import CoreSet
 
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import HostPlan
-
-VARIABLE = variables.PLACEMENT
 
 
 class IdentityVariables(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cpulaunch import launchers
 from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
+from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.plan.environment import to_forward
@@ -43,7 +44,7 @@ def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | Non
             where = config.where("hosts.nproc")
             raise PlanError(
                 f"{where}: {total} ranks can't be divided evenly over {len(hosts)} hosts",
-                hint="say who gets how many: slots=N in the hostfile, or -ppn N",
+                hint="give each host its number: slots=N in the hostfile, or -ppn N",
             )
         return {host.name: total // len(hosts) for host in hosts}
     else:
@@ -65,7 +66,7 @@ def checked_world_size(config: Config, world_size: int) -> int:
         wanted = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
         raise PlanError(
             f"{wanted}, but slots and topologies make {world_size}",
-            hint="give every host its slots, or say -ppn N",
+            hint="give every host its slots, or use -ppn N",
         )
     return world_size
 
@@ -82,14 +83,25 @@ class ChosenLauncher(NamedTuple):
     mpiexec: str = ""
 
 
+def launcher_setting(config: Config, *, here_alone: bool) -> str:
+    """The setting ``launcher``, with ``auto`` resolved.  ``here_alone``: all ranks are on this host."""
+    setting: str = config["launcher"]
+    if setting != "auto":
+        return setting
+    asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
+    return "local" if here_alone and not asks_for_mpi else "mpirun"
+
+
+def expected_launcher(config: Config, *, here_alone: bool) -> Launcher:
+    """The launcher, as far as it is known before anybody has looked which MPIs there are."""
+    setting = launcher_setting(config, here_alone=here_alone)
+    return launchers.load_mpi(config["mpi.flavour"]) if setting == "mpirun" else launchers.load(setting)
+
+
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
     """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
     here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
-    setting: str = config["launcher"]
-    if setting == "auto":
-        # Asking for an MPI is asking for mpirun.
-        asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
-        setting = "local" if here_alone and not asks_for_mpi else "mpirun"
+    setting = launcher_setting(config, here_alone=here_alone)
     if setting == "mpirun":
         return ChosenLauncher(setting, *chosen_mpi(config, facts))
     if not here_alone and launchers.load(setting).this_host_only:
@@ -115,7 +127,7 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
     raise PlanError(
         f"{what} was found{place}{found}",
-        hint=f"{launchers.load_mpi(flavour).install_hint}; or say where with --mpi-path",
+        hint=f"{launchers.load_mpi(flavour).install_hint}; --mpi-path names its directory",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cpulaunch import variables
+from cpulaunch import plugins, variables
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.plan.training import PrecisionDecision, decide_precision
@@ -78,7 +78,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
     """The engine that was measured to be much faster than native on such a CPU, else native."""
     best = flags[0] if flags else None
     reasons = [best or why]
-    for name in engines.BUILT_IN:
+    for name in plugins.BUILT_IN[plugins.ENGINES]:
         engine = load(name)
         if name == "native" or engine.version() is None:
             continue
@@ -88,7 +88,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
         series = ".".join(re.findall(r"\d+", torch_version)[:2])
         row = next((r for r in engine.measured if (r.cpu_flag, r.torch) == (best, series)), None)
         if row is None:
-            reasons.append(f"nobody has measured {name} with it and torch {torch_version}")
+            reasons.append(f"{name} has not been measured with it and torch {torch_version}")
             continue
         reasons.append(
             f"a step of {name} takes {row.ratio:.2f} x native's with torch {series} ({row.source})"

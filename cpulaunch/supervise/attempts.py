@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from cpulaunch.errors import CpulaunchError
 from cpulaunch.supervise.attempt import Attempt, Started, start_attempt
 from cpulaunch.supervise.loop import AttemptLoop
 from cpulaunch.supervise.outcome import Outcome
@@ -18,13 +19,19 @@ Decide = Callable[[Outcome, Attempt], Attempt | None]
 async def run_attempts(started: Started, console: Console, decide: Decide) -> Outcome:
     """Watch one attempt after the other, as ``decide`` says; the outcome is the last one's.
 
-    None follows once the user has asked for the end.
+    None follows once the user has asked for the end, nor where the next one can't be started.
     """
     began = time.monotonic()
     while True:
         loop = AttemptLoop(started, console, began)
         outcome = replace(await loop.run(), restarts=started.attempt.restart_count)
-        following = None if loop.job.user_signals else decide(outcome, started.attempt)
-        if following is None:
+        if loop.job.user_signals:
             return outcome
-        started = start_attempt(following, console)
+        try:
+            following = decide(outcome, started.attempt)
+            if following is None:
+                return outcome
+            started = start_attempt(following, console)
+        except CpulaunchError as e:
+            console.tell(f"the job can't be started once more: {e}")
+            return outcome

@@ -18,7 +18,7 @@ MEANING = {
     8: "arithmetic error",
     9: "killed",
     11: "invalid memory access",
-    15: "asked to end, though not by us",
+    15: "ended by another program or the batch system",
 }
 TITLES = {
     NODE_LOST: "host {0.host} was lost",

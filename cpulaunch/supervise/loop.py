@@ -59,7 +59,7 @@ class AttemptLoop:
             hosts=[host.host for host in plan.hosts for _ in host.ranks],
             launcher=self.launcher,
             processes=len(self.processes),
-            command=plan.mpiexec or "the agent",
+            command="the agent" if self.launcher.agents_are_children else plan.mpiexec or self.launcher.title,
             heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
             grace_period=plan.setting("watch.grace_period"),
         )
@@ -70,9 +70,13 @@ class AttemptLoop:
         self._child_ended = asyncio.Event()
         self._ended: set[int] = set()  # of the processes, those whose end the job knows
         self._ending: asyncio.Task[None] | None = None
+        self._error: Exception | None = None  # our own, wherever it was raised
 
     async def run(self) -> Outcome:
-        """Watch until all ranks have ended.  Returns when no process of the job is left on any host."""
+        """Watch until all ranks have ended.  Returns when no process of the job is left on any host.
+
+        An error of our own ends the job, and is raised when all is cleaned up.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
@@ -86,16 +90,21 @@ class AttemptLoop:
                     relays.append(asyncio.create_task(self._relay(pipe, stream)))
             await self._watch()
         finally:
-            await self._clean_up()
-            await asyncio.wait(relays, timeout=SETTLE)
-            await self.control.close()
+            try:
+                await self._clean_up()
+            finally:
+                if relays:
+                    await asyncio.wait(relays, timeout=SETTLE)
+                await self.control.close()
+        if self._error is not None:
+            raise self._error
         for rank in self.job.ranks:
             self.output.finish(rank.rank)
         self.output.flush()
         return self.job.outcome(time.monotonic())
 
     async def _watch(self) -> None:
-        while not self.job.finished:
+        while not self.job.finished and self._error is None:
             now = time.monotonic()
             due = min(now + self.job.tick_period, self.job.wake_at or now + self.job.tick_period)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -157,8 +166,12 @@ class AttemptLoop:
     # ---- actions
 
     def _happens(self, event: events.Event) -> None:
-        for action in self.job.handle(event, time.monotonic()):
-            self._carry_out(action)
+        try:
+            for action in self.job.handle(event, time.monotonic()):
+                self._carry_out(action)
+        except Exception as e:  # raised in a callback, it would only be printed
+            self._error = self._error or e
+            self._due.set()
 
     def _carry_out(self, action: events.Action) -> None:
         match action:
@@ -195,12 +208,14 @@ class AttemptLoop:
         untidy = self.job.untidy
         lost = any(rank.state is RankState.LOST for rank in untidy)
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
-        await asyncio.gather(
-            self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
-            sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
-        )
-        if untidy:
-            sweep(self.attempt.job_id)
+        try:
+            await asyncio.gather(
+                self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
+                sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
+            )
+        finally:
+            if untidy:
+                sweep(self.attempt.job_id)
         self._look_at_processes()
 
     async def _end_processes(self, patience: float) -> None:

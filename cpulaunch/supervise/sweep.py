@@ -53,13 +53,16 @@ async def sweep_hosts(hosts: Iterable[str], job_id: str, reach: Reach) -> None:
 async def _run(command: tuple[str, ...]) -> None:
     import asyncio
 
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return  # as where there is no ssh: the host can't be reached
     try:
         await asyncio.wait_for(process.wait(), TIMEOUT)
     except asyncio.TimeoutError:

@@ -126,7 +126,7 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
         environment = {
             **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
             "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(options.ranks),
-            "OMP_NUM_THREADS": str(contender.threads), "CPULAUNCH_CCL_BINDING": contender.binding,
+            "OMP_NUM_THREADS": str(contender.threads), "CPULAUNCH_RANK_CCL_BINDING": contender.binding,
         }  # fmt: skip
         argv = [
             sys.executable,

@@ -374,7 +374,7 @@ def test_oneccl_bind_pt(
     tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, said: str
 ) -> None:
     stand_in(tmp_path, body, built.torch if version == "same" else version)
-    for result in run_script(2, HELLO % "ccl", PYTHONPATH=str(tmp_path), CPULAUNCH_CCL_BINDING=binding):
+    for result in run_script(2, HELLO % "ccl", PYTHONPATH=str(tmp_path), CPULAUNCH_RANK_CCL_BINDING=binding):
         assert result.returncode == status, result.stderr
         assert said in result.stdout + result.stderr
         assert ("stand-in imported" in result.stdout) == ("stand-in" in said)

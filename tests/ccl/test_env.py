@@ -74,7 +74,8 @@ def test_the_binding_used_is_named_and_why(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("binding", "instead"), [("auto", "ours is used instead"), ("oneccl_bind_pt", "the ranks will fail")]
+    ("binding", "instead"),
+    [("auto", "cpulaunch's own is used instead"), ("oneccl_bind_pt", "the ranks will fail")],
 )
 def test_bindings_that_do_not_load_are_found_out(
     cpulaunch: Run, tmp_path: Path, built: Built, binding: str, instead: str

@@ -1,9 +1,16 @@
 """A rank of `ranks.Ranks`: reads calls from stdin, answers on stdout, one JSON document a line."""
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
+
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(
+    PR_SET_PDEATHSIG, signal.SIGKILL
+)  # a rank that waits for others doesn't read stdin's end
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)

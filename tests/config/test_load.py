@@ -263,7 +263,7 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
 def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str) -> None:
     config = load(environ={f"CPULAUNCH_{told}": "gloo"})
     assert config.warnings == (
-        f"$CPULAUNCH_{told} is what ranks are told, and is ignored here: the setting is $CPULAUNCH_{setting}",
+        f"$CPULAUNCH_{told} is set for ranks, and is ignored here: the setting is $CPULAUNCH_{setting}",
     )
     assert load(environ={f"CPULAUNCH_{told}": "gloo", "CPULAUNCH_JOB_ID": "1"}).warnings == ()
 

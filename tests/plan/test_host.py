@@ -12,10 +12,11 @@ from support.bindings import bound, requests, topologies
 from support.machines import machine
 from support.plans import BIG, make
 
+from cpulaunch.agent.rebind import rebind_on_host
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.environment import AFFINITY, LIBRARY_VARIABLES, THREADS
+from cpulaunch.plan.environment import AFFINITY, THREADS
 from cpulaunch.plan.host import HostInput, plan_host
 from cpulaunch.plan.placement import HostSpec
 from cpulaunch.plan.request import BindingRequest, HostRequest
@@ -87,6 +88,7 @@ def test_a_request_is_read_back_as_it_was(binding: BindingRequest, allocator: st
         ["hosts.nproc_per_node=20", "ccl.worker_count=0"],
         ["hosts.nproc_per_node=70", "hosts.oversubscribe=true"],
         ["env=OMP_PLACES=cores", "env=CCL_WORKER_AFFINITY=0,1"],
+        ["ccl.interface=ib0", "ccl.provider=verbs"],
     ],
 )
 def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: list[str]) -> None:
@@ -95,17 +97,9 @@ def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: lis
     planned = make(*settings, hosts="a", facts=facts)
     (host,) = planned.hosts
     assert host.assumed
-    replaced = (AFFINITY, *LIBRARY_VARIABLES)
-    seen = HostInput(
-        "a",
-        facts,
-        ranks=len(host.ranks),
-        user_env={name: planned.env[name] for name in planned.private},
-        env={name: value for name, value in host.env.items() if name not in replaced},
-    )
-    again = HostSpec.of(
-        plan_host(seen, HostRequest.from_json(json.loads(json.dumps(planned.request.to_json()))))
-    )
+    request = json.loads(json.dumps(planned.request.to_json()))
+    users = {name: planned.env[name] for name in planned.private}
+    again = rebind_on_host("a", facts, HostSpec.of(host), request, users)
     expected = HostSpec.of(host)
     shared = {name: planned.env[name] for name in (THREADS,) if name in planned.env}
     assert again.env == expected.env

@@ -220,7 +220,7 @@ class TestLibrariesAndMemory:
         assert all("OMP_PLACES" in rank.env for rank in make().hosts[0].ranks)
         for made in (make(environ={name: "x"}), make(f"env={name}=x")):
             assert not any(rank.env for rank in made.hosts[0].ranks)
-            assert f"OpenMP's threads are bound by your {name}, not by us" in made.notes
+            assert f"your {name} binds OpenMP's threads; cpulaunch leaves them alone" in made.notes
 
     def test_intels_runtime_has_its_own_variables(self) -> None:
         facts = replace(BIG, libraries={"intel": "/v/lib/libiomp5.so", "torch": "/t/libgomp.so.1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,15 +20,18 @@ SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing was logged or registered yet, and this process is rank 0."""
+    owners = base.precision_owners[:]
+    base.precision_owners.clear()
     monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
     monkeypatch.setattr(base, "_announced", [])
-    monkeypatch.setattr(base, "precision_owners", [])
     monkeypatch.delenv("RANK", raising=False)
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
+    yield
+    base.precision_owners[:] = owners
 
 
 def changes_of(library: str) -> tuple[base.Change, ...]:

@@ -40,7 +40,7 @@ def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: E
         ({"precision": "fp32", "in_job": True, "engine": "ipex"}, AMX, "2.8.0", "2.8.0", ("native", "fp32", "as planned")),
         ({}, AMX, "2.13.0+cpu", "2.8.0", ("native", "bf16", "IPEX 2.8.0 is for torch 2.8.*, and this is torch 2.13.0+cpu")),
         ({}, AMX, "2.8.0+cpu", "2.8.0", ("native", "bf16", "a step of ipex takes 0.93 x native's with torch 2.8")),
-        ({}, AVX, "2.8.0+cpu", "2.8.0", ("native", "bf16", "nobody has measured ipex")),
+        ({}, AVX, "2.8.0+cpu", "2.8.0", ("native", "bf16", "ipex has not been measured")),
         ({}, ("bf16",), "2.8.0+cpu", "2.8.0", ("native", "bf16", "IPEX does bf16 only on CPUs")),
         ({"engine": "ipex"}, AMX, "2.8.0+cpu", "2.8.0", ("ipex", "bf16", "as asked, version 2.8.0")),
         ({"engine": "ipex"}, AMX, "2.8.0+cpu", None, ("native", "bf16", "IPEX is not installed")),

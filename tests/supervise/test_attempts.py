@@ -14,17 +14,37 @@ from support.jobs import outcome
 
 # cpulaunch with a decision of its own: what ended badly is started once more.
 LAUNCH = """
-import functools, pathlib, sys
+import functools, os
 from cpulaunch.cli.main import entry
+from cpulaunch.errors import HostError
 from cpulaunch.supervise import execute
 from cpulaunch.supervise.attempt import next_attempt
 
 def decide(outcome, attempt):
     with open("decided", "a") as f:
         print(outcome.kind, file=f)
+    if os.path.exists("refuse"):
+        raise HostError("no host is free", hint="ask later")
     return next_attempt(attempt) if outcome.kind != "ok" and attempt.restart_count == 0 else None
 
 execute.execute = functools.partial(execute.execute, decide=decide)
+entry()
+"""
+
+# cpulaunch with a mistake, made once a rank runs, where an agent is heard.
+BROKEN = """
+from cpulaunch import messages
+from cpulaunch.cli.main import entry
+from cpulaunch.supervise.job import JobState
+
+heard = JobState._heard
+
+def mistaken(self, rank, message):
+    if isinstance(message, messages.Output):
+        raise AssertionError("a mistake of ours")
+    heard(self, rank, message)
+
+JobState._heard = mistaken
 entry()
 """
 
@@ -54,8 +74,8 @@ while pathlib.Path("wait").exists():
 """
 
 
-def start(directory: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    (directory / "launch.py").write_text(LAUNCH)
+def start(directory: Path, env: dict[str, str], launch: str = LAUNCH) -> subprocess.Popen[str]:
+    (directory / "launch.py").write_text(launch)
     (directory / "train.py").write_text(PROGRAM)
     return subprocess.Popen(
         [sys.executable, "launch.py", "run", "-n", "2", "--tee", "all", "--grace-period", "2", "train.py"],
@@ -104,3 +124,26 @@ def test_after_ctrl_c_nothing_is_decided(marked: dict[str, str], tmp_path: Path)
     assert launcher.returncode == 130
     assert not (tmp_path / "decided").exists()
     assert outcome(tmp_path)["restarts"] == 0
+
+
+def test_where_no_second_attempt_can_start_the_firsts_outcome_is_the_jobs(
+    marked: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "refuse").touch()
+    with bounded(start(tmp_path, marked)) as launcher:
+        _, stderr = launcher.communicate(timeout=TIMEOUT)
+    assert launcher.returncode == 1
+    assert "the job can't be started once more: no host is free" in stderr
+    result = outcome(tmp_path)
+    assert (result["kind"], result["restarts"]) == ("error", 0)
+    assert "no such luck" in result["first_failure"]["error"]
+
+
+def test_an_error_of_our_own_ends_the_job_and_is_shown(marked: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    with bounded(start(tmp_path, marked, BROKEN)) as launcher:
+        _, stderr = launcher.communicate(timeout=TIMEOUT)
+    assert launcher.returncode == 1
+    assert "AssertionError: a mistake of ours" in stderr
+    pids = [pid for path in tmp_path.glob("0-*.json") for pid in json.loads(path.read_text())["pids"]]
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

@@ -300,6 +300,14 @@ class TestAHostThatFallsSilent:
         job.until(2.0 + TIMEOUT + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
 
+    def test_takes_no_rank_of_another_host_along_that_is_due_soon(self) -> None:
+        job = running("node0", "node1", "node2")
+        job.falls_silent(1)
+        job.until(4.9)
+        job.falls_silent(2)
+        job.until(2.0 + TIMEOUT + 1.1)
+        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
+
     def test_is_found_lost_when_the_grace_is_over_too(self) -> None:
         job = running()
         job.falls_silent(2)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from cpulaunch import messages, variables
 from cpulaunch.messages import FROM_AGENT, AgentMessage, LauncherMessage, decode, encode, proof
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.plan.placement import VARIABLE, HostSpec, IdentityVariables, Placement, RankSpec
+from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec
 from cpulaunch.plan.request import HostRequest
 from support.command import TIMEOUT, clean_environment
 
@@ -60,7 +60,7 @@ def agent(
     identity = dict(zip(placed.identity, ("0", "1", "0", "1"), strict=True))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(script)],
-        env=clean_environment(**identity, **(env or {}), **{VARIABLE: placed.to_text()}),
+        env=clean_environment(**identity, **(env or {}), **{variables.PLACEMENT: placed.to_text()}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,18 +10,12 @@ from cpulaunch import plugins
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime.engines.base import Engine
 
-GROUP = "cpulaunch.engines"
-BUILT_IN = {
-    "native": "cpulaunch.runtime.engines.native:ENGINE",
-    "ipex": "cpulaunch.runtime.engines.ipex:ENGINE",
-}
-
 
 def load(name: str) -> Engine:
     """The engine of this name.  Raises UsageError where there is none, or where it is no engine."""
-    engine: Engine = plugins.load(GROUP, name, BUILT_IN)
+    engine: Engine = plugins.load(plugins.ENGINES, name)
     if missing := [part for part in _PARTS if not hasattr(engine, part)]:
-        raise UsageError(f"{name!r} of {GROUP} is no engine: it lacks {', '.join(missing)}")
+        raise UsageError(f"{name!r} of {plugins.ENGINES} is no engine: it lacks {', '.join(missing)}")
     return engine
 
 

@@ -52,7 +52,7 @@ class IpexEngine(Engine):
                 f"IPEX {version} is for torch {_series(version)}.*, and this is torch {torch_version} "
                 "(an environment of its own, with cpulaunch's extra `intel`, has a pair that fits)"
             )
-        if not {"amx_bf16", "avx512_bf16"} & set(cpu_flags or ()):
+        if cpu_flags is not None and not {"amx_bf16", "avx512_bf16"} & set(cpu_flags):
             return "IPEX does bf16 only on CPUs with instructions for it (amx_bf16, avx512_bf16)"
         return None
 

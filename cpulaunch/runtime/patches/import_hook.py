@@ -16,7 +16,7 @@ def after_import(name: str, function: Function) -> None:
     """Call ``function`` with a module once it is imported: now, at the end of its import, or later."""
     module = sys.modules.get(name)
     if module is None:
-        _finder.functions[name] = function
+        _finder.functions.setdefault(name, []).append(function)
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
     elif getattr(module.__spec__, "_initializing", False):
@@ -29,7 +29,7 @@ class _Finder(MetaPathFinder):
     """Has the other finders find the modules in ``functions``, and their loaders call the functions."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, list[Function]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,8 +50,8 @@ _finder = _Finder()
 class _Loader(Loader):
     """Loads a module by another loader, which the module then names as its own."""
 
-    def __init__(self, loader: Any, function: Function) -> None:
-        self._loader, self._function = loader, function
+    def __init__(self, loader: Any, functions: Sequence[Function]) -> None:
+        self._loader, self._functions = loader, functions
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
@@ -62,7 +62,8 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._function(module)
+        for function in self._functions:
+            function(module)
 
 
 def _call_at_end(spec: Any, function: Function) -> None:
