@@ -102,7 +102,7 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             step += 1
-            if cpulaunch.is_main() and step % 25 == 0:
+            if cpulaunch.is_main() and (step % 25 == 0 or step in (1, options.steps)):
                 print(f"step {step}: loss {loss.item():.4f}")
             if step == options.steps:
                 break

@@ -48,7 +48,8 @@ def test_fsdp_halves_the_parameters(tmp_path: Path) -> None:
 
 
 def test_resnet_trains(tmp_path: Path) -> None:
-    assert number(r"test accuracy ([0-9.]+)%", run(tmp_path, "resnet_channels_last.py", 3)) >= 0
+    losses = re.findall(r"loss ([0-9.]+)", run(tmp_path, "resnet_channels_last.py", 10))
+    assert float(losses[-1]) < 0.8 * float(losses[0])
 
 
 def test_a_pretrained_bert_by_accelerate(tmp_path: Path) -> None:
