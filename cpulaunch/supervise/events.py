@@ -3,60 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch.messages import AgentMessage, Hello, LauncherMessage, Unknown
 
 # ---- events
 
 
-@dataclass(frozen=True)
-class AgentConnected:
+class AgentConnected(NamedTuple):
     """A rank's agent has proved itself."""
 
     rank: int
     hello: Hello
 
 
-@dataclass(frozen=True)
-class AgentSaid:
+class AgentSaid(NamedTuple):
     rank: int
     message: AgentMessage | Unknown
 
 
-@dataclass(frozen=True)
-class AgentDisconnected:
+class AgentDisconnected(NamedTuple):
     """``error``: why the launcher has closed the connection; empty where the other end did."""
 
     rank: int
     error: str = ""
 
 
-@dataclass(frozen=True)
-class ProcessSaid:
+class ProcessSaid(NamedTuple):
     """A process of the launcher (mpiexec, or a local agent) has written this to its stdout or stderr."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
-class ProcessEnded:
+class ProcessEnded(NamedTuple):
     """Process ``number`` of the launcher has ended, with a code as ``Popen.returncode`` gives it."""
 
     number: int
     code: int
 
 
-@dataclass(frozen=True)
-class UserSignal:
+class UserSignal(NamedTuple):
     """The launcher got a signal that is to end the job."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """Time has passed.  ``terminal_full``: agents had to wait, as the terminal takes nothing."""
 
     terminal_full: bool = False
@@ -68,16 +60,14 @@ Event = AgentConnected | AgentSaid | AgentDisconnected | ProcessSaid | ProcessEn
 # ---- actions
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Send to the agent of a rank, if it is connected."""
 
     rank: int
     message: LauncherMessage
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """Show and keep what the program of a rank has written."""
 
     rank: int
@@ -85,41 +75,35 @@ class Write:
     data: bytes
 
 
-@dataclass(frozen=True)
-class HideStderr:
+class HideStderr(NamedTuple):
     """Show nothing more of a rank's stderr; its log goes on."""
 
     rank: int
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(NamedTuple):
     """Show the user a line."""
 
     line: str
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
     """Append to ``events.jsonl``."""
 
     entry: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ShowStatus:
+class ShowStatus(NamedTuple):
     """Let the terminal's last line be this."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class EndProcesses:
+class EndProcesses(NamedTuple):
     """End the launcher's processes at once: there is no agent that could end anything."""
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """All ranks have ended, or no more will be heard of them: clean up, and take the outcome."""
 
 
