@@ -61,6 +61,7 @@ class Agent:
         self.refused = False  # the program was not started, or was killed as it isn't where it should be
         self.released = False
         self.by_launcher = False  # the launcher wants the program to end
+        self.killed = False  # by us
         self.by_signal = 0  # the signal by which somebody else wants it
         self.exiting: tuple[int, float] | None = None  # code, time: it was about to end before that
         self.unknown: set[str] = set()
@@ -114,6 +115,7 @@ class Agent:
             self._look_after(self.link, now)
         self._look_at_program()
         if self.kill_at is not None and now >= self.kill_at and self.running:
+            self.killed = self.killed or not self.ended
             self.running.program.kill()
             self._look_at_program()
             self.kill_at = None
@@ -243,6 +245,7 @@ class Agent:
             return
         deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
+        self.killed = self.killed or number == signal.SIGKILL
         self.running.program.signal_group(number)
 
     # ---- the end
@@ -270,6 +273,9 @@ class Agent:
         code, number, at, by_launcher = *ended, self.ended_at, self.by_launcher
         if by_launcher and self.exiting:
             (code, at), number, by_launcher = self.exiting, None, False
+        if number == signal.SIGKILL and not self.killed:
+            # It was dying already: its peers see closed connections before we can see its end.
+            by_launcher = False
         note = None
         if self.by_signal and not by_launcher:
             note = f"its agent got signal {self.by_signal}, from mpiexec or a batch system, not from us"

@@ -72,6 +72,17 @@ def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Pa
         assert (end.code, end.signal, end.by_launcher) == (3, None, False)
 
 
+def test_a_program_that_somebody_else_has_killed_is_no_end_by_the_launcher(tmp_path: Path) -> None:
+    """A process that is killed closes its connections before its parent can see its end; its peers fail then."""
+    killed = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 9))\n"
+    with played(tmp_path, killed + SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.say(messages.End(signal.SIGTERM, 30.0))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGKILL, False)
+
+
 def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
