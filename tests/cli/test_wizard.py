@@ -144,10 +144,7 @@ def test_the_file_is_commented_and_shows_every_setting(wizard: Start, tmp_path: 
     accept(terminal, asked(ONE_MACHINE))
     assert terminal.ends() == 0
     text = (tmp_path / "cpulaunch.yaml").read_text()
-    assert (
-        "  # ranks per host; auto takes the hostfile's slots, else one rank per NUMA node\n  nproc_per_node"
-        in text
-    )
+    assert f"  # {SETTINGS['hosts.nproc_per_node'].help}\n  nproc_per_node: " in text
     for setting in SETTINGS.values():
         assert f"{setting.name}: " in text
     assert max(map(len, text.splitlines())) <= 80
