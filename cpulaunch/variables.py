@@ -6,12 +6,10 @@ they are used, and their row says in which packages.  ``tests/test_variables.py`
 Two kinds are not here.  What one MPI or scheduler is told, or tells its processes, stands in its own file of
 ``launchers/``; and each setting has a variable by its key, such as ``CPULAUNCH_CCL_WORKER_COUNT``.
 
-Agents import this module when they start, so it is plain data.
+Agents and ranks import this module when they start, so it is plain data and imports nothing.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 # Between the launcher, the agents and the ranks of one job.
 CONTROL = "CPULAUNCH_CONTROL"
@@ -38,18 +36,19 @@ CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 CONFIG = "CPULAUNCH_CONFIG"
 
 
-class Variable(NamedTuple):
+class Variable:
     """One variable.
 
     ``writers`` and ``readers`` are packages of cpulaunch, or modules that stand at its top; others are in
     angle brackets.  ``encoding`` is what its text looks like.
     """
 
-    name: str
-    writers: str
-    readers: str
-    encoding: str
-    meaning: str
+    def __init__(self, name: str, writers: str, readers: str, encoding: str, meaning: str) -> None:
+        self.name = name
+        self.writers = writers
+        self.readers = readers
+        self.encoding = encoding
+        self.meaning = meaning
 
 
 _SETTING = "as the option takes it; a switch is 1 or 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hosts
@@ -12,8 +12,7 @@ from cpulaunch.model.hosts import Host, parse_hosts
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """Its name for the user, such as "Slurm job 4711", and its hosts with their slots."""
 
     name: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Installation:
+class Installation(NamedTuple):
     """Absolute paths, which are the same on all hosts of a job.
 
     ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh for mpiexec.

@@ -7,9 +7,9 @@ where the plan only assumed one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
@@ -20,8 +20,7 @@ SMALL_RANK = 4
 """With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
 
 
-@dataclass(frozen=True)
-class RankBinding:
+class RankBinding(NamedTuple):
     """One local rank's CPUs: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
 
     ``threads`` is the number of physical compute cores, unless a CPU quota or the user says otherwise.
@@ -36,8 +35,7 @@ class RankBinding:
     places: tuple[CoreSet, ...] = ()
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """The CPU binding of one host's ranks.
 
     ``idle``: CPUs of usable physical cores that no rank has.  ``worker_count``: what ``CCL_WORKER_COUNT``
@@ -318,14 +316,14 @@ def _with_threads(
 ) -> tuple[RankBinding, ...]:
     """The same ranks with the user's number of threads, or as many as the quota has time for."""
     if request.threads != "auto":
-        return tuple(replace(rank, threads=request.threads) for rank in ranks)
+        return tuple(rank._replace(threads=request.threads) for rank in ranks)
     most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(r.threads for r in ranks)
     if any(rank.threads > most for rank in ranks):
         notes.append(
             f"a CPU quota of {quota_each * len(ranks):g} CPUs for {_count(len(ranks), 'rank')}: "
             f"{_count(most, 'thread')} each"
         )
-    return tuple(replace(rank, threads=min(rank.threads, most)) for rank in ranks)
+    return tuple(rank._replace(threads=min(rank.threads, most)) for rank in ranks)
 
 
 def _quota_each(quota: float | None, shares: list[list[Core]]) -> float:

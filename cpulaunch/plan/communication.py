@@ -8,7 +8,7 @@ which each process finds on its own host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
 
@@ -16,8 +16,7 @@ BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """What is known about a rank when its communication is set up."""
 
     backend: str  # one of BACKENDS

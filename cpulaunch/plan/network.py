@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cpulaunch.config.config import Config
@@ -30,8 +29,7 @@ class Interfaces(NamedTuple):
     card: str | None
 
 
-@dataclass(frozen=True)
-class Communication:
+class Communication(NamedTuple):
     """The variables for collectives: those that all hosts share, and all of them for each `Interfaces`."""
 
     shared: dict[str, str]
@@ -89,7 +87,7 @@ def plan_communication(
     several = len(bound) > 1
     each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}
     by_interfaces = {
-        one: communication_defaults(replace(situation, interface=one.interface, card=one.card))
+        one: communication_defaults(situation._replace(interface=one.interface, card=one.card))
         for one in each
     }
     return Communication(common(by_interfaces.values()), by_interfaces)

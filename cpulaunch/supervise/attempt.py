@@ -8,8 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One start of a plan.
 
     ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
@@ -59,16 +57,14 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
 
 def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
     """The same plan once more.  Nothing that the previous attempt may have left can be taken for it."""
-    return replace(
-        previous,
+    return previous._replace(
         token=_new_token(),
         master_port=_master_port(previous.plan, free_port),
         restart_count=previous.restart_count + 1,
     )
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """An attempt whose processes run, and which listens for its agents."""
 
     attempt: Attempt

@@ -7,9 +7,8 @@ and signals into events, and carries the actions out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
 from cpulaunch.errors import HostError
@@ -47,8 +46,7 @@ SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
 
 
-@dataclass(frozen=True)
-class Watching:
+class Watching(NamedTuple):
     """What doesn't change while a job is watched.
 
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and

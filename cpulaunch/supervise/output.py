@@ -6,10 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
@@ -42,8 +41,7 @@ def shown_ranks(tee: str, world_size: int) -> frozenset[int]:
     return ranks
 
 
-@dataclass(frozen=True)
-class Console:
+class Console(NamedTuple):
     """What a job is shown by.
 
     ``directory`` is the job's, where its files go; ``tell`` gets lines for the user, with ``verbose`` one for

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from cpulaunch.supervise.outcome import Failure
 
@@ -20,8 +21,7 @@ _PEER_HAS_GONE = re.compile(
 """What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A failure that the launcher hasn't asked for.  ``at`` is in seconds, on the launcher's clock.
 
     ``by_signal``: somebody else has, such as mpiexec, which ends all ranks when one has died.
@@ -60,4 +60,4 @@ def root_cause(
     at, rank = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
     note = f"rank {rank}{others} had left with exit code 0, {first.at - at:.1f} s before"
-    return replace(first, failure=replace(first.failure, note=note))
+    return first._replace(failure=replace(first.failure, note=note))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cpulaunch.errors import PlanError
@@ -35,7 +33,7 @@ CCL = Situation(backend="ccl", hosts=1, local_ranks=2, cores=4)
     ids=str,
 )  # fmt: skip
 def test_defaults(change: dict[str, object], expected: dict[str, str | None]) -> None:
-    variables = communication_defaults(replace(CCL, **change))  # type: ignore[arg-type]
+    variables = communication_defaults(CCL._replace(**change))  # type: ignore[arg-type]
     assert {name: variables.get(name) for name in expected} == expected
     assert "CCL_WORKER_AFFINITY" not in variables
 
@@ -43,9 +41,9 @@ def test_defaults(change: dict[str, object], expected: dict[str, str | None]) ->
 @pytest.mark.parametrize("change", [{"backend": "nccl"}, {"transport": "udp"}])
 def test_what_does_not_exist_is_named(change: dict[str, str]) -> None:
     with pytest.raises(PlanError, match=next(iter(change.values()))):
-        communication_defaults(replace(CCL, **change))  # type: ignore[arg-type]
+        communication_defaults(CCL._replace(**change))  # type: ignore[arg-type]
 
 
 def test_the_transport_mpi_is_for_ranks_that_intel_mpi_starts() -> None:
     with pytest.raises(PlanError, match="needs ranks that Intel MPI starts"):
-        communication_defaults(replace(CCL, transport="mpi"))
+        communication_defaults(CCL._replace(transport="mpi"))
