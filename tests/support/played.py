@@ -28,6 +28,11 @@ TIMEOUT, GRACE = 6.0, 1.0
 START = 1000.0
 """What the launcher's clock shows when the job starts."""
 
+GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
+"""What gloo says in a rank whose peer has gone."""
+
+SSH = "ssh: connect to host node2 port 22: Connection timed out\r\n"
+
 A = TypeVar("A", bound=Action)
 
 
