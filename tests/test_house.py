@@ -254,4 +254,4 @@ def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> Non
         text=True,
         timeout=60,
     )
-    assert "CPULAUNCH_PLACEMENT" in done.stderr
+    assert done.stderr.startswith("cpulaunch: this process can't know its rank")

@@ -36,10 +36,10 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
-        placement = Placement.from_text(os.environ[variables.PLACEMENT])
+        placement = Placement.from_text(os.environ.get(variables.PLACEMENT, ""))
         identity = identify(placement.launcher, placement.identity, os.environ)
-    except (KeyError, ValueError, CpulaunchError) as e:
-        print(f"cpulaunch: this process can't know its rank: {e!r}", file=sys.stderr, flush=True)
+    except CpulaunchError as e:
+        print(f"cpulaunch: this process can't know its rank: {e}; {e.hint}", file=sys.stderr, flush=True)
         return HostError.exit_code
     launcher = os.environ.get(variables.LAUNCHER_PID)
     if placement.agents_are_children and launcher and int(launcher) != os.getppid():

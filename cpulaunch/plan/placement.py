@@ -10,10 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cpulaunch.errors import HostError
 from cpulaunch.model.cores import CoreSet
 
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import HostPlan
+
+VERSION = 1
+"""Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
 
 
 class IdentityVariables(NamedTuple):
@@ -86,7 +90,7 @@ class Placement(NamedTuple):
     lenient: bool
 
     def to_text(self) -> str:
-        raw = self._asdict()
+        raw = {"version": VERSION, **self._asdict()}
         raw["host_specs"] = [
             {**spec._asdict(), "ranks": [rank._asdict() for rank in spec.ranks]} for spec in self.host_specs
         ]
@@ -94,7 +98,19 @@ class Placement(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Placement:
-        raw = json.loads(text)
+        """Raises HostError where it isn't whole, or another version of cpulaunch has written it."""
+        try:
+            raw = json.loads(text)
+        except ValueError:
+            raise HostError(
+                "the launcher's plan hasn't reached it whole",
+                hint="does something between mpiexec and this process clear the environment?",
+            ) from None
+        if (version := raw.pop("version", None)) != VERSION:
+            raise HostError(
+                f"the launcher's plan has version {version}, and this agent reads version {VERSION}",
+                hint="install the same cpulaunch on all hosts",
+            )
         raw["identity"] = IdentityVariables(*raw["identity"])
         raw["hosts"] = [(name, spec) for name, spec in raw["hosts"]]
         raw["host_specs"] = [

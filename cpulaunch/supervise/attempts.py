@@ -33,5 +33,5 @@ async def run_attempts(started: Started, console: Console, decide: Decide) -> Ou
                 return outcome
             started = start_attempt(following, console)
         except CpulaunchError as e:
-            console.tell(f"the job can't be started once more: {e}")
+            console.tell(f"the job can't be started once more: {e}" + (f" ({e.hint})" if e.hint else ""))
             return outcome

@@ -20,15 +20,13 @@ from cpulaunch.messages import (
     proof,
     same,
 )
+from cpulaunch.supervise.start import BACKLOG
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a stranger has to prove that it is one of ours."""
 
 MIN_STRANGERS = 256
 """Connections that may be at that point at once, or twice as many as ranks; more are turned away."""
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted: all ranks of a big job come at once."""
 
 
 class Audience(Protocol):
@@ -120,6 +118,6 @@ class Control:
         return hello
 
     async def _listen_to(self, rank: int, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
+        while (line := await reader.readline()).endswith(b"\n"):  # the end may cut a line off
             self._audience.agent_said(rank, decode(line, FROM_AGENT))
             await self._audience.room()

@@ -93,8 +93,10 @@ class AttemptLoop:
             try:
                 await self._clean_up()
             finally:
-                if relays:
-                    await asyncio.wait(relays, timeout=SETTLE)
+                if relays:  # a process that isn't ours may still hold a pipe
+                    _, pending = await asyncio.wait(relays, timeout=SETTLE)
+                    for relay in pending:
+                        relay.cancel()
                 await self.control.close()
         if self._error is not None:
             raise self._error
@@ -208,8 +210,10 @@ class AttemptLoop:
         untidy = self.job.untidy
         lost = any(rank.state is RankState.LOST for rank in untidy)
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
+        tasks = [self._ending] if self._ending else []
         try:
             await asyncio.gather(
+                *tasks,
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
                 sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
             )

@@ -17,13 +17,21 @@ from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: all ranks of a big job come at once."""
+
 
 def listen(plan: Plan) -> tuple[socket.socket, str]:
-    """A listening socket on a free port of the interface that the plan's hosts reach, and its address."""
+    """A listening socket on a free port of the interface that the plan's hosts reach, and its address.
+
+    Raises HostError.
+    """
     host = _own_address(plan)
-    listener = socket.create_server(
-        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=4096
-    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    except OSError as e:
+        raise HostError(f"the launcher can't listen on {host}: {e.strerror or e}") from None
     port = listener.getsockname()[1]
     return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -33,35 +41,48 @@ def start(
 ) -> list[subprocess.Popen[bytes]]:
     """Start ``commands`` in ``directory``, each in a session of its own, with ``variables`` on top of ours.
 
-    ``ranks`` will connect to us, and each wants a log.  HostError where a command can't be run; those that
-    were started have been killed then.
+    ``ranks`` will connect to us, and each wants a log.  HostError where a command can't be run, or one of its
+    files can't be written; the commands that were started have been killed then.
     """
     _allow_files(2 * ranks + 2 * len(commands) + 256)
     processes: list[subprocess.Popen[bytes]] = []
-    for number, command in enumerate(commands):
-        for name, text in command.files.items():
-            try:
-                (directory / name).write_text(text)
-            except OSError as e:
-                raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                env={**os.environ, **variables, **command.env, **command.watched_env},
-                cwd=directory,
-                stdin=None if number == 0 and _stdin_can_be_shared() else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None,
-            )
-        except OSError as e:
-            for other in processes:
-                other.kill()
-                other.wait()
-            raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
-        processes.append(process)
+    try:
+        for number, command in enumerate(commands):
+            _write_files(command.files, directory)
+            stdin = None if number == 0 and _stdin_can_be_shared() else subprocess.DEVNULL
+            processes.append(_start_one(command, variables, directory, stdin))
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
     return processes
+
+
+def _write_files(files: Mapping[str, str], directory: Path) -> None:
+    for name, text in files.items():
+        try:
+            (directory / name).write_text(text)
+        except OSError as e:
+            raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
+
+
+def _start_one(
+    command: Command, variables: Mapping[str, str], directory: Path, stdin: int | None
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command.argv,
+            env={**os.environ, **variables, **command.env, **command.watched_env},
+            cwd=directory,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None,
+        )
+    except OSError as e:
+        raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
 
 
 _libc = ctypes.CDLL(None)

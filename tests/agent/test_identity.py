@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.agents import placement
+from support.agents import placement, run_agent
 
+from cpulaunch import variables
 from cpulaunch.agent.environment import assignment, planned_preloads, program_environment
 from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.errors import HostError
@@ -38,6 +39,24 @@ def test_an_identity_that_is_not_told_is_an_error(environ: dict[str, str], why: 
     with pytest.raises(HostError) as raised:
         identify("x", NAMES, environ)
     assert str(raised.value) == why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "the launcher's plan hasn't reached it whole; does something between mpiexec and this process"),
+        ('{"launcher":"lo', "the launcher's plan hasn't reached it whole"),
+        (
+            '{"version":0}',
+            "the launcher's plan has version 0, and this agent reads version 1; install the same",
+        ),
+    ],
+)
+def test_an_agent_without_a_plan_that_it_can_read_says_so(tmp_path: Path, text: str, why: str) -> None:
+    done = run_agent(placement(tmp_path), "", {variables.PLACEMENT: text})
+    assert (done.returncode, done.stdout) == (HostError.exit_code, "")
+    assert done.stderr.startswith(f"cpulaunch: this process can't know its rank: {why}")
+    assert done.stderr.count("\n") == 1
 
 
 def spec(*names: str, **env: str) -> HostSpec:

@@ -172,6 +172,7 @@ NOTE = encode(messages.Note("x"))
         ),
         ([b'{"type":"note"}\n', NOTE], [("disconnected", 1, "note without note")]),
         ([b"nonsense\n", NOTE], [("disconnected", 1, "not JSON")]),
+        ([NOTE, NOTE[:-5]], [("said", 1, messages.Note("x")), ("disconnected", 1, "")]),  # killed as it spoke
     ],
 )
 def test_what_an_agent_says_is_heard_up_to_the_first_line_that_is_no_message(
