@@ -66,7 +66,7 @@ def _software() -> Iterator[tuple[str, str]]:
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
     from cpulaunch.discovery.interfaces import interfaces_here
-    from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.mpi import all_mpis
     from cpulaunch.discovery.this_host import facts_here
 
     facts = facts_here()
@@ -76,7 +76,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
-    found = find_mpis("any", config["mpi.path"])  # no MPI is of that flavour: all of them
+    found = all_mpis(config["mpi.path"])
     for mpi in found:
         yield "MPI", f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
     if not found:

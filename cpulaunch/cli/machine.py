@@ -78,7 +78,7 @@ def look(environ: Mapping[str, str]) -> Machine:
     from cpulaunch.cli.backend import ccl_missing
     from cpulaunch.config.config import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
-    from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.mpi import all_mpis
     from cpulaunch.discovery.this_host import facts_here
 
     values = {key: setting.default for key, setting in SETTINGS.items()}
@@ -86,7 +86,7 @@ def look(environ: Mapping[str, str]) -> Machine:
     notes: list[str] = []
     missing = ccl_missing(config, build=False, tell=notes.append)
     mpis: dict[str, Mpi] = {}
-    for mpi in find_mpis("any", "auto"):
+    for mpi in all_mpis("auto"):
         mpis.setdefault(mpi.flavour, mpi)
     return Machine(
         facts=facts_here(),

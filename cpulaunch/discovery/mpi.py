@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch import launchers
+from cpulaunch.launchers.mpi import Mpiexec
 from cpulaunch.model.facts import Mpi
 
-_NAMES = ("mpiexec.hydra", "mpiexec", "mpirun")
 _VERSION_TIMEOUT = 10.0  # seconds
 
 
@@ -22,20 +22,36 @@ def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
     ``$I_MPI_ROOT``, then PATH.
     """
     found = []
-    for path in _candidates(where):
-        if (mpi := _identify(path)) and mpi not in found:
-            if flavour in ("auto", mpi.flavour):
-                return (mpi,)
-            found.append(mpi)
+    for mpi in _installed(where):
+        if flavour in ("auto", mpi.flavour):
+            return (mpi,)
+        found.append(mpi)
     return tuple(found)
 
 
-def flavour_of(version_text: str) -> str | None:
+def all_mpis(where: str) -> tuple[Mpi, ...]:
+    """All MPIs that are to be found in ``where``, as ``find_mpis`` takes it."""
+    return tuple(_installed(where))
+
+
+def mpi_of(version_text: str) -> Mpiexec | None:
     """Which MPI says this of itself, asked for ``--version``."""
-    for flavour in launchers.MPIS:
-        if any(words in version_text for words in launchers.load_mpi(flavour).version_words):
-            return flavour
+    for mpi in _known():
+        if any(words in version_text for words in mpi.version_words):
+            return mpi
     return None
+
+
+def _known() -> list[Mpiexec]:
+    return [launchers.load_mpi(flavour) for flavour in launchers.MPIS]
+
+
+def _installed(where: str) -> Iterator[Mpi]:
+    found = set()
+    for path in _candidates(where):
+        if (mpi := _identify(path)) and mpi not in found:
+            found.add(mpi)
+            yield mpi
 
 
 def _candidates(where: str) -> Iterator[Path]:
@@ -49,15 +65,17 @@ def _candidates(where: str) -> Iterator[Path]:
     else:
         directories = []
         yield Path(where)
+    names = dict.fromkeys(name for mpi in _known() for name in mpi.executables)
     for directory in dict.fromkeys(directories):
-        yield from (directory / name for name in _NAMES)
+        yield from (directory / name for name in names)
 
 
 def _identify(path: Path) -> Mpi | None:
     if not path.is_file() or not os.access(path, os.X_OK):
         return None
-    if path == Path(sys.prefix, "bin", "mpiexec.hydra") and (version := _pip_version("impi_rt")):
-        return Mpi("intel", str(path), version)
+    for mpi in _known():
+        if path == Path(sys.prefix, "bin", mpi.executables[0]) and (version := _pip_version(mpi.wheel)):
+            return Mpi(mpi.name, str(path), version)
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -69,19 +87,18 @@ def _identify(path: Path) -> Mpi | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    flavour = flavour_of(done.stdout + done.stderr)
-    if flavour is None:
+    mpi_here = mpi_of(done.stdout + done.stderr)
+    if mpi_here is None:
         return None
-    # Killing Intel's mpirun, a shell script, leaves the whole job behind: take what it calls.
-    hydra = path.with_name("mpiexec.hydra")
-    if flavour == "intel" and hydra.is_file():
-        path = hydra
-    return Mpi(flavour, str(path.absolute()), _version(done.stdout))
+    called = path.with_name(mpi_here.called_by_script or path.name)
+    return Mpi(mpi_here.name, str((called if called.is_file() else path).absolute()), _version(done.stdout))
 
 
 def _pip_version(package: str) -> str | None:
     """The version of a package in this environment, as its directory's name has it: 0.1 ms, where
     asking the program takes 20."""
+    if not package:
+        return None
     packages = Path(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
     here = next(packages.glob(f"{package}-*.dist-info"), None)
     return here.name.removesuffix(".dist-info").partition("-")[2] if here else None

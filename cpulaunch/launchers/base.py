@@ -62,6 +62,11 @@ class Launcher(ABC):
     this_host_only = False
     """Whether it starts ranks on the launching host only."""
 
+    @property
+    def users_variables(self) -> tuple[str, ...]:
+        """Variables for its own programs that it sets only where the user hasn't."""
+        return ()
+
     @abstractmethod
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """What to start for ``plan``.  Pure: the same arguments give the same commands."""

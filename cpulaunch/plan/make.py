@@ -39,8 +39,6 @@ from cpulaunch.plan.select import (
 )
 from cpulaunch.plan.training import decide_backend, decide_precision, without_bf16
 
-_TO_MPI = ("I_MPI_HYDRA_", "HYDRA_", "PRTE_MCA_")
-
 # The settings that have a variable of the field: a stronger source may overrule what the user has set by it.
 _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
@@ -50,7 +48,8 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
     backend = decide_backend(config, facts)
-    job = _plan_all(config, facts, listed, launchers.load(chosen.name), backend.backend)
+    launcher = launchers.load(chosen.name)
+    job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = decide_precision(
         config["training.precision"],
         is_set=config.is_set("training.precision"),
@@ -85,7 +84,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         settings=_settings(config, {**decided, **_found(config, chosen, job)}),
         notes=tuple(filter(None, dict.fromkeys((backend.note, precision.note, *job.notes)))),
         egress_interface=facts.egress_interface,
-        user_mpi_variables=tuple(sorted(n for n in config.environ if n.startswith(_TO_MPI))),
+        user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,14 @@ SHELL = Shell()
 '''
 
 
+VENDORS_MPI = """
+from dataclasses import replace
+from cpulaunch.launchers.hydra import INTEL
+
+VENDOR = replace(INTEL, name="vendor", title="a vendor's MPI")
+"""
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "site").mkdir()
@@ -76,3 +86,17 @@ def test_a_name_that_nobody_offers_is_an_error_with_the_names_there_are(
     assert done.returncode == 2
     for word in ("--launcher", "'shel'", "local", "mpirun", "shell"):
         assert word in done.stderr
+
+
+def test_an_mpi_of_another_package_is_found_on_the_path(cpulaunch: Run, marked, show: Path) -> None:
+    (show.parent / "site").mkdir()
+    package = install(
+        show.parent / "site",
+        "vendors_mpi",
+        VENDORS_MPI,
+        {"cpulaunch.launchers": "vendor = vendors_mpi:VENDOR"},
+    )
+    env = {**package, **marked, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = cpulaunch("run", "--launcher", "vendor", "-n", "2", "show.py", env=env)
+    assert [rank["env"]["RANK"] for rank in outputs(done)] == ["0", "1"]
+    assert "started by a vendor's MPI" in done.stderr

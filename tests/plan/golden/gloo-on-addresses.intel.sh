@@ -8,7 +8,7 @@ cat > hostfile <<'END OF FILE'
 10.0.0.1:2
 10.0.0.2:2
 END OF FILE
-export CPULAUNCH_PLACEMENT='{"launcher":"intel","identity":["PMI_RANK","PMI_SIZE","MPI_LOCALRANKID","MPI_LOCALNRANKS"],"agents_are_children":false,"daemon_outlives_link":false,"python":true,"directory":"/home/me","hosts":[["10.0.0.1",0],["10.0.0.2",0]],"host_specs":[{"assumed":true,"env":{},"ranks":[{"cores":"0-27","comm_cores":"","numa_nodes":"0","threads":28,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{0:28},{1}:27"}},{"cores":"28-55","comm_cores":"","numa_nodes":"1","threads":28,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{28:28},{29}:27"}}]}],"request":{"binding":{"worker_count":1,"dedicate_workers":false},"libraries":{"allocator":"auto","openmp":"auto"}},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
+export CPULAUNCH_PLACEMENT='{"version":1,"launcher":"intel","identity":["PMI_RANK","PMI_SIZE","MPI_LOCALRANKID","MPI_LOCALNRANKS"],"agents_are_children":false,"daemon_outlives_link":false,"python":true,"directory":"/home/me","hosts":[["10.0.0.1",0],["10.0.0.2",0]],"host_specs":[{"assumed":true,"env":{},"ranks":[{"cores":"0-27","comm_cores":"","numa_nodes":"0","threads":28,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{0:28},{1}:27"}},{"cores":"28-55","comm_cores":"","numa_nodes":"1","threads":28,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{28:28},{29}:27"}}]}],"request":{"binding":{"worker_count":1,"dedicate_workers":false},"libraries":{"allocator":"auto","openmp":"auto"}},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
 export I_MPI_HYDRA_BOOTSTRAP=ssh
 export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launchers/ssh.sh
 export I_MPI_HYDRA_RMK=user
