@@ -114,8 +114,9 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.discovery.check_hosts import Required, check_hosts
-    from cpulaunch.discovery.collect import is_here_alone, listed_hosts
+    from cpulaunch.discovery.collect import listed_hosts
     from cpulaunch.discovery.this_host import names_here
+    from cpulaunch.model.hosts import all_here
     from cpulaunch.plan.select import expected_launcher
 
     hosts = listed_hosts(config, say)
@@ -123,7 +124,7 @@ def _hosts(config: Config) -> int:
         return 0
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
     here = names_here()
-    launcher = expected_launcher(config, here_alone=is_here_alone(hosts, here))
+    launcher = expected_launcher(config, here_alone=all_here(hosts, here))
     found = check_hosts(config, hosts, here, required, launcher.reach)
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

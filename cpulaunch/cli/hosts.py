@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_files
+from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.discovery.collect import is_here_alone, listed_hosts, once_each, uses_mpi
+from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
 from cpulaunch.errors import UsageError, did_you_mean
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
-from cpulaunch.model.hosts import Host
+from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 
 EPILOG = """\
 Every host is asked over ssh at the same time: does ssh work without a password, are the interpreter,
@@ -67,12 +68,12 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     for warning in config.warnings:
         say(f"warning: {warning}")
     here = names_here()
-    hosts = listed_hosts(config, say) or (Host("localhost"),)
+    hosts = listed_hosts(config, say) or (Host(LOCALHOST),)
     once_each(hosts, here)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
-    launcher = expected_launcher(config, here_alone=is_here_alone(hosts, here))
+    launcher = expected_launcher(config, here_alone=all_here(hosts, here))
     found = check_hosts(config, hosts, here, required, launcher.reach)
     print("\n".join(table(found.reports)))
     for report in found.reports:
@@ -86,5 +87,5 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
         say(line)
     if options.facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}
-        options.facts_out.write_text(record(known))
+        write_file(options.facts_out, record(known))
     return 3 if any(report.problems for report in found.reports) else 0

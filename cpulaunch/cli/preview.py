@@ -12,9 +12,10 @@ from cpulaunch.cli.show import counted, crowded, started
 from cpulaunch.config.config import Config
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
+from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
-from cpulaunch.plan.plan import LOCALHOST, Plan, Program
+from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plan.training import decide_precision, without_bf16
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",

@@ -17,7 +17,7 @@ from cpulaunch.discovery.mpi import find_mpis
 from cpulaunch.discovery.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, read_record
-from cpulaunch.model.hosts import Host, parse_hosts, without
+from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, launcher_setting, ranks_per_host
 
@@ -48,7 +48,7 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
         _demand_interface(config)  # else preflight asks all hosts
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
-    launcher = expected_launcher(config, here_alone=is_here_alone(listed, names))
+    launcher = expected_launcher(config, here_alone=all_here(listed, names))
     facts = Facts(
         like=here,
         listed=listed,
@@ -133,12 +133,7 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:
     """Whether an MPI will start the ranks."""
-    return launcher_setting(config, here_alone=is_here_alone(listed, here)) == "mpirun"
-
-
-def is_here_alone(listed: Sequence[Host], here: frozenset[str]) -> bool:
-    """Whether all ranks are on this host."""
-    return not listed or (len(listed) == 1 and listed[0].name in here)
+    return launcher_setting(config, here_alone=all_here(listed, here)) == "mpirun"
 
 
 def _named(config: Config) -> tuple[Host, ...]:

@@ -113,9 +113,6 @@ class Facts:
                 return facts, False
         return self.like, True
 
-    def is_here(self, name: str) -> bool:
-        return name in self.here
-
 
 def record(hosts: Mapping[str, HostFacts]) -> str:
     """A facts file's text."""

@@ -7,10 +7,13 @@ lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses stand in bracket
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from cpulaunch.errors import ConfigError, did_you_mean
+
+LOCALHOST = "localhost"
+"""What this host is called where the user names none."""
 
 MAX_RANGE = 100_000
 """Hosts that one range may stand for; beyond it is a slip."""
@@ -25,6 +28,11 @@ class Host:
 
     name: str
     slots: int | None = None
+
+
+def all_here(hosts: Iterable[Host], here: Collection[str]) -> bool:
+    """Whether all of ``hosts`` are this one, whose names are ``here``; without any, the job stays here."""
+    return all(host.name == LOCALHOST or host.name in here for host in hosts)
 
 
 def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:

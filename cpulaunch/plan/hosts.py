@@ -10,11 +10,11 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import Host
+from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.plan.binding import Binding, bind
 from cpulaunch.plan.environment import PRELOAD, brings
 from cpulaunch.plan.host import HostInput, plan_host
-from cpulaunch.plan.plan import LOCALHOST, HostPlan
+from cpulaunch.plan.plan import HostPlan
 from cpulaunch.plan.request import BindingRequest, HostRequest
 from cpulaunch.plan.select import ranks_per_host
 

@@ -15,7 +15,7 @@ from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import Host
+from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common
 from cpulaunch.plan.hosts import (
@@ -74,6 +74,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         world_size=world_size,
         master_addr=master_addr,
         hosts=job.hosts,
+        here_alone=all_here(listed, facts.here),
         env=dict(sorted(env.items())),
         private=tuple(sorted(config["env"])),
         forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),

@@ -12,8 +12,6 @@ from cpulaunch.model.network import Interface
 from cpulaunch.plan.request import HostRequest
 
 SCHEMA = 1
-LOCALHOST = "localhost"
-"""The host of a plan for this machine alone."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,7 @@ class Plan:
     value, which may stand for several.  ``env`` reaches every rank; ``private`` are those of its names that
     must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
     to hand on.
+    ``here_alone``: the job stays on the host that it is started from.
     ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
@@ -108,6 +107,7 @@ class Plan:
     world_size: int
     master_addr: str
     hosts: tuple[HostPlan, ...]
+    here_alone: bool
     env: Mapping[str, str]
     private: tuple[str, ...]
     forward: tuple[str, ...]
@@ -123,11 +123,6 @@ class Plan:
     def setting(self, key: str) -> Any:
         """The value of a setting by its key."""
         return next(row["value"] for row in self.settings if row["key"] == key)
-
-    @property
-    def here_alone(self) -> bool:
-        """Whether the job stays on the machine that it is started from."""
-        return len(self.hosts) == 1 and self.hosts[0].host == LOCALHOST
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--dry-run --format json``, without its ``commands``."""

@@ -10,9 +10,8 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import Host
+from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.plan.environment import to_forward
-from cpulaunch.plan.plan import LOCALHOST
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
@@ -100,7 +99,7 @@ def expected_launcher(config: Config, *, here_alone: bool) -> Launcher:
 
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
     """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
-    here_alone = len(hosts) == 1 and (not facts.listed or facts.is_here(hosts[0].name))
+    here_alone = all_here(hosts, facts.here)
     setting = launcher_setting(config, here_alone=here_alone)
     if setting == "mpirun":
         return ChosenLauncher(setting, *chosen_mpi(config, facts))
@@ -160,9 +159,8 @@ def forwarded_names(
                 hint=f"--env {name}=VALUE sets it for the ranks",
                 part=name,
             )
-    elsewhere = any(host.name != LOCALHOST and not facts.is_here(host.name) for host in hosts)
     passes = launchers.load(launcher.name).passes_environment
-    needed = to_forward(config.environ) if elsewhere and not passes else []
+    needed = to_forward(config.environ) if not passes and not all_here(hosts, facts.here) else []
     return list(dict.fromkeys((*config["forward"], *needed)))
 
 

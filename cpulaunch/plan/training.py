@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cpulaunch.config.config import Config
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import Facts, HostFacts
-from cpulaunch.plan.plan import LOCALHOST
+from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.select import some
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
+from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.plan import Plan
 
 BACKLOG = 4096
@@ -96,7 +97,7 @@ def _when_orphaned(number: int) -> None:
 
 def _own_address(plan: Plan) -> str:
     """The address at which the plan's hosts reach us: that of the interface that routes to them."""
-    remote = next((host.host for host in plan.hosts if host.host != "localhost"), None)
+    remote = next((host.host for host in plan.hosts if host.host != LOCALHOST), None)
     if plan.here_alone or remote is None:
         return "127.0.0.1"
     if plan.egress_interface:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,8 +122,11 @@ def test_an_unreadable_script_is_refused(tmp_path) -> None:
     assert "UsageError: secret.py: cannot be read: Permission denied" in done.stderr
 
 
-def test_a_busy_master_port_is_refused(cpulaunch: Run, show, busy_port: int) -> None:
-    done = cpulaunch("run", "-n", "2", "--master-port", busy_port, "show.py")
+@pytest.mark.parametrize(
+    "hosts", [[], ["--hosts", socket.gethostname()]], ids=["no hosts", "this host's name"]
+)
+def test_a_busy_master_port_is_refused(cpulaunch: Run, show, busy_port: int, hosts: list[str]) -> None:
+    done = cpulaunch("run", "-n", "2", *hosts, "--master-port", busy_port, "show.py")
     assert done.returncode == 3
     assert f"port {busy_port} of 127.0.0.1: Address already in use" in done.stderr
 
@@ -142,8 +146,6 @@ def test_oversubscribing_works_with_an_mpi(cpulaunch: Run, show, flavour) -> Non
 
 @pytest.fixture
 def busy_port() -> Iterator[int]:
-    import socket
-
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()

@@ -97,6 +97,14 @@ def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
     assert (made.launcher_setting, made.launcher) == (setting, launcher)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "here_alone"),
+    [("", True), ("head", True), ("localhost:2", True), ("a", False), ("head,a", False)],
+)
+def test_a_job_stays_here_by_whatever_name_this_host_is_called(hosts: str, here_alone: bool) -> None:
+    assert make(hosts=hosts).here_alone is here_alone
+
+
 class TestMpi:
     def test_without_any_the_error_says_how_to_install_one(self) -> None:
         with pytest.raises(PlanError, match="no MPI was found") as e:
