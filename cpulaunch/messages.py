@@ -233,14 +233,15 @@ KINDS: Mapping[type[Message], str] = {
 M = TypeVar("M")
 
 
-def encode(message: Message) -> bytes:
+def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
     """One line.  Of a text that is too long the end is kept, as that of a traceback says most."""
+    kind = kinds[type(message)]
     fields = message._asdict()
     if not isinstance(message, Output):
         fields = {name: _cut(value) for name, value in fields.items()}
-    line = json.dumps({"type": KINDS[type(message)], **fields}, separators=(",", ":")).encode()
+    line = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode()
     if len(line) > MAX_LINE:
-        raise MessageError(f"{KINDS[type(message)]} of {len(line)} bytes")
+        raise MessageError(f"{kind} of {len(line)} bytes")
     return line + b"\n"
 
 
@@ -278,8 +279,12 @@ def _cut(value: Any) -> Any:
 
 def _is(value: object, expected: Any) -> bool:
     """Whether a value of JSON has the type that an annotation of this module names."""
+    if expected is Any:
+        return True
     if expected is float:
         return type(value) in (int, float)
+    if getattr(expected, "__origin__", None) is dict:
+        return type(value) is dict
     alternatives = getattr(expected, "__args__", ())
     if isinstance(expected, type(int | None)):
         return any(_is(value, each) for each in alternatives)

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"model"},
     "plan": {"config", "model", "plan", "launchers"},
     "launchers": {"launchers", "plugins", "model", "plan"},
-    "discovery": {"discovery", "model", "launchers"},
+    "discovery": {"discovery", "messages", "model", "launchers"},
     "discovery.check_hosts": {"discovery", "model", "config.config", "launchers"},
     "discovery.collect": {"discovery", "model", "config", "plan"},
     "supervise": {"supervise", "messages", "model", "plan", "launchers"},

@@ -49,18 +49,18 @@ def check_hosts(
     request = ProbeRequest(
         python=required.python,
         directory=required.directory,
-        files=tuple(dict.fromkeys(required.files)),
-        identical=required.identical,
-        packages=import_directories(),
-        libraries=library_directories(),
+        files=list(dict.fromkeys(required.files)),
+        identical=list(required.identical),
+        packages=list(import_directories()),
+        libraries=list(library_directories()),
         master=chosen("hosts.master_addr") or hosts[0].name,
         port=int(chosen("hosts.master_port") or 0),
         interface=chosen("ccl.interface"),
     )
     responses = probe_hosts([host.name for host in hosts], here, request, reach)
-    first = responses[hosts[0].name].answer or {}
+    first = responses[hosts[0].name].answer
     return Preflight(
         report_on_hosts(responses, request),
         egress_interface(responses, interfaces_here()),
-        first.get("listening"),
+        first.listening if first else None,
     )

@@ -6,9 +6,12 @@ import ctypes
 import ipaddress
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cpulaunch.model.network import Interface, interface_to_master
+
+if TYPE_CHECKING:
+    from cpulaunch.discovery.probe_messages import ProbeAnswer
 
 _IFF_UP = 1
 
@@ -70,7 +73,7 @@ def route_to(master: str) -> tuple[list[str], str | None]:
 
 
 def select_interfaces(
-    answers: Mapping[str, Mapping[str, Any]], chosen: str | None = None
+    answers: Mapping[str, ProbeAnswer], chosen: str | None = None
 ) -> dict[str, Interface | None]:
     """The interface of each host that leads to the master; None where none does.
 
@@ -78,20 +81,20 @@ def select_interfaces(
     interface that the user chose.
     """
     others = list(answers.values())[1:]
-    seen = dict.fromkeys(address for answer in others for address in answer.get("master", ()))
+    seen = dict.fromkeys(address for answer in others for address in answer.master)
     masters = [address for address in seen if not _is_loopback(address)]
     # The host that we are on was reached without ssh: the others know it by where we came from.
-    ours = list(dict.fromkeys(answer["reached_from"] for answer in answers.values()))
+    ours = list(dict.fromkeys(answer.reached_from for answer in answers.values()))
     selected: dict[str, Interface | None] = {}
     for host, answer in answers.items():
-        interfaces = [Interface(*row) for row in answer["interfaces"]]
+        interfaces = [Interface(*row) for row in answer.interfaces]
         if chosen:
             # IPv4 first, as that is what most of MPI and libfabric wants.
             found = sorted((i for i in interfaces if i.name == chosen), key=lambda i: ":" in i.address)
             selected[host] = found[0] if found else None
         else:
-            reached = [answer["reached_at"]] if answer["reached_at"] else ours
-            selected[host] = interface_to_master(interfaces, answer.get("source"), [*masters, *reached])
+            reached = [answer.reached_at] if answer.reached_at else ours
+            selected[host] = interface_to_master(interfaces, answer.source, [*masters, *reached])
     return selected
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cpulaunch.discovery.interfaces import select_interfaces
 from cpulaunch.discovery.probe_messages import (
     ANSWER_TIMEOUT,
     NO_CPULAUNCH,
     NO_PYTHON,
+    ProbeAnswer,
     ProbeRequest,
     ProbeResponse,
 )
@@ -97,9 +97,7 @@ def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeReques
                 Problem(f"is the same host as {same}", "name it once, with slots=N for its ranks")
             )
         reports.append(
-            Report(
-                host, facts, response.answer["versions"], tuple(problems), tuple(_warnings(response.answer))
-            )
+            Report(host, facts, response.answer.versions, tuple(problems), tuple(_warnings(response.answer)))
         )
     return _compared(reports)
 
@@ -108,7 +106,7 @@ def egress_interface(
     responses: Mapping[str, ProbeResponse], interfaces: Iterable[Interface]
 ) -> Interface | None:
     """Which of this host's ``interfaces`` the others were reached from."""
-    seen = [response.answer["reached_from"] for response in responses.values() if response.answer]
+    seen = [response.answer.reached_from for response in responses.values() if response.answer]
     return next((interface for interface in interfaces if interface.address in seen), None)
 
 
@@ -165,35 +163,35 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Pro
 # ---- one that did
 
 
-def _facts(answer: Mapping[str, Any], interface: Interface | None) -> HostFacts | None:
-    if "facts" not in answer:
+def _facts(answer: ProbeAnswer, interface: Interface | None) -> HostFacts | None:
+    if answer.facts is None:
         return None
     return replace(
-        HostFacts.from_json(answer["facts"]),
+        HostFacts.from_json(answer.facts),
         interface=interface.name if interface else None,
         address=interface.address if interface else None,
     )
 
 
-def _missing(answer: Mapping[str, Any], request: ProbeRequest) -> Iterable[Problem]:
-    if "facts_error" in answer:
-        yield Problem(answer["facts_error"], "is /sys mounted?")
-    if not answer["directory"]:
+def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
+    if answer.facts_error:
+        yield Problem(answer.facts_error, "is /sys mounted?")
+    if not answer.directory:
         yield Problem(
             f"there is no directory {request.directory}",
             "copy it there, or share it over NFS; ranks start in it on every host",
         )
-    for file in answer["missing"]:
+    for file in answer.missing:
         yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
 
 
-def _majority(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str | None, str]]:
+def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:
     """Of every version and digest the one that most hosts have, and a host that has it."""
     counts: dict[tuple[str, str], Counter[str | None]] = {}
     example: dict[tuple[str, str, str | None], str] = {}
     for host, answer in answers.items():
         for kind in ("versions", "digests"):
-            for name, value in answer[kind].items():
+            for name, value in getattr(answer, kind).items():
                 counts.setdefault((kind, name), Counter())[value] += 1
                 example.setdefault((kind, name, value), host)
     most = {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
@@ -201,11 +199,11 @@ def _majority(answers: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str],
 
 
 def _differing(
-    answer: Mapping[str, Any], majority: Mapping[tuple[str, str], tuple[str | None, str]]
+    answer: ProbeAnswer, majority: Mapping[tuple[str, str], tuple[str | None, str]]
 ) -> Iterable[Problem]:
     """Versions and files that should be the same on all hosts; the majority is right."""
     for (kind, name), (value, host) in majority.items():
-        own = answer[kind].get(name)
+        own = getattr(answer, kind).get(name)
         if own == value:
             continue
         if kind == "versions":
@@ -219,7 +217,7 @@ def _differing(
 def _clock(response: ProbeResponse) -> Iterable[Problem]:
     """Its clock must have been between ours when we asked and ours when we heard."""
     assert response.answer
-    there = response.answer["time"]
+    there = response.answer.time
     ahead = max(0.0, there - response.received) or min(0.0, there - response.sent)
     if abs(ahead) > MAX_CLOCK_DIFFERENCE:
         yield Problem(
@@ -237,7 +235,7 @@ def _network(
     several: bool,
 ) -> Iterable[Problem]:
     assert response.answer
-    names = sorted({row[0] for row in response.answer["interfaces"]})
+    names = sorted({row[0] for row in response.answer.interfaces})
     if interface is None and request.interface:
         yield Problem(
             f"has no interface {request.interface} with an address; it has {', '.join(names)}",
@@ -248,9 +246,9 @@ def _network(
             f"no interface leads to {request.master}; it has {', '.join(names)}",
             "--interface says which one to use",
         )
-    if "listen_error" in response.answer:
+    if response.answer.listen_error:
         yield Problem(
-            f"port {request.port}: {response.answer['listen_error']}", "--master-port auto takes a free one"
+            f"port {request.port}: {response.answer.listen_error}", "--master-port auto takes a free one"
         )
     if response.connect_error:
         yield Problem(
@@ -259,8 +257,8 @@ def _network(
         )
 
 
-def _warnings(answer: Mapping[str, Any]) -> Iterable[str]:
-    if (shm := answer["shm"]) is not None and shm < LITTLE_SHM:
+def _warnings(answer: ProbeAnswer) -> Iterable[str]:
+    if (shm := answer.shm) is not None and shm < LITTLE_SHM:
         yield f"/dev/shm holds only {shm >> 20} MB; DataLoader workers and collectives may need more"
 
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cpulaunch.discovery.interfaces import select_interfaces
 from cpulaunch.discovery.probe_messages import (
     ANSWER_TIMEOUT,
+    FROM_PROBE,
+    KINDS,
+    MARK,
     NO_CPULAUNCH,
     NO_PYTHON,
+    Answer,
+    ConnectAnswer,
+    ConnectRequest,
+    ProbeAnswer,
     ProbeRequest,
     ProbeResponse,
+    Request,
 )
-from cpulaunch.discovery.probe_remote import MARK
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.reach import Reach
+from cpulaunch.messages import MAX_LINE, MessageError, Unknown, decode, encode
 
 CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""
@@ -33,7 +38,6 @@ AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
 """Connections that are made at the same time; each costs this host some 50 ms of CPU time."""
 
 _PROBE = str(Path(__file__).parent / "probe_remote.py")
-_MAX_LINE = 1 << 24  # bytes; the topology of a big host takes 100 kB
 
 
 def probe_hosts(
@@ -56,13 +60,13 @@ async def _probe_all(
     program = [request.python, "-I", "-S", _PROBE]
     ways = [program if name in here else _command(reach, name, program) for name in names]
     hosts = [
-        _ProbedHost(name, argv, argv is program, name == names[0], request)
-        for name, argv in zip(names, ways, strict=True)
+        _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(port=None))
+        for number, (name, argv) in enumerate(zip(names, ways, strict=True))
     ]
     try:
         responses = await asyncio.gather(*(host.ask(gate) for host in hosts))
-        master = (responses[0].answer or {}).get("listening")
-        if master:
+        port = responses[0].answer and responses[0].answer.listening
+        if port:
             answers = {
                 host.name: response.answer
                 for host, response in zip(hosts, responses, strict=True)
@@ -71,8 +75,8 @@ async def _probe_all(
             interface = select_interfaces(answers, request.interface)[names[0]]
             named = request.master != names[0]  # by the user, and so what the ranks will use
             address = request.master if named or not interface else interface.address
-            tried = await asyncio.gather(*(host.try_to_connect(address, master) for host in hosts))
-            responses = [replace(r, connect_error=e) for r, e in zip(responses, tried, strict=True)]
+            tried = await asyncio.gather(*(host.try_to_connect(address, port) for host in hosts))
+            responses = [r._replace(connect_error=e) for r, e in zip(responses, tried, strict=True)]
         return dict(zip(names, responses, strict=True))
     finally:
         await asyncio.gather(*(host.end() for host in hosts))
@@ -81,19 +85,8 @@ async def _probe_all(
 class _ProbedHost:
     """One host, and the process that we talk to it through."""
 
-    def __init__(
-        self, name: str, argv: Sequence[str], is_here: bool, is_master: bool, request: ProbeRequest
-    ) -> None:
-        self.name, self.argv = name, argv
-        self.request = {
-            "master": request.master,
-            "directory": request.directory,
-            "files": request.files,
-            "identical": request.identical,
-            "packages": request.packages,
-            "libraries": request.libraries,
-            "listen": request.port if is_master else None,
-        }
+    def __init__(self, name: str, argv: Sequence[str], is_here: bool, request: ProbeRequest) -> None:
+        self.name, self.argv, self.request = name, argv, request
         # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
@@ -115,37 +108,48 @@ class _ProbedHost:
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            limit=_MAX_LINE,
+            limit=2 * MAX_LINE,  # the mark, too
             start_new_session=True,
         )
-        answer = await self._exchange(self.request)
-        if answer is not None:
+        try:
+            answer = await self._exchange(self.request)
+        except ValueError as e:  # garbled, too long a line, or of another cpulaunch
+            await self.end()
+            return ProbeResponse(None, 0, str(e), sent, time.time())
+        if isinstance(answer, ProbeAnswer):
             return ProbeResponse(answer, sent=sent, received=time.time())
         assert self.process.stderr
         error = (await self.process.stderr.read()).decode(errors="replace").strip()
         return ProbeResponse(None, await self.process.wait(), error, sent, time.time())
 
     async def try_to_connect(self, address: str | None, port: int) -> str | None:
-        if not self.process or self.process.returncode is not None or self.request["listen"] is not None:
+        if not self.process or self.process.returncode is not None or self.request.port is not None:
             return None
         try:
-            answer = await asyncio.wait_for(self._exchange({"connect": [address, port]}), CONNECT_TIMEOUT)
+            answer = await asyncio.wait_for(self._exchange(ConnectRequest(address, port)), CONNECT_TIMEOUT)
         except asyncio.TimeoutError:
             return "no answer"
-        return answer["connect_error"] if answer else "the connection to it was lost"
+        except ValueError as e:
+            return f"its answer was not understood: {e}"
+        return answer.error if isinstance(answer, ConnectAnswer) else "the connection to it was lost"
 
-    async def _exchange(self, request: Mapping[str, Any]) -> Any:
-        """The answer to ``request``; None where the process ends without one."""
+    async def _exchange(self, request: Request) -> Answer | None:
+        """The answer to ``request``; None where the process ends without one.
+
+        Raises ValueError (MessageError, most often) for what can't be understood.
+        """
         assert self.process
         assert self.process.stdin
         assert self.process.stdout
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.write(encode(request, KINDS))
             await self.process.stdin.drain()
-        with contextlib.suppress(ValueError):  # garbled, or too long a line
-            while line := await self.process.stdout.readline():
-                if line.startswith(MARK.encode()):
-                    return json.loads(line[len(MARK) :])
+        while line := await self.process.stdout.readline():
+            if line.startswith(MARK.encode()):
+                answer = decode(line[len(MARK) :], FROM_PROBE)
+                if isinstance(answer, Unknown):
+                    raise MessageError(f"an answer of the unknown kind {answer.kind!r}")
+                return answer
         return None
 
     async def end(self, patience: float = 1.0) -> None:

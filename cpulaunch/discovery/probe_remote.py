@@ -2,9 +2,8 @@
 
     python -I -S …/cpulaunch/discovery/probe_remote.py
 
-Standard library only.  It speaks in lines: reads a request, a JSON object; answers with ``MARK`` and a JSON
-object, as what rc files print may come before.  A second request, ``{"connect": [address, port]}``, is
-whether the master can be reached.  It ends when its stdin does.
+Standard library only.  It reads a `probe_messages.ProbeRequest` and answers it, then each `ConnectRequest`,
+until its stdin ends.
 """
 
 from __future__ import annotations
@@ -15,21 +14,29 @@ import sys
 # `-I -S` keeps the user's modules, variables and .pth files out; so the path to cpulaunch must be added.
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import contextlib
 import hashlib
-import json
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from cpulaunch import __version__
 from cpulaunch.discovery.fabrics import find_fabrics
 from cpulaunch.discovery.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.probe_messages import (
+    KINDS,
+    MARK,
+    TO_PROBE,
+    Answer,
+    ConnectAnswer,
+    ConnectRequest,
+    ProbeAnswer,
+    ProbeRequest,
+)
 from cpulaunch.discovery.this_host import facts_here
 from cpulaunch.errors import CpulaunchError
-
-MARK = "cpulaunch-answer: "
+from cpulaunch.messages import decode, encode
 
 CONNECT_TIMEOUT = 2.0
 """Seconds that the master's port has to answer."""
@@ -42,55 +49,55 @@ _VERSION_FILES = {
 
 
 def main() -> None:
-    request = json.loads(sys.stdin.readline())
-    answer = probe(request)
-    listener = None
-    if request["listen"] is not None:
-        try:
-            listener = _listener(request["listen"])
-            answer["listening"] = listener.getsockname()[1]
-        except OSError as e:
-            answer["listen_error"] = e.strerror or str(e)
-    _send(answer)
-    for line in sys.stdin:
-        address, port = json.loads(line)["connect"]
-        _send({"connect_error": _connect_error(address, port)})
-    if listener:
-        listener.close()
+    with contextlib.ExitStack() as stack:
+        for line in sys.stdin.buffer:
+            match decode(line, TO_PROBE):
+                case ProbeRequest() as request:
+                    answer = probe(request)
+                    if request.port is not None:
+                        try:
+                            listener = stack.enter_context(_listener(request.port))
+                            answer = answer._replace(listening=listener.getsockname()[1])
+                        except OSError as e:
+                            answer = answer._replace(listen_error=os.strerror(e.errno) if e.errno else str(e))
+                    _send(answer)
+                case ConnectRequest(address, port):
+                    _send(ConnectAnswer(_connect_error(address, port)))
 
 
-def probe(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What is true of this host.
-
-    ``request``: ``master`` (a name or address, or None), ``directory`` and ``files`` (which should be
-    there), ``identical`` (files of which the digest is wanted), ``packages`` (where Python imports from),
-    ``libraries`` (directories to look for libraries in).
-    """
+def probe(request: ProbeRequest) -> ProbeAnswer:
+    """What is true of this host."""
     connection = os.environ.get("SSH_CONNECTION", "").split()  # theirs, their port, ours, our port
-    answer: dict[str, Any] = {
-        "name": socket.gethostname(),
-        "time": time.time(),
-        "versions": {
+    by_ssh = len(connection) == 4
+    master, source = route_to(request.master)
+    facts, facts_error = None, None
+    try:
+        known = facts_here(request.libraries, request.packages)
+        facts = replace(known, fabrics=find_fabrics(request.libraries)).to_json()
+    except CpulaunchError as e:
+        facts_error = str(e)
+    return ProbeAnswer(
+        name=socket.gethostname(),
+        time=time.time(),
+        versions={
             "Python": ".".join(map(str, sys.version_info[:3])),
             "cpulaunch": __version__,
-            **{name: _version(*where, request["packages"]) for name, where in _VERSION_FILES.items()},
+            **{name: _version(*where, request.packages) for name, where in _VERSION_FILES.items()},
         },
-        "digests": {file: _digest(file) for file in request["identical"]},
-        "directory": os.path.isdir(request["directory"]),
-        "missing": [file for file in request["files"] if not os.path.exists(file)],
-        "shm": _size("/dev/shm"),
-        "reached_at": connection[2] if len(connection) == 4 else None,
-        "reached_from": connection[0] if len(connection) == 4 else None,
-        "interfaces": [[i.name, i.address, i.prefix] for i in interfaces_here()],
-    }
-    if request["master"]:
-        answer["master"], answer["source"] = route_to(request["master"])
-    try:
-        facts = facts_here(request["libraries"], request["packages"])
-        answer["facts"] = replace(facts, fabrics=find_fabrics(request["libraries"])).to_json()
-    except CpulaunchError as e:
-        answer["facts_error"] = str(e)
-    return answer
+        digests={file: _digest(file) for file in request.identical},
+        directory=os.path.isdir(request.directory),
+        missing=[file for file in request.files if not os.path.exists(file)],
+        shm=_size("/dev/shm"),
+        reached_at=connection[2] if by_ssh else None,
+        reached_from=connection[0] if by_ssh else None,
+        interfaces=[[i.name, i.address, i.prefix] for i in interfaces_here()],
+        master=master,
+        source=source,
+        facts=facts,
+        facts_error=facts_error,
+        listening=None,
+        listen_error=None,
+    )
 
 
 def _version(file: str, name: str, directories: Iterable[str]) -> str | None:
@@ -132,7 +139,7 @@ def _listener(port: int) -> socket.socket:
     return socket.create_server(address, family=family, dualstack_ipv6=six, backlog=4096)
 
 
-def _connect_error(address: str, port: int) -> str | None:
+def _connect_error(address: str | None, port: int) -> str | None:
     try:
         socket.create_connection((address, port), CONNECT_TIMEOUT).close()
     except OSError as e:
@@ -140,8 +147,8 @@ def _connect_error(address: str, port: int) -> str | None:
     return None
 
 
-def _send(answer: Mapping[str, Any]) -> None:
-    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
+def _send(answer: Answer) -> None:
+    sys.stdout.buffer.write(b"\n" + MARK.encode() + encode(answer, KINDS))
     sys.stdout.flush()
 
 

@@ -50,17 +50,20 @@ class CoreSet:
         cores._bits = bits
         return cores
 
-    def __str__(self) -> str:
-        folded = []
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """First number and length of each run of consecutive numbers."""
         bits, start = self._bits, 0
         while bits:
             gap = _trailing_zeros(bits)
             length = _trailing_zeros(~(bits >> gap))
-            start += gap
-            folded.append(str(start) if length == 1 else f"{start}-{start + length - 1}")
-            start += length
+            yield start + gap, length
+            start += gap + length
             bits >>= gap + length
-        return ",".join(folded)
+
+    def __str__(self) -> str:
+        return ",".join(
+            str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in self.ranges()
+        )
 
     def __repr__(self) -> str:
         return f"CoreSet({str(self)!r})"

@@ -195,11 +195,8 @@ def to_forward(environ: Mapping[str, str]) -> list[str]:
 
 def _place(cpus: CoreSet) -> str:
     """``{1:13,57:13}`` for CPUs 1-13 and 57-69."""
-    parts = []
-    for part in str(cpus).split(","):
-        first, _, last = part.partition("-")
-        parts.append(f"{first}:{int(last) - int(first) + 1}" if last else first)
-    return "{" + ",".join(parts) + "}"
+    runs = (str(first) if length == 1 else f"{first}:{length}" for first, length in cpus.ranges())
+    return "{" + ",".join(runs) + "}"
 
 
 def _series(places: Sequence[CoreSet]) -> Iterator[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from support.answers import LO, answer
 
 from cpulaunch.discovery.interfaces import interfaces_here, select_interfaces
+from cpulaunch.discovery.probe_messages import ProbeAnswer
 from cpulaunch.model.network import Interface
 
 
-def chosen(*answers: dict[str, Any], said: str | None = None) -> list[str | None]:
-    return [i.name if i else None for i in select_interfaces({a["name"]: a for a in answers}, said).values()]
+def chosen(*answers: ProbeAnswer, said: str | None = None) -> list[str | None]:
+    return [i.name if i else None for i in select_interfaces({a.name: a for a in answers}, said).values()]
 
 
 def test_each_host_has_its_own_interface() -> None:
@@ -44,8 +43,8 @@ def test_a_master_name_that_leads_into_dockers_network() -> None:
 
 
 def test_of_two_networks_the_one_to_the_master() -> None:
-    fast = answer(1, source="192.168.7.2")
-    fast["interfaces"] = [LO, ["eno1", "10.0.0.2", 24], ["ib0", "192.168.7.2", 24]]
+    interfaces = [LO, ["eno1", "10.0.0.2", 24], ["ib0", "192.168.7.2", 24]]
+    fast = answer(1, source="192.168.7.2", interfaces=interfaces)
     assert chosen(answer(0), fast) == ["eth0", "ib0"]
 
 

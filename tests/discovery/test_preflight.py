@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.answers import DOCKER, LO, answer
 
 from cpulaunch.discovery.preflight import MAX_CLOCK_DIFFERENCE, egress_interface, report_on_hosts
-from cpulaunch.discovery.probe_messages import NO_CPULAUNCH, NO_PYTHON, ProbeRequest, ProbeResponse
+from cpulaunch.discovery.probe_messages import (
+    NO_CPULAUNCH,
+    NO_PYTHON,
+    ProbeAnswer,
+    ProbeRequest,
+    ProbeResponse,
+)
 from cpulaunch.model.network import Interface
 
-REQUEST = ProbeRequest("/venv/bin/python", "/home/me", ("/home/me/train.py",), master="node0")
+REQUEST = ProbeRequest(
+    python="/venv/bin/python", directory="/home/me", files=["/home/me/train.py"],
+    identical=[], packages=[], libraries=[], master="node0", port=0, interface=None,
+)  # fmt: skip
 
 
-def responses(*answers: dict[str, Any]) -> dict[str, ProbeResponse]:
-    return {a["name"]: ProbeResponse(a, sent=1000.0, received=1001.0) for a in answers}
+def responses(*answers: ProbeAnswer) -> dict[str, ProbeResponse]:
+    return {a.name: ProbeResponse(a, sent=1000.0, received=1001.0) for a in answers}
 
 
 def complaints(given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST) -> list[str]:
@@ -66,7 +74,7 @@ def test_one_host_is_wrong(changes: dict[str, Any], what: str) -> None:
 
 
 def test_the_majority_has_the_right_version() -> None:
-    other = {**answer(0)["versions"], "torch": "2.8.0"}
+    other = {**answer(0).versions, "torch": "2.8.0"}
     assert complaints(responses(answer(0, versions=other), answer(1), answer(2))) == [
         "node0: torch 2.8.0, but 2.13.0 on node1"
     ]
@@ -105,23 +113,24 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
 
 def test_a_host_that_does_not_reach_the_master() -> None:
     hosts = responses(answer(0), answer(1))
-    hosts["node1"] = replace(hosts["node1"], connect_error="Connection refused")
+    hosts["node1"] = hosts["node1"]._replace(connect_error="Connection refused")
     assert complaints(hosts) == ["node1: can't connect to node0, where the ranks meet: Connection refused"]
 
 
 def test_a_port_that_is_taken() -> None:
     hosts = responses(answer(0, listen_error="Address already in use"), answer(1))
-    assert complaints(hosts, replace(REQUEST, port=29500)) == ["node0: port 29500: Address already in use"]
+    assert complaints(hosts, REQUEST._replace(port=29500)) == ["node0: port 29500: Address already in use"]
 
 
 def test_two_names_of_one_host() -> None:
-    twin = {**answer(1), "name": "alias"}
-    assert complaints(responses(answer(0), answer(1), twin)) == ["alias: is the same host as node1"]
+    assert complaints(responses(answer(0), answer(1), answer(1, name="alias"))) == [
+        "alias: is the same host as node1"
+    ]
 
 
 def test_what_will_slow_the_others_down_is_a_warning() -> None:
-    slow = answer(1, shm=64 << 20)
-    slow["facts"] = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
+    facts = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
+    slow = answer(1, shm=64 << 20, facts=facts)
     report = report_on_hosts(responses(answer(0), slow, answer(2)), REQUEST)[1]
     assert not report.problems
     assert report.warnings == (

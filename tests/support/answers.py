@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpulaunch.discovery.probe_messages import ProbeAnswer
+
 LO = ["lo", "127.0.0.1", 8]
 
 
 DOCKER = ["docker0", "172.17.0.1", 16]
 
 
-def answer(number: int, *, interface: str = "eth0", here: bool = False, **changes: Any) -> dict[str, Any]:
+def answer(number: int, *, interface: str = "eth0", here: bool = False, **changes: Any) -> ProbeAnswer:
     """What host number ``number`` of a sound cluster answers."""
-    return {
+    sound: dict[str, Any] = {
         "name": f"node{number}",
         "time": 1000.5,
         "versions": {
@@ -35,5 +37,8 @@ def answer(number: int, *, interface: str = "eth0", here: bool = False, **change
             "cpu_flags": ["amx_bf16"],
             "memory": 1 << 36,
         },
-        **changes,
+        "facts_error": None,
+        "listening": None,
+        "listen_error": None,
     }
+    return ProbeAnswer(**{**sound, **changes})
