@@ -7,6 +7,7 @@ import selectors
 import socket
 import sys
 import time
+from enum import Enum
 
 from cpulaunch import messages
 from cpulaunch.messages import (
@@ -26,18 +27,26 @@ CONNECT_TIMEOUT = 10.0
 """Seconds until a launcher that doesn't answer counts as out of reach."""
 
 
+class LinkState(Enum):
+    """What has become of the connection."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    LOST = "was up once: the launcher is gone"
+    ABSENT = "never came about"
+
+
 class Link:
     """A connection to the launcher.
 
-    ``state`` is ``"connecting"``, ``"up"``, ``"lost"`` (was up once: the launcher is gone) or
-    ``"absent"`` (never came about; ``why`` says it).  Until the state is known, messages wait.
+    ``why`` says why it is lost or absent.  While it is connecting, messages wait.
     """
 
     def __init__(
         self, address: str, token: str, rank: int, selector: selectors.BaseSelector, patience: float
     ) -> None:
         """``patience``: seconds after which a launcher whose host doesn't answer counts as gone."""
-        self.state = "connecting"
+        self.state = LinkState.CONNECTING
         self.why = ""
         self.cut_off = False  # lost, as the launcher's host doesn't answer
         self.waiting: list[AgentMessage] = []
@@ -59,22 +68,27 @@ class Link:
         except BlockingIOError:
             pass
         except OSError as e:
-            self._close("absent", e.strerror or str(e))
+            self._give_up(e.strerror or str(e))
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be said or heard any more."""
+        return self.state in (LinkState.LOST, LinkState.ABSENT)
 
     @property
     def pending(self) -> int:
         """Bytes that wait to be sent, roughly."""
-        if self.state in ("lost", "absent"):
+        if self.closed:
             return 0
         return len(self._outgoing) + sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
 
     def send(self, message: AgentMessage) -> None:
         """Send, now or when the connection stands.  Dropped where there is none (any more)."""
-        if self.state == "connecting":
+        if self.state is LinkState.CONNECTING:
             self.last_sent = time.monotonic()
             if not isinstance(message, messages.Beat):
                 self.waiting.append(message)
-        elif self.state == "up":
+        elif self.state is LinkState.UP:
             self._outgoing += encode(message)
             self.last_sent = time.monotonic()
             self._flush()
@@ -88,14 +102,14 @@ class Link:
             except BlockingIOError:
                 data = None
             except OSError as e:
-                return self._close("lost" if self.state == "up" else "absent", e.strerror or str(e))
+                return self._give_up(e.strerror or str(e))
             if data == b"":
-                return self._close("lost" if self.state == "up" else "absent", "connection closed")
+                return self._give_up("connection closed")
             try:
                 for line in self._lines.feed(data or b""):
                     received += self._heard(decode(line, FROM_LAUNCHER))
             except MessageError as e:
-                return self._close("lost" if self.state == "up" else "absent", f"not our launcher: {e}")
+                return self._give_up(f"not our launcher: {e}")
         if events & selectors.EVENT_WRITE:
             self._flush()
         return received
@@ -109,18 +123,23 @@ class Link:
         asleep, self._looked_at = now - self._looked_at, now
         if asleep > 2:
             self._deadline += asleep
-        if self.state == "connecting" and now > self._deadline:
-            self._close("absent", f"no answer within {CONNECT_TIMEOUT:.0f} s")
-        elif self.state == "up" and self._silence() > 2 / 3 * self._patience and not self._host_answers():
+        if self.state is LinkState.CONNECTING and now > self._deadline:
+            self._give_up(f"no answer within {CONNECT_TIMEOUT:.0f} s")
+        elif (
+            self.state is LinkState.UP
+            and self._silence() > 2 / 3 * self._patience
+            and not self._host_answers()
+        ):
             self.cut_off = True
-            self._close("lost", "its host doesn't answer")
+            self._give_up("its host doesn't answer")
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
-            self._close(self.state, self.why)
+            self._selector.unregister(self._socket)
+            self._socket.close()
 
     def _heard(self, message: LauncherMessage | Unknown) -> list[LauncherMessage | Unknown]:
-        if self.state == "up" or isinstance(message, Unknown):
+        if self.state is LinkState.UP or isinstance(message, Unknown):
             return [message]
         if isinstance(message, messages.Challenge):
             hello = messages.Hello(
@@ -137,7 +156,7 @@ class Link:
         elif isinstance(message, messages.Welcome):
             if not same(message.proof, proof(self._token, "launcher", self._salt, self._rank)):
                 raise MessageError("it does not know the job's token")
-            self.state = "up"
+            self.state = LinkState.UP
             waiting, self.waiting = self.waiting, []
             for each in waiting:
                 self.send(each)
@@ -166,8 +185,8 @@ class Link:
             self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0), self
         )
 
-    def _close(self, state: str, why: str) -> list[LauncherMessage | Unknown]:
-        self.state, self.why = state, why
-        self._selector.unregister(self._socket)
-        self._socket.close()
+    def _give_up(self, why: str) -> list[LauncherMessage | Unknown]:
+        self.state = LinkState.LOST if self.state is LinkState.UP else LinkState.ABSENT
+        self.why = why
+        self.close()
         return []

@@ -17,7 +17,7 @@ import time
 from cpulaunch import messages, variables
 from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with
 from cpulaunch.agent.identity import Identity, identify
-from cpulaunch.agent.link import Link
+from cpulaunch.agent.link import Link, LinkState
 from cpulaunch.agent.out_of_memory import oom_kills, why_killed
 from cpulaunch.agent.output import REPORTS, Pipes, Printer
 from cpulaunch.agent.report import Reports
@@ -73,7 +73,7 @@ class Agent:
         self.link: Link | None = None
         if control:
             self.link = Link(control, token, identity.rank, self.selector, placement.heartbeat_timeout)
-        self.link_state = "connecting" if control else "absent"
+        self.link_state = LinkState.CONNECTING if control else LinkState.ABSENT
 
     def run(self, argv: list[str]) -> int:
         """Start the program, stay until it has ended, and return the exit code to end with."""
@@ -122,8 +122,8 @@ class Agent:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        moments = [now + (1 if self.link and self.link.state == "connecting" else 60)]
-        if self.link and self.link.state in ("connecting", "up"):
+        moments = [now + (1 if self.link and self.link.state is LinkState.CONNECTING else 60)]
+        if self.link and not self.link.closed:
             moments.append(self.link.last_sent + self.period)
         if self.kill_at is not None:
             # Orphans that end give no sign to poll for: look ten times a second.
@@ -145,10 +145,10 @@ class Agent:
         link.check_time()
         if self.link_state != link.state:
             self.link_state = link.state
-            if link.state == "lost":
+            if link.state is LinkState.LOST:
                 self.by_launcher = self.by_launcher or not self.ended
                 self._end(signal.SIGTERM, self.placement.grace_period)
-            elif link.state == "absent":
+            elif link.state is LinkState.ABSENT:
                 self._go_on_alone(link)
         if now >= link.last_sent + self.period:
             link.send(messages.Beat())
@@ -176,7 +176,7 @@ class Agent:
 
     def _tell(self, message: AgentMessage) -> None:
         """To the launcher, or, where there is none, to our own stdout and stderr."""
-        if self.link and self.link.state in ("connecting", "up"):
+        if self.link and not self.link.closed:
             self.link.send(message)
         elif isinstance(message, messages.Output):
             self.printer.print(message.stream, messages.unpack(message.data))
@@ -261,7 +261,7 @@ class Agent:
         if self.running and not self.refused:
             self._tell(self._exit(self.running, self.ended))
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
-        while self.link and self.link.state in ("connecting", "up") and not self.released:
+        while self.link and not self.link.closed and not self.released:
             self._turn()
         self.printer.finish()
         if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
