@@ -13,6 +13,7 @@ from support.command import REPOSITORY
 from test_house import MAY_IMPORT, MAY_TOUCH, row
 
 from cpulaunch.cli.main import COMMANDS, main
+from cpulaunch.config.settings import SETTINGS
 
 PAGES = [
     REPOSITORY / "README.md",
@@ -121,6 +122,17 @@ def test_texts_use_the_fields_words(path: Path) -> None:
     text = re.sub(r"`[^`\n]*`", "", text)
     found = {word: use for word, use in PRIVATE_WORDS.items() if re.search(rf"\b(?:{word})\b", text, re.I)}
     assert found == {}, "use these words instead"
+
+
+def test_the_wizards_recordings_show_what_it_asks_today() -> None:
+    """If this fails, ``scripts/record_wizard.py docs/config.md`` records the wizard again."""
+    page = (REPOSITORY / "docs" / "config.md").read_text()
+    recordings = re.findall(r"^<!-- recording: .* -->\n```text\n(.*?)^```", page, re.M | re.S)
+    whys = {setting.ask.question: setting.ask.why for setting in SETTINGS.values() if setting.ask}
+    shown = [re.findall(r"^\? (.*\?)", recording, re.M) for recording in recordings]
+    assert {question for questions in shown for question in questions} == {*whys, "And now?"}
+    for recording, questions in zip(recordings, shown, strict=True):
+        assert [q for q in questions if q in whys and f"\n  {whys[q]}\n" not in recording] == []
 
 
 def test_the_architecture_page_has_the_houses_tables() -> None:
