@@ -14,6 +14,7 @@ from test_house import MAY_IMPORT, MAY_TOUCH, row
 
 from cpulaunch.cli.main import COMMANDS, main
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.launchers.base import Launcher
 
 PAGES = [
     REPOSITORY / "README.md",
@@ -141,11 +142,20 @@ def test_the_architecture_page_has_the_houses_tables() -> None:
         imports, touches = (", ".join(sorted(row(table, module))) or "–" for table in (MAY_IMPORT, MAY_TOUCH))
         rows.append(f"| `{module}` | {imports.replace('*', 'everything')} | {touches} |")
     path = REPOSITORY / "docs" / "architecture.md"
-    shown = path.read_text().partition("| module | may import | may touch |\n|---|---|---|\n")[2]
-    shown = shown.partition("\n\n")[0]
+    before, head, rest = path.read_text().partition("| module | may import | may touch |\n|---|---|---|\n")
+    shown, blank, after = rest.partition("\n\n")
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(path.read_text().replace(shown, "\n".join(rows)))
+        shown = "\n".join(rows)
+        path.write_text(before + head + shown + blank + after)
     assert shown.splitlines() == rows
+
+
+def test_the_architecture_page_has_every_member_of_a_launcher() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = page.partition("| name | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    shown = [name for row in table.splitlines() for name in re.findall(r"`(\w+)", row.split("|")[1])]
+    members = {*Launcher.__annotations__, *vars(Launcher)}
+    assert sorted(shown) == sorted(name for name in members if not name.startswith("_"))
 
 
 def test_the_architecture_page_names_every_module() -> None:
