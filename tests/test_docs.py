@@ -31,7 +31,7 @@ TEXTS = [
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node", "--profile"}
+FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node"}
 
 # Words of the project's past that nobody else uses, each with an example of what replaced it.
 PRIVATE_WORDS = {
