@@ -11,8 +11,9 @@ launcher → agent      the same                                                
 ====================  ============================================================  ===============
 
 The launcher sends a ``Challenge`` as soon as an agent connects, the agent answers by ``Hello``, the launcher
-by ``Welcome``; all other messages follow.  The token of their proofs travels in the environment: who doesn't
-know it can neither speak nor listen.  Times (``at``) are in seconds since 1970, on the sender's own clock.
+by ``Welcome``; all other messages follow.  The token of their proofs travels in the environment: a process
+that doesn't know it can neither send messages nor get any.  Times (``at``) are in seconds since 1970, on the
+sender's own clock.
 
 Agents import this module when they start.  So it imports little, and evaluates its annotations, which
 ``decode`` checks messages against: as texts, they would have to be compiled first.

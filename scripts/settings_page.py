@@ -13,14 +13,18 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Every setting of cpulaunch, made from its one table by `scripts/settings_page.py`.
+This page lists every setting; `scripts/settings_page.py` generates it from `cpulaunch/config/settings.py`.
 
-From strongest to weakest: the command line; the environment (`CPULAUNCH_…`, then the field's own
-variable); the YAML file; what was detected. `cpulaunch config show --origin` says which it was.
-The YAML file is `--config-file F`, else `$CPULAUNCH_CONFIG`, `./cpulaunch.yaml`,
-`$XDG_CONFIG_HOME/cpulaunch/config.yaml`. `--set KEY=VALUE` takes any key of this page, every option
-may be written with underscores, and `CPULAUNCH_` + the key in capitals, with `_` for `.`, is its variable:
-`ccl.worker_count` is `CPULAUNCH_CCL_WORKER_COUNT`.
+A value comes from the first of these sources that has one: the command line, the environment (first
+`CPULAUNCH_…`, then the field's own variable), the YAML file, the default. `auto` stands for what cpulaunch
+detects or decides. `cpulaunch config show --origin` shows where each value came from.
+
+The YAML file is the first of `--config-file F`, `$CPULAUNCH_CONFIG`, `./cpulaunch.yaml` and
+`$XDG_CONFIG_HOME/cpulaunch/config.yaml`.
+
+`--set KEY=VALUE` takes any key of this page. In an option's name, underscores work like hyphens. A key's
+variable is `CPULAUNCH_` and the key in capitals, with `_` for `.`: that of `ccl.worker_count` is
+`CPULAUNCH_CCL_WORKER_COUNT`.
 """
 
 

@@ -13,6 +13,8 @@ from support.command import REPOSITORY
 from test_house import MAY_IMPORT, MAY_TOUCH, row
 
 from cpulaunch.cli.main import COMMANDS, main
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.launchers.base import Launcher
 
 PAGES = [
     REPOSITORY / "README.md",
@@ -29,7 +31,7 @@ TEXTS = [
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node", "--profile"}
+FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node"}
 
 # Words of the project's past that nobody else uses, each with an example of what replaced it.
 PRIVATE_WORDS = {
@@ -92,7 +94,13 @@ def test_paragraphs_of_the_ccl_page_have_at_most_six_lines() -> None:
     text = re.sub(r"^ *```.*?^ *```", "", (REPOSITORY / "docs/ccl.md").read_text(), flags=re.M | re.S)
     paragraphs = [p for p in re.split(r"\n\s*\n|\n(?=- )", text) if not p.strip().startswith("|")]
     assert [p for p in paragraphs if len(p.strip().splitlines()) > 6] == []
-    assert [line for p in paragraphs for line in p.splitlines() if len(line) > 110] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=name_of)
+def test_lines_have_at_most_110_characters(page: Path) -> None:
+    # Except for code and tables, which can't be broken.
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
+    assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith("|")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -123,17 +131,37 @@ def test_texts_use_the_fields_words(path: Path) -> None:
     assert found == {}, "use these words instead"
 
 
+def test_the_wizards_recordings_show_what_it_asks_today() -> None:
+    """If this fails, ``scripts/record_wizard.py docs/config.md`` records the wizard again."""
+    page = (REPOSITORY / "docs" / "config.md").read_text()
+    recordings = re.findall(r"^<!-- recording: .* -->\n```text\n(.*?)^```", page, re.M | re.S)
+    whys = {setting.ask.question: setting.ask.why for setting in SETTINGS.values() if setting.ask}
+    shown = [re.findall(r"^\? (.*\?)", recording, re.M) for recording in recordings]
+    assert {question for questions in shown for question in questions} == {*whys, "And now?"}
+    for recording, questions in zip(recordings, shown, strict=True):
+        assert [q for q in questions if q in whys and f"\n  {whys[q]}\n" not in recording] == []
+
+
 def test_the_architecture_page_has_the_houses_tables() -> None:
     rows = []
     for module in sorted({*MAY_IMPORT, *MAY_TOUCH}):
         imports, touches = (", ".join(sorted(row(table, module))) or "–" for table in (MAY_IMPORT, MAY_TOUCH))
         rows.append(f"| `{module}` | {imports.replace('*', 'everything')} | {touches} |")
     path = REPOSITORY / "docs" / "architecture.md"
-    shown = path.read_text().partition("| module | may import | may touch |\n|---|---|---|\n")[2]
-    shown = shown.partition("\n\n")[0]
+    before, head, rest = path.read_text().partition("| module | may import | may touch |\n|---|---|---|\n")
+    shown, blank, after = rest.partition("\n\n")
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(path.read_text().replace(shown, "\n".join(rows)))
+        shown = "\n".join(rows)
+        path.write_text(before + head + shown + blank + after)
     assert shown.splitlines() == rows
+
+
+def test_the_architecture_page_has_every_member_of_a_launcher() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    table = page.partition("| name | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    shown = [name for row in table.splitlines() for name in re.findall(r"`(\w+)", row.split("|")[1])]
+    members = {*Launcher.__annotations__, *vars(Launcher)}
+    assert sorted(shown) == sorted(name for name in members if not name.startswith("_"))
 
 
 def test_the_architecture_page_names_every_module() -> None:

@@ -227,7 +227,7 @@ class Wizard:
     # ---- what comes of it
 
     def picture(self, setting: Setting, *, always: bool) -> None:
-        """Who would sit where after the answer; again only where ``always``, or where that has changed."""
+        """Where ranks would be placed after the answer; only if ``always``, or if that has changed."""
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:

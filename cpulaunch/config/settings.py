@@ -97,7 +97,7 @@ _TABLE = (
         "hosts.hostfile",
         Text("FILE"),
         "",
-        "file with one host a line: host, host:N or host slots=N; relative to the directory in which cpulaunch is started",
+        "file with one host per line: host, host:N or host slots=N; relative to the directory in which cpulaunch is started",
         ("--hostfile", "-f"),
         ask=Ask(
             1,
@@ -181,7 +181,7 @@ _TABLE = (
         "ccl.binding",
         Choice("auto", "cpulaunch", "oneccl_bind_pt"),
         "auto",
-        "implementation of the backend ccl: cpulaunch's, or Intel's oneccl_bind_pt; auto: cpulaunch's where it can be built",
+        "implementation of the backend ccl: cpulaunch's, or Intel's oneccl_bind_pt; auto: Intel's where it is installed for this torch, else cpulaunch's",
         ("--ccl-binding",),
         rank_variable=variables.CCL_BINDING,
     ),
@@ -189,7 +189,7 @@ _TABLE = (
         "ccl.worker_count",
         Number(0, "auto"),
         "auto",
-        "oneCCL worker threads per rank, each with a core of its own; 0: none",
+        "oneCCL worker threads per rank, each with a core of its own; auto: 1, but 0 where a rank has fewer than 4 cores",
         ("--ccl-worker-count",),
         "CCL_WORKER_COUNT",
         ask=Ask(

@@ -15,7 +15,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     except OSError as e:
         raise ConfigError(
             f"hostfile {path}: cannot be read: {e.strerror}",
-            hint="one host a line: host, host:N or host slots=N",
+            hint="one host per line: host, host:N or host slots=N",
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"hostfile {path}: not UTF-8 text") from None

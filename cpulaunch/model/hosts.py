@@ -1,6 +1,6 @@
 """Hosts and where they are named: hostfiles, lists on the command line.
 
-A hostfile has one host a line: ``host``, ``host:N`` or ``host slots=N``, with ``#`` comments and blank
+A hostfile has one host per line: ``host``, ``host:N`` or ``host slots=N``, with ``#`` comments and blank
 lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses stand in brackets where a count follows.
 """
 
@@ -43,7 +43,7 @@ def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
             entries += [(host, f"{shown}:{number}") for host in _entry(content, f"{shown}:{number}")]
     if not entries:
         raise ConfigError(
-            f"hostfile {shown}: names no host", hint="one host a line: host, host:N or host slots=N"
+            f"hostfile {shown}: names no host", hint="one host per line: host, host:N or host slots=N"
         )
     return _distinct(entries)
 
@@ -76,7 +76,7 @@ def _entry(content: str, origin: str) -> Iterator[Host]:
             raise ConfigError(
                 f"{origin}: {junk!r} after the host {name!r}",
                 part=junk,
-                hint="one host a line: host, host:N or host slots=N",
+                hint="one host per line: host, host:N or host slots=N",
             )
         slots = _count(count, origin, words[0])
     elif not _is_ipv6(name):

@@ -75,8 +75,8 @@ def choose_libraries(
     """What a host's ranks are started with, of the libraries ``found`` there.
 
     ``allocator`` and ``openmp`` are values of the settings.  ``found`` is what `find_libraries` returned, or
-    None where the host is unknown.  ``users`` are the variables that the user has set: what he preloads comes
-    first.  Raises PlanError where a library that is asked for isn't there, or contradicts his ``LD_PRELOAD``.
+    None where the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
+    comes first.  Raises PlanError where a library that is asked for isn't there, or contradicts it.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []

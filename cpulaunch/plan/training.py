@@ -27,7 +27,10 @@ class PrecisionDecision(NamedTuple):
 
 
 def decide_backend(config: Config, facts: Facts) -> BackendDecision:
-    """ccl where it can be used, unless the user chose another.  PlanError where he insists on ccl in vain."""
+    """ccl where it can be used, unless the user chose another.
+
+    Raises PlanError where the user chose ccl and it can't be used.
+    """
     chosen: str = config["training.backend"]
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(

@@ -19,7 +19,7 @@ Decide = Callable[[Outcome, Attempt], Attempt | None]
 async def run_attempts(started: Started, console: Console, decide: Decide) -> Outcome:
     """Watch one attempt after the other, as ``decide`` says; the outcome is the last one's.
 
-    None follows once the user has asked for the end, nor where the next one can't be started.
+    No attempt follows once the user has asked for the end, or where the next one can't be started.
     """
     began = time.monotonic()
     while True:

@@ -22,7 +22,7 @@ MOMENT = 0.1
 """Seconds in which equal lines of several ranks are taken for one."""
 
 MANY = 3
-"""Ranks from which on equal lines are taken for one: two are no crowd."""
+"""Equal lines of at least so many ranks are taken for one."""
 
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""

@@ -2,8 +2,9 @@
 
     python scripts/bench/multihost.py [start] [training] [--rounds N]
 
-Needs root: the hosts are network namespaces of this machine (tests/cluster), with a real sshd each, so all
-ranks share its cores.  Prints Markdown tables: min / median / max of rounds in turn, ratios within a round.
+Needs root: the hosts are network namespaces of this machine (tests/support/namespaces.py), with a real sshd
+each, so all ranks share its cores.  Prints Markdown tables: min / median / max of rounds in turn, ratios
+within a round.
 
 ``start``: seconds from the command to the first line that a rank prints, 4 hosts with one rank each: the
 bare mpiexec.hydra, cpulaunch without and with preflight.

@@ -76,7 +76,7 @@ def main() -> int:
             code, output, left = run([*command, "fail.py"], directory)
             seconds = time.monotonic() - started
             print(f"  rank 1 fails: exit code {code} after {seconds:.1f} s, {left} processes left", end="")
-            named = re.search(r"rank\W{0,9}1\b", output) is not None
+            named = re.search(r"rank\W{0,9}1\b", output, re.I) is not None
             print(f"; error shown: {'shard-1.npz' in output}, rank named: {named}", flush=True)
             if show_output:
                 print("\n".join(f"  | {line}" for line in output.splitlines()))

@@ -30,7 +30,7 @@ size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 size_t piece_size_for(int size) { return std::min(size * kPartSize, kMaxPieceSize); }
 
-// Who names an algorithm of oneCCL's wants it, and several workers share the work among them.
+// False where the user names an algorithm of oneCCL's, or has several of its workers share the work.
 bool user_leaves_choice() {
   const char* workers = std::getenv("CCL_WORKER_COUNT");
   return !std::getenv("CCL_ALLREDUCE") && (!workers || std::string(workers) == "1");
@@ -207,7 +207,7 @@ std::unique_ptr<Transfer> ShmAllreduce::start(void* data, size_t count, c10::Sca
 
 bool ShmAllreduce::advance(uint64_t end) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Small pieces many at a time; who waits is to look at the clock between large ones.
+  // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
   for (size_t moved = 0; collected_ < end && !aborted_ && moved < piece_size_;) {
     const size_t step = this->step();
     if (step == 0) break;
@@ -277,7 +277,7 @@ size_t ShmAllreduce::put(uint64_t number) {
   std::memcpy(to, from.data, own.begin);
   std::memcpy(to + own.end, from.data + own.end, from.bytes - own.end);
   counters_[rank_].signatures[number % kSlots] = from.signature();
-  // Release: who sees the piece put sees what is in the slot, and its signature.
+  // Release: a rank that sees the piece put sees what is in the slot, too, and its signature.
   counters_[rank_].put.store(++put_, std::memory_order_release);
   return from.bytes;
 }
@@ -300,8 +300,8 @@ size_t ShmAllreduce::sum(uint64_t number) {
   for (int rank = 0; rank < size_ && !is_whole(to); ++rank) {
     if (rank != rank_) std::memcpy(slot(rank, number) + begin, to.data + begin, end - begin);
   }
-  // Release: who sees the piece summed sees this rank's sum in its slot.  This rank's reads of that slot are over,
-  // too, so that it may be overwritten.
+  // Release: a rank that sees the piece summed sees this rank's sum in its slot, too.  This rank's reads of that slot
+  // are over, so that it may be overwritten.
   counters_[rank_].summed.store(++summed_, std::memory_order_release);
   return to.bytes;
 }
