@@ -66,7 +66,6 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, st
         backend="ccl",
         hosts=neighbours.hosts,
         local_ranks=neighbours.local_ranks,
-        cores=neighbours.cores,
         comm_cores=1 if offload else 0,
         oversubscribed=neighbours.oversubscribed,
         intel_mpi="PMI_RANK" in environ,  # or MPICH, which can't be told from it here

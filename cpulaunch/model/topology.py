@@ -128,11 +128,6 @@ class Topology:
         ]
         return tuple(sorted(cores, key=lambda core: (core.node, core.cpus)))
 
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether the machine mixes fast (P-) and clearly slower (E-) cores."""
-        return any(core.efficient for core in self.cores)
-
 
 def _efficient_below(performances: Iterable[float | None]) -> float:
     """The performance below which a core is an E-core; 0 where all cores are alike.

@@ -22,7 +22,6 @@ class Situation(NamedTuple):
     backend: str  # one of BACKENDS
     hosts: int
     local_ranks: int  # ranks on this host
-    cores: int  # physical cores on which the rank computes
     comm_cores: int = 0  # physical cores set aside for oneCCL's workers (0: none)
     worker_count: int = 1  # oneCCL's worker threads
     oversubscribed: bool = False  # more ranks than cores

@@ -75,7 +75,6 @@ def plan_communication(
         backend=backend,
         hosts=len(bound),
         local_ranks=max(len(binding.ranks) for binding in bindings),
-        cores=min(len(rank.cores) for rank in ranks),
         comm_cores=min(len(rank.comm_cores) for rank in ranks),
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),

@@ -389,7 +389,9 @@ class JobState:
     def outcome(self, now: float) -> Outcome:
         """How the job has ended, once all is cleaned up."""
         for rank in self.ranks:
-            if not rank.state.final:
+            if rank.state is RankState.NOT_STARTED:
+                self._move(rank, RankState.FAILED_TO_START)
+            elif not rank.state.final:
                 self._move(rank, RankState.ENDED_BY_LAUNCHER)
         succeeded = [
             (rank.exit.at + rank.clock, rank.rank) for rank in self.ranks if rank.exit and rank.exit.code == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 SCHEMA = 1
 OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
-NODE_LOST, STALLED, INTERRUPTED, START_FAILED = "node_lost", "stalled", "interrupted", "start_failed"
+NODE_LOST, INTERRUPTED, START_FAILED = "node_lost", "interrupted", "start_failed"
 
 
 @dataclass(frozen=True)

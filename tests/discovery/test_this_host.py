@@ -52,7 +52,6 @@ def test_each_machine_is_seen_as_it_is(name: str) -> None:
         str(efficient),
         str(topology.memory_only_nodes),
     )
-    assert topology.is_hybrid == bool(efficient)
 
 
 def test_this_process_has_the_cpus_of_its_mask() -> None:

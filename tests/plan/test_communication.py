@@ -7,7 +7,7 @@ import pytest
 from cpulaunch.errors import PlanError
 from cpulaunch.plan.communication import Situation, communication_defaults
 
-CCL = Situation(backend="ccl", hosts=1, local_ranks=2, cores=4)
+CCL = Situation(backend="ccl", hosts=1, local_ranks=2)
 
 
 @pytest.mark.parametrize(

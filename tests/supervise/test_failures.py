@@ -187,6 +187,7 @@ def test_a_row_of_the_table(play: Callable[[], Played], kind: str, code: int, sa
     assert bool(said) is bool(text)
     assert said in text
     assert first.signal == (code - 128 if kind == "signal" else None)
+    assert (outcome.ranks[2].status == "not started") is (kind == "start_failed")
 
 
 def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:

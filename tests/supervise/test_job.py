@@ -218,7 +218,7 @@ class TestAnAgentThatNeverConnects:
         job.to_the_end()
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("interrupted", 130)
-        assert {rank.status for rank in outcome.ranks} == {"ended by launcher"}
+        assert {rank.status for rank in outcome.ranks} == {"not started"}
 
     def test_that_says_on_stderr_that_it_cannot_runs_unwatched(self) -> None:
         job = Played()

@@ -111,9 +111,9 @@ void CclWork::complete() {
 }
 
 void CclWork::fail(const std::string& what) {
+  if (!take()) return;  // another thread has completed it
   const auto text = c10::str(describe(), " ", what);
   group_->fail(text);
-  if (!take()) return;
   transfer_->abort();
   // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
