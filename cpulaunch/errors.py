@@ -14,8 +14,6 @@ A traceback is for bugs of ours only: the command line prints these errors witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class CpulaunchError(Exception):
     """Base of all errors that are not bugs of ours."""
@@ -50,11 +48,3 @@ class HostError(CpulaunchError):
     """A host, program or port that is not ready."""
 
     exit_code = 3
-
-
-def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
-    import difflib  # only errors need it, and the agent wants to start quickly
-
-    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""

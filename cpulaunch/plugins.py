@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.errors import UsageError
+from cpulaunch.wording import did_you_mean
 
 LAUNCHERS = "cpulaunch.launchers"
 ENGINES = "cpulaunch.engines"

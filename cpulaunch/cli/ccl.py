@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.errors import UsageError
+from cpulaunch.wording import did_you_mean
 
 HELP = "the oneCCL process group: build it for the installed torch, see what is built"
 

@@ -16,7 +16,8 @@ from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
-from cpulaunch.errors import ConfigError, UsageError, did_you_mean
+from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.wording import did_you_mean
 
 if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft

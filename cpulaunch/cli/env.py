@@ -14,8 +14,8 @@ from cpulaunch.ccl.installed import BINDINGS, describe, state
 from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.show import counted
 from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.wording import counted
 
 EPILOG = """\
 Versions, the machine, the MPIs, which process group `ccl` would be and why, the variables of the field that

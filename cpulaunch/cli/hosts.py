@@ -12,10 +12,11 @@ from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
-from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
 from cpulaunch.model.hosts import LOCALHOST, Host, all_here
+from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
 Every host is asked over ssh at the same time: does ssh work without a password, are the interpreter,

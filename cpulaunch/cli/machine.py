@@ -9,7 +9,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cpulaunch import launchers
-from cpulaunch.cli.show import counted
 from cpulaunch.discovery.allocation import Allocation, allocation
 from cpulaunch.discovery.files import read_file
 from cpulaunch.discovery.hostfile import read_hostfile
@@ -17,6 +16,7 @@ from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
 from cpulaunch.model.hosts import Host
+from cpulaunch.wording import counted
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10

@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from cpulaunch import __version__
-from cpulaunch.errors import CpulaunchError, UsageError, did_you_mean
+from cpulaunch.errors import CpulaunchError, UsageError
+from cpulaunch.wording import did_you_mean
 
 COMMANDS = {
     "run": "run a program on every rank",

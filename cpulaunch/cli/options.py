@@ -11,7 +11,8 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
-from cpulaunch.errors import UsageError, did_you_mean
+from cpulaunch.errors import UsageError
+from cpulaunch.wording import did_you_mean
 
 ELSEWHERE = {
     "--np": "-n",

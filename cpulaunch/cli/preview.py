@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from cpulaunch import variables
 from cpulaunch.cli.facts import gather
-from cpulaunch.cli.show import counted, crowded, started
+from cpulaunch.cli.show import crowded, started
 from cpulaunch.config.config import Config
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
@@ -17,6 +17,7 @@ from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import picture
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plan.training import decide_precision, without_bf16
+from cpulaunch.wording import counted
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip

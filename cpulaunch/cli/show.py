@@ -16,6 +16,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import HostPlan, Plan
+from cpulaunch.wording import counted
 
 FEW = 3
 """Notes on the plan that a run shows unasked."""
@@ -164,7 +165,3 @@ def _pairs(env: Mapping[str, str]) -> str:
 def shown_path(path: Path) -> str:
     """Relative to the working directory where it lies below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -17,7 +17,8 @@ from cpulaunch import variables
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.kinds import Variables, Words
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
-from cpulaunch.errors import ConfigError, did_you_mean
+from cpulaunch.errors import ConfigError
+from cpulaunch.wording import did_you_mean
 
 # Ours, but no settings: which file to read, and what a job tells its agents and ranks.
 _OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.topology import Cpu, Topology, renumbered
+from cpulaunch.wording import counted
 
 HINT = "Record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
 COLUMNS = ("CPU", "CORE", "SOCKET", "NODE")
@@ -57,7 +58,7 @@ def _cells(number: int, line: str, heading: list[str], comma: bool) -> dict[str,
     least = len(heading) - len(caches)
     if not least <= len(cells) <= len(heading):
         columns = f"{len(heading)} columns ({','.join(heading)})"
-        raise _error(number, f"has {_count(len(cells), 'value')} for {columns}", line)
+        raise _error(number, f"has {counted(len(cells), 'value')} for {columns}", line)
     row = dict(zip(heading[: caches[0]] if caches else heading, cells, strict=False))
     behind = heading[caches[-1] + 1 :] if caches else []
     row.update(zip(reversed(behind), reversed(cells), strict=False))
@@ -110,7 +111,3 @@ def _megahertz(number: int, row: dict[str, str]) -> float | None:
 
 def _error(number: int, what: str, part: str) -> ConfigError:
     return ConfigError(f"line {number} of the lscpu text {what}", hint=HINT, part=part)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

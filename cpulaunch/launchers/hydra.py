@@ -13,9 +13,9 @@ _Hydra = partial(
     identity=IdentityVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     hostfile=("-f", HOSTFILE),
     host_line="{host}:{slots}",
-    equal=("-ppn", "{slots}"),
+    ranks_per_host=("-ppn", "{slots}"),
     directory=("-wdir", "{path}"),
-    set=("-genv", "{name}", "{value}"),
+    set_variable=("-genv", "{name}", "{value}"),
     when_orphaned=signal.SIGTERM,
     # MPICH's goes on waiting for ranks after this.
     failures=(r"\[proxy:[\d:]+@(?P<host>[^\]]+)\].*execvp error on file (?P<why>[^\r\n]+)",),

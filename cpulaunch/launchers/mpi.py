@@ -44,14 +44,17 @@ class Mpiexec(Launcher):
     ``version_words``: what its ``--version`` prints, one of them.  ``executables``: names of its program,
     the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
     the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
-    ``equal`` says ranks per host where all hosts have as many; else the hostfile's
-    counts do.  ``forward`` hands on a variable by name, for an MPI that hands on nothing by itself.
-    ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of
-    a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
-    the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it started.
-    ``ssh`` is the variable for the program to reach hosts with, ``interface`` the one for its own network,
-    with its value.  ``failures`` are patterns of what it prints when a start fails, ``last_failures`` those
-    that count only when nothing better has been printed by its end.
+
+    ``always``: arguments of every job.  ``ranks_per_host`` is said where all hosts have as many; else the
+    hostfile's counts do.  ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing
+    by itself.  ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
+    not those of a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec
+    prints, and the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it
+    started.  ``ssh`` is the variable for the program to reach hosts with, ``interface`` the one for its own
+    network, with its value, and ``interface_takes_ipv6`` whether that network may be one of IPv6;
+    ``takes_ipv6``: whether a hostfile may have such addresses.  ``failures`` are patterns of what it prints
+    when a start fails, ``last_failures`` those that count only when nothing better has been printed by its
+    end.
     """
 
     name: str
@@ -62,19 +65,20 @@ class Mpiexec(Launcher):
     install_hint: str
     hostfile: tuple[str, ...]
     host_line: str
-    equal: tuple[str, ...]
+    ranks_per_host: tuple[str, ...]
     directory: tuple[str, ...]
-    set: tuple[str, ...]
+    set_variable: tuple[str, ...]
     ssh: str
     interface: tuple[str, str]
     called_by_script: str = ""
     wheel: str = ""
-    fixed: tuple[str, ...] = ()
-    forward: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+    forward_variable: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     watched_env: dict[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
     always_hostfile: bool = False
+    interface_takes_ipv6: bool = True
     takes_ipv6: bool = False
     failures: tuple[str, ...] = ()
     last_failures: tuple[str, ...] = ()
@@ -91,7 +95,7 @@ class Mpiexec(Launcher):
         self._check_addresses(plan)
         placement = placement_variable(plan, self)
         files = {}
-        argv = [plan.mpiexec or self.executables[0], *self.fixed]
+        argv = [plan.mpiexec or self.executables[0], *self.always]
         if self.always_hostfile or not plan.here_alone:
             lines = (self.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
             files[HOSTFILE] = "".join(line + "\n" for line in lines)
@@ -100,9 +104,9 @@ class Mpiexec(Launcher):
         argv += [word.format(path=plan.program.directory) for word in self.directory]
         for name, value in plan.env.items():
             if name not in plan.private:
-                argv += [word.format(name=name, value=value) for word in self.set]
+                argv += [word.format(name=name, value=value) for word in self.set_variable]
         for name in (*JOB_VARIABLES, *placement, *self.env, *plan.forward):
-            argv += [word.format(name=name) for word in self.forward]
+            argv += [word.format(name=name) for word in self.forward_variable]
         argv += [*plan.mpi_args, *agent_argv(plan, installation)]
         command = Command(
             tuple(argv),
@@ -126,7 +130,7 @@ class Mpiexec(Launcher):
 
     def _ranks_per_host(self, plan: Plan) -> list[str]:
         counts = {len(host.ranks) for host in plan.hosts}
-        return [word.format(slots=min(counts)) for word in self.equal] if len(counts) == 1 else []
+        return [word.format(slots=min(counts)) for word in self.ranks_per_host] if len(counts) == 1 else []
 
     def _check_addresses(self, plan: Plan) -> None:
         ipv6 = [host.host for host in plan.hosts if ":" in host.host]
@@ -141,12 +145,10 @@ class Mpiexec(Launcher):
         if plan.here_alone:
             return {}
         env = {self.ssh: installation.ssh}
-        # Hydra finds an interface by its name; Open MPI's networks are of IPv4 only.
-        if plan.egress_interface and not (
-            "network" in self.interface[1] and ":" in plan.egress_interface.address
-        ):
+        ours = plan.egress_interface
+        if ours and (self.interface_takes_ipv6 or ":" not in ours.address):
             name, value = self.interface
-            env[name] = value.format(name=plan.egress_interface.name, network=plan.egress_interface.network)
+            env[name] = value.format(name=ours.name, network=ours.network)
         return _unless_users(plan, env)
 
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from cpulaunch.errors import ConfigError, did_you_mean
+from cpulaunch.errors import ConfigError
+from cpulaunch.wording import did_you_mean
 
 LOCALHOST = "localhost"
 """What this host is called where the user names none."""

@@ -15,6 +15,7 @@ from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
 from cpulaunch.plan.request import BindingRequest
+from cpulaunch.wording import counted
 
 SMALL_RANK = 4
 """With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
@@ -145,7 +146,7 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
     if efficient and not request.e_cores and len(efficient) < len(cores):
         cores = [core for core in cores if not core.efficient]
         cpus = CoreSet(cpu for core in efficient for cpu in core.cpus)
-        notes.append(f"{_count(len(efficient), 'E-core')} ({cpus}) not used; --use-e-cores uses them")
+        notes.append(f"{counted(len(efficient), 'E-core')} ({cpus}) not used; --use-e-cores uses them")
     if not cores:
         raise PlanError("no cores to use on this host", hint="Look at --cores, --numa-nodes, and the cpuset.")
     nodes: dict[int, list[Core]] = {}
@@ -282,7 +283,7 @@ def _rank_bindings(
     smallest = min(len(share) for share in shares)
     if workers >= smallest and not on_siblings and not request.oversubscribe:
         raise PlanError(
-            f"no compute core left: a rank has {_count(smallest, 'physical core')}, "
+            f"no compute core left: a rank has {counted(smallest, 'physical core')}, "
             f"and its oneCCL workers take {workers}",
             hint="Ask for fewer workers (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
         )
@@ -320,8 +321,8 @@ def _with_threads(
     most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(r.threads for r in ranks)
     if any(rank.threads > most for rank in ranks):
         notes.append(
-            f"a CPU quota of {quota_each * len(ranks):g} CPUs for {_count(len(ranks), 'rank')}: "
-            f"{_count(most, 'thread')} each"
+            f"a CPU quota of {quota_each * len(ranks):g} CPUs for {counted(len(ranks), 'rank')}: "
+            f"{counted(most, 'thread')} each"
         )
     return tuple(rank._replace(threads=min(rank.threads, most)) for rank in ranks)
 
@@ -340,13 +341,13 @@ def _brought(core: Core, request: BindingRequest) -> tuple[int, ...]:
 
 def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> PlanError:
     total = sum(len(node) for node in nodes)
-    have = f"{_count(total, 'usable physical core')}"
+    have = f"{counted(total, 'usable physical core')}"
     if len(nodes) > 1:
         have += f" ({' + '.join(str(len(node)) for node in nodes)} in {len(nodes)} NUMA nodes)"
     size = request.cores_per_rank
-    want = _count(ranks, "rank")
+    want = counted(ranks, "rank")
     if isinstance(size, int):
-        want += f" of {_count(size, 'core')}"
+        want += f" of {counted(size, 'core')}"
     if request.bind_numa:
         want += ", each within a NUMA node,"
     sharing = "" if request.oversubscribe else ", or let ranks share cores (--oversubscribe)"
@@ -363,8 +364,4 @@ def _spanning_note(ranks: Sequence[RankBinding]) -> str:
 def _idle_note(spare: list[Core], idle: CoreSet, request: BindingRequest) -> str:
     shares_out = request.cores_per_rank == "auto" and not request.bind_numa and not request.oversubscribe
     remedy = "; --cores-per-rank max uses them" if shares_out else ""
-    return f"{_count(len(spare), 'core')} idle ({idle}){remedy}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(len(spare), 'core')} idle ({idle}){remedy}"

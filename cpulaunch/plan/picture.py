@@ -8,6 +8,7 @@ from typing import Protocol
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
+from cpulaunch.wording import counted
 
 BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}
 """Corners and lines, and the sign of an idle core, with Unicode and without."""
@@ -75,10 +76,10 @@ class _Drawing:
     def heading(self) -> Iterator[str]:
         cores, cpus = len(self.topology.cores), len(self.topology.cpus)
         parts = [
-            _count(len(self.topology.sockets), "socket"),
-            _count(len(self.topology.nodes), "NUMA node"),
-            _count(cores, "core") + (f" ({cpus} CPUs)" if cpus != cores else ""),
-            _count(len(self.ranks), "rank"),
+            counted(len(self.topology.sockets), "socket"),
+            counted(len(self.topology.nodes), "NUMA node"),
+            counted(cores, "core") + (f" ({cpus} CPUs)" if cpus != cores else ""),
+            counted(len(self.ranks), "rank"),
         ]
         if self.topology.quota is not None:
             parts.append(f"CPU quota {self.topology.quota:g}")
@@ -91,7 +92,7 @@ class _Drawing:
                 cores = [c for c in self.topology.cores if c.socket == socket and c.node == node]
                 if cores:
                     cpus = CoreSet(cpu for core in cores for cpu in core.cpus)
-                    parts = [f"NUMA node {node}", _count(len(cores), "core"), f"CPUs {_compact(cpus)}"]
+                    parts = [f"NUMA node {node}", counted(len(cores), "core"), f"CPUs {_compact(cpus)}"]
                     rows = list(self.rows(cores, self.width - 8))
                     inside += self.box(f" {self.dot} ".join(parts), rows, self.width - 4)
             yield from self.box(f"socket {socket}", inside, self.width)
@@ -203,7 +204,3 @@ def _compact(cpus: CoreSet) -> str:
 
 def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,6 +12,7 @@ from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.plan.environment import to_forward
+from cpulaunch.wording import shortened
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
@@ -106,7 +107,7 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Ch
     if not here_alone and launchers.load(setting).this_host_only:
         raise PlanError(
             f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
-            f"{some([host.name for host in hosts])}",
+            f"{shortened([host.name for host in hosts])}",
             hint="--launcher mpirun",
         )
     return ChosenLauncher(setting, setting)
@@ -162,8 +163,3 @@ def forwarded_names(
     passes = launchers.load(launcher.name).passes_environment
     needed = to_forward(config.environ) if not passes and not all_here(hosts, facts.here) else []
     return list(dict.fromkeys((*config["forward"], *needed)))
-
-
-def some(names: list[str]) -> str:
-    """Up to four of ``names``, and how many more there are."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

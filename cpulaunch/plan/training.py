@@ -9,7 +9,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import LOCALHOST
-from cpulaunch.plan.select import some
+from cpulaunch.wording import shortened
 
 
 class BackendDecision(NamedTuple):
@@ -53,7 +53,7 @@ def decide_precision(requested: str, *, is_set: bool, lacking: Sequence[str]) ->
     """
     if requested != "bf16" or not lacking:
         return PrecisionDecision(requested)
-    whose = "this CPU has" if list(lacking) == [LOCALHOST] else f"the CPU of {some(list(lacking))} has"
+    whose = "this CPU has" if list(lacking) == [LOCALHOST] else f"the CPU of {shortened(list(lacking))} has"
     if is_set:
         return PrecisionDecision("bf16", f"bf16 is slow here: {whose} no instructions for it")
     return PrecisionDecision("fp32", f"precision fp32, as {whose} no instructions for bf16")
