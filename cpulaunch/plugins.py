@@ -28,6 +28,9 @@ BUILT_IN = {
 }
 """Group of entry points → name → where the object is.  Settings offer these names."""
 
+ENGINE_PACKAGES = {"ipex": "intel_extension_for_pytorch"}
+"""Engine → the package that it needs besides torch, which may not be installed."""
+
 MPIS = ("intel", "mpich", "openmpi")
 """The launchers that the setting ``mpi.flavour`` chooses from, the preferred first."""
 

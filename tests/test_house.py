@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "variables": set(),
     "plugins": set(),
     "messages": set(),
-    "config": {"config", "plugins"},
+    "config": {"config", "model.cores", "plugins"},
     "config.load": {"config", "yaml"},
     "config.accelerate": {"config", "yaml"},
     "model": {"model"},

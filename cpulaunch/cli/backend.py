@@ -8,7 +8,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError
 
 
-def ccl_missing(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
+def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
     """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
 
     With ``build``, the process group is built now where it isn't yet, which takes about a minute;

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cpulaunch.cli.backend import ccl_files, ccl_missing
+from cpulaunch.cli.backend import ccl_files, ensure_ccl
 from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
@@ -33,7 +33,7 @@ def gather(
         return facts_of_lscpu(config, lscpu_file)
     if facts_file:
         return recorded_facts(config, facts_file)
-    ccl = Ccl(partial(ccl_missing, config, build=program is not None, tell=tell), partial(ccl_files, config))
+    ccl = Ccl(partial(ensure_ccl, config, build=program is not None, tell=tell), partial(ccl_files, config))
     try:
         return collect_facts(config, ccl, tell, program)
     except HostError as e:

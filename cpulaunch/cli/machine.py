@@ -16,6 +16,7 @@ from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
 from cpulaunch.model.hosts import Host
+from cpulaunch.plugins import ENGINE_PACKAGES
 from cpulaunch.wording import counted
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
@@ -46,14 +47,10 @@ class Machine:
         """The MPI of a flavour, or the one that ``auto`` takes."""
         return next((mpi for mpi in self.mpis if flavour in ("auto", mpi.flavour)), None)
 
-    def has_bf16(self) -> bool | None:
-        """Whether the CPU has instructions for bf16; None where nobody knows."""
-        return None if self.facts.cpu_flags is None else bool(self.facts.cpu_flags)
-
     def lines(self) -> Iterator[str]:
         """What was found, for people."""
         topology = self.facts.topology
-        flags = " ".join(self.facts.cpu_flags or ()) or ("none" if self.has_bf16() is False else "unknown")
+        flags = "unknown" if self.facts.cpu_flags is None else " ".join(self.facts.cpu_flags) or "none"
         sizes = (counted(len(topology.sockets), "socket"), counted(len(topology.nodes), "NUMA node"),
                  counted(len(topology.cores), "core"))  # fmt: skip
         yield "CPU        " + ", ".join(sizes)
@@ -75,7 +72,7 @@ class Machine:
 
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine and this directory; takes a few tenths of a second."""
-    from cpulaunch.cli.backend import ccl_missing
+    from cpulaunch.cli.backend import ensure_ccl
     from cpulaunch.config.config import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
     from cpulaunch.discovery.mpi import all_mpis
@@ -84,7 +81,7 @@ def look(environ: Mapping[str, str]) -> Machine:
     values = {key: setting.default for key, setting in SETTINGS.items()}
     config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)
     notes: list[str] = []
-    missing = ccl_missing(config, build=False, tell=notes.append)
+    missing = ensure_ccl(config, build=False, tell=notes.append)
     mpis: dict[str, Mpi] = {}
     for mpi in all_mpis("auto"):
         mpis.setdefault(mpi.flavour, mpi)
@@ -94,7 +91,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         interfaces=tuple(_interfaces()),
         hostfiles=dict(_hostfiles()),
         allocation=_allocation(environ),
-        ipex=_version("intel_extension_for_pytorch"),
+        ipex=_version(ENGINE_PACKAGES["ipex"]),
         ccl_missing=missing,
         ccl_note=" ".join(notes),
     )

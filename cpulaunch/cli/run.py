@@ -15,6 +15,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.plugins import ENGINE_PACKAGES
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -66,9 +67,10 @@ def main(arguments: list[str]) -> int:
 
         for warning in crowded(config, plan):
             say(f"warning: {warning}")
-    if config["training.engine"] == "ipex" and find_spec("intel_extension_for_pytorch") is None:
+    package = ENGINE_PACKAGES.get(config["training.engine"])
+    if package and find_spec(package) is None:
         where = config.where("training.engine")
-        say(f"warning: {where}: IPEX is not installed in this environment: ranks train natively")
+        say(f"warning: {where}: {package} is not installed in this environment: ranks train natively")
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_json, plan_as_text

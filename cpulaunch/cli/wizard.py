@@ -24,6 +24,8 @@ from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.hosts import LOCALHOST
+from cpulaunch.plan.training import decide_precision, without_bf16
 
 ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.place if s.ask else 0)
 """The settings that are asked for one by one, in order."""
@@ -35,8 +37,8 @@ Say = Callable[[str], None]
 class Draft:
     """What the file at ``path`` is going to say.
 
-    ``values`` by key.  ``hosts``: a hostfile's text that goes with it, for hosts that were typed in, and
-    the list of the same hosts.
+    ``values`` by key.  For hosts that were typed in, ``hostfile_text`` is the hostfile that goes with it, and
+    ``typed`` what was typed.
     """
 
     path: Path
@@ -130,8 +132,9 @@ class Wizard:
         return Question(text, why, _typed(setting, now), check=lambda text: self.wrong(setting, text))
 
     def default(self, setting: Setting) -> Any:
-        if setting.key == "training.precision" and self.machine.has_bf16() is False:
-            return "fp32"
+        if setting.key == "training.precision":
+            lacking = without_bf16({LOCALHOST: self.machine.facts})
+            return decide_precision(setting.default, is_set=False, lacking=lacking).precision
         return setting.default
 
     def options(self, setting: Setting) -> Sequence[Option]:

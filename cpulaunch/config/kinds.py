@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import plugins
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
 
 
 class Kind:
@@ -58,14 +59,12 @@ class Text(Kind):
 class Numbers(Text):
     """A list of CPU or node numbers and ranges, as text, or ``auto``."""
 
-    _LIST = re.compile(r"(\s*[0-9]+(-[0-9]+(:[0-9]+)?)?\s*(,(?=.)|$))+")
-
     def __init__(self) -> None:
         super().__init__("LIST", "auto, or a list such as 0-13,28")
 
     def from_text(self, text: str) -> str:
-        if text != "auto" and not self._LIST.fullmatch(text):
-            raise ValueError
+        if text != "auto":
+            _check_numbers(text)
         return text
 
 
@@ -165,18 +164,23 @@ class Ranks(Kind):
 
     metavar = "RANKS|all|none"
     describe = "all, none, or a list such as 0,4-7"
-    _PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5})(?::0*[1-9][0-9]{0,4})?)?")
-    _LARGEST = 65535
 
     def from_text(self, text: str) -> str:
-        for part in () if text in ("all", "none") else text.split(","):
-            found = self._PART.fullmatch(part.strip())
-            if not found or not int(found[1]) <= int(found[2] or found[1]) <= self._LARGEST:
-                raise ValueError
+        if text not in ("all", "none"):
+            _check_numbers(text)
         return text
 
     def from_yaml(self, value: Any) -> str:
         return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+
+
+def _check_numbers(text: str) -> None:
+    try:
+        numbers = CoreSet.parse(text)
+    except ConfigError:
+        raise ValueError from None
+    if not numbers:
+        raise ValueError
 
 
 class Words(Kind):

@@ -19,7 +19,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import expected_launcher, launcher_setting, ranks_per_host
+from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
 
 Tell = Callable[[str], None]
 
@@ -116,8 +116,7 @@ def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
         tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
-    wanted = config["hosts.nnodes"]
-    return hosts if wanted == "all" or wanted > len(hosts) else hosts[:wanted]
+    return first_hosts(config, hosts) if hosts else ()
 
 
 def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:

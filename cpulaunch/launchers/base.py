@@ -26,7 +26,8 @@ class Launcher(ABC):
     """Starts one agent for each rank of a plan, all by the same command line.
 
     The agents of third-party launchers run without installed packages (``python -I -S``), so what an agent
-    must know of its launcher is data, which travels to it: ``identity`` and the two switches.
+    must know of its launcher is data, which travels to it: ``identity``, ``agents_are_children`` and
+    ``daemon_outlives_link``.
     """
 
     name: str

@@ -17,7 +17,11 @@ from cpulaunch.wording import shortened
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
     """The hosts that take part, in order.  Raises PlanError where the user wants more than there are."""
-    hosts = facts.listed or (Host(LOCALHOST),)
+    return first_hosts(config, facts.listed or (Host(LOCALHOST),))
+
+
+def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """As many of ``hosts`` as the user wants.  Raises PlanError where he wants more than there are."""
     wanted = config["hosts.nnodes"]
     if wanted != "all":
         if wanted > len(hosts):

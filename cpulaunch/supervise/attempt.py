@@ -64,7 +64,7 @@ def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
     )
 
 
-class Started(NamedTuple):
+class RunningAttempt(NamedTuple):
     """An attempt whose processes run, and which listens for its agents."""
 
     attempt: Attempt
@@ -72,7 +72,7 @@ class Started(NamedTuple):
     processes: Sequence[subprocess.Popen[bytes]]
 
 
-def start_attempt(attempt: Attempt, console: Console) -> Started:
+def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
     """Start the commands of an attempt in the job's directory.  Raises HostError."""
     listener, address = listen(attempt.plan)
     try:
@@ -82,7 +82,7 @@ def start_attempt(attempt: Attempt, console: Console) -> Started:
     except BaseException:
         listener.close()
         raise
-    return Started(attempt, listener, processes)
+    return RunningAttempt(attempt, listener, processes)
 
 
 def _new_token() -> str:

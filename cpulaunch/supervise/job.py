@@ -11,7 +11,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
-from cpulaunch.errors import HostError
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import (
@@ -308,7 +308,7 @@ class JobState:
         silence = self._now - rank.heard_at
         self._move(rank, RankState.LOST)
         error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
-        self._mark_failed(rank, kinds.NODE_LOST, 4, error, rank.heard_at)
+        self._mark_failed(rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, rank.heard_at)
 
     @property
     def _may_be_missing(self) -> bool:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from cpulaunch import launchers, messages
 from cpulaunch.supervise import events
-from cpulaunch.supervise.attempt import Started
+from cpulaunch.supervise.attempt import RunningAttempt
 from cpulaunch.supervise.control import Control
 from cpulaunch.supervise.job import SETTLE, JobState, Watching
 from cpulaunch.supervise.outcome import Outcome
@@ -48,9 +48,9 @@ SHOWN_FIELDS = (
 class AttemptLoop:
     """One attempt, from the start of its processes to its outcome."""
 
-    def __init__(self, started: Started, console: Console, began: float) -> None:
+    def __init__(self, running: RunningAttempt, console: Console, began: float) -> None:
         """``began`` is when the job's first attempt did, on the monotonic clock."""
-        self.attempt, self.processes, self._listener = started.attempt, started.processes, started.listener
+        self.attempt, self.processes, self._listener = running.attempt, running.processes, running.listener
         self.console, self.output = console, console.output
         plan = self.attempt.plan
         self.launcher = launchers.load(plan.launcher)

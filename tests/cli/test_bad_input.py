@@ -83,7 +83,9 @@ def test_a_command_without_its_own_shows_its_help(cpulaunch: Run, command: str) 
 def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None:
     pytest.importorskip("torch")
     done = cpulaunch("run", "-n", "1", "--dry-run", "--engine", "ipex", "show.py")
-    assert ("IPEX is not installed" in done.stderr) == (find_spec("intel_extension_for_pytorch") is None)
+    assert ("intel_extension_for_pytorch is not installed" in done.stderr) == (
+        find_spec("intel_extension_for_pytorch") is None
+    )
 
 
 def test_without_a_compiler_gloo_is_taken_and_said(cpulaunch: Run, show) -> None:

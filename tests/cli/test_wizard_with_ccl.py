@@ -41,7 +41,7 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
     ) -> tuple[Listed, Draft, str]:
         monkeypatch.chdir(tmp_path)
         for module in ("cli.facts", "cli.backend"):
-            monkeypatch.setattr(f"cpulaunch.{module}.ccl_missing", lambda *args, **kwargs: missing)
+            monkeypatch.setattr(f"cpulaunch.{module}.ensure_ccl", lambda *args, **kwargs: missing)
         asker, draft, said = Listed(answers), Draft(tmp_path / "cpulaunch.yaml", dict(old)), list[str]()
         environ = {"PATH": os.environ["PATH"]}
         assert Wizard(look(environ), asker, draft, environ, said.append).run()

@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 
 class Engine(Protocol):
-    """An engine.  Those of other packages may inherit from this class: all but ``apply`` has a default.
+    """An engine.  Those of other packages may inherit from this; ``name`` and ``apply`` have no default.
 
     ``needs_optimizer``: ``apply`` takes a model only together with its one optimizer, which trains nothing
     else.  ``broadcast_first``: ranks take rank 0's weights before ``apply``, as the engine keeps a part of
