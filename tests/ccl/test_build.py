@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ranks import environment, free_port, run_script
+from support.packages import stand_in
 
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, State
@@ -338,14 +339,6 @@ dist.Backend.register_backend("ccl", lambda store, rank, size, timeout: dist.Pro
 cwd = __file__
 print("stand-in imported")
 """
-
-
-def stand_in(directory: Path, body: str, version: str) -> None:
-    """A package with the names of Intel's bindings."""
-    (package := directory / installed.BINDINGS).mkdir()
-    (package / "__init__.py").write_text(body)
-    (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {version}\n")
 
 
 @pytest.mark.slow
