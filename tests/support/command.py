@@ -35,12 +35,12 @@ def mpi_options(flavour: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def bounded(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed once it counts as hung, so that what it should print can be waited for.
+def bounded(process: subprocess.Popen[str], limit: float = TIMEOUT) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed after ``limit`` seconds, so that what it should print can be waited for.
 
     It is gone, and its pipes are closed, when this is left.
     """
-    timer = threading.Timer(TIMEOUT, process.kill)
+    timer = threading.Timer(limit, process.kill)
     timer.start()
     try:
         yield process
