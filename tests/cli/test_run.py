@@ -14,7 +14,7 @@ import pexpect
 import pytest
 from support import programs
 from support.command import TIMEOUT, Run, clean_environment, processes_with
-from support.jobs import box, job, outcome, outputs
+from support.jobs import box, job, outcome, output_of_one, outputs
 
 NASTY = [
     "a b",
@@ -36,7 +36,7 @@ NASTY = [
 
 
 class TestEveryLauncher:
-    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(
+    def test_ranks_know_who_they_are_and_have_the_planned_cores(
         self, cpulaunch: Run, launcher_options, show
     ) -> None:
         ranks = outputs(cpulaunch("run", "-n", "2", *launcher_options, "show.py", "--lr", "0.1"))
@@ -455,7 +455,7 @@ def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: 
 
 
 class TestPlacement:
-    def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
+    def test_a_rank_that_may_not_use_its_cores_fails_the_job(self, cpulaunch: Run, show) -> None:
         """The plan is made with all CPUs, but the ranks are started with fewer."""
         options = hydra_after(show.parent, "exec taskset -c 0")
         done = cpulaunch("run", "-n", "2", *options, "show.py")
@@ -466,13 +466,8 @@ class TestPlacement:
 
     @pytest.mark.parametrize("cores", ["0", "1"])
     def test_cores_are_those_asked_for(self, cpulaunch: Run, show, cores) -> None:
-        ranks = outputs_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
+        ranks = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
         assert ranks["cpus"] == [int(cores)]
-
-
-def outputs_of_one(done: subprocess.CompletedProcess[str]) -> dict:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def unfolded(cores: str) -> Iterator[str]:

@@ -115,8 +115,8 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_two_names_of_one_host() -> None:
-    twin = {**answer(1), "name": "alias"}
-    assert complaints(responses(answer(0), answer(1), twin)) == ["alias: is the same host as node1"]
+    same = {**answer(1), "name": "alias"}
+    assert complaints(responses(answer(0), answer(1), same)) == ["alias: is the same host as node1"]
 
 
 def test_what_will_slow_the_others_down_is_a_warning() -> None:

@@ -17,6 +17,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 TIMEOUT = 60.0
 """Seconds after which a command counts as hung."""
 
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
 
 def clean_environment(**further: str) -> dict[str, str]:
     """Our environment without settings of cpulaunch or its field."""
@@ -32,6 +34,14 @@ def mpi_options(flavour: str) -> list[str]:
     if not directory:
         pytest.skip(f"CPULAUNCH_TEST_{flavour.upper()} is not set: scripts/test.sh sets it")
     return ["--mpi", flavour, "--mpi-path", directory]
+
+
+def intel_python() -> Path:
+    """The Python of an environment with torch 2.8 and IPEX 2.8; scripts/test.sh says where it is."""
+    directory = os.environ.get("CPULAUNCH_TEST_INTEL")
+    if not directory:
+        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
+    return Path(directory, "python")
 
 
 @contextlib.contextmanager
