@@ -15,11 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from cpulaunch.config.settings import SETTINGS
+
 RECORDINGS = {
-    "one-machine": {"How many ranks per host?": ["2", "Enter"]},
-    "four-nodes": {"Where should the ranks run?": ["Down", "Enter"]},
+    "one-machine": {"hosts.nproc_per_node": ["2", "Enter"]},
+    "four-nodes": {"hosts.hostfile": ["Down", "Enter"]},
 }
-"""The keys to press; where nothing is said, it is Enter."""
+"""The keys to press where a setting is asked for; elsewhere it is Enter."""
 
 # A question that waits for its answer.
 PENDING = re.compile(r"^\? (.*\?) +(?:\(arrow keys.*|\[.*)$", re.MULTILINE)
@@ -34,6 +36,9 @@ def record(name: str) -> str:
             hostfile = Path(directory, "hostfiles", "small-nodes")
             hostfile.parent.mkdir()
             hostfile.write_text("node[1-4] slots=2\n")
+        keys = {
+            ask.question: pressed for key, pressed in RECORDINGS[name].items() if (ask := SETTINGS[key].ask)
+        }
         socket = f"record-{name}-{os.getpid()}"
 
         def tmux(*arguments: str) -> str:
@@ -64,7 +69,7 @@ def record(name: str) -> str:
         try:
             asked = ""
             while asked := wait(asked):
-                tmux("send-keys", "-t", "0", *RECORDINGS[name].get(asked, ["Enter"]))
+                tmux("send-keys", "-t", "0", *keys.get(asked, ["Enter"]))
             return "$ cpulaunch config\n" + screen().partition("END")[0].rstrip() + "\n"
         finally:
             tmux("kill-server")

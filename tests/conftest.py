@@ -14,6 +14,9 @@ from hypothesis import settings
 from support import programs
 from support.command import TIMEOUT, Run, clean_environment, mpi_options, processes_with
 
+from cpulaunch.ccl import installed
+from cpulaunch.launchers import MPIS
+
 # A busy machine is no failure.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -49,14 +52,7 @@ def cpulaunch(tmp_path: Path) -> Run:
     return run
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        pytest.param("intel", marks=pytest.mark.slow),
-        pytest.param("mpich", marks=pytest.mark.slow),
-        pytest.param("openmpi", marks=pytest.mark.slow),
-    ]
-)
+@pytest.fixture(params=["local", *(pytest.param(mpi, marks=pytest.mark.slow) for mpi in MPIS)])
 def launcher_options(request: pytest.FixtureRequest) -> list[str]:
     """The options for each launcher in turn."""
     return ["--launcher", "local"] if request.param == "local" else mpi_options(request.param)
@@ -71,6 +67,17 @@ def marked(tmp_path: Path) -> Iterator[dict[str, str]]:
     for pid in left:
         os.kill(pid, 9)
     assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def built() -> installed.Built:
+    """The compiled process group for this torch."""
+    there = installed.state()
+    if there.torch is None:
+        pytest.skip("torch is not installed")
+    if there.built is None:
+        pytest.fail(f"{there.problem}: run `cpulaunch ccl build` first")
+    return there.built
 
 
 @pytest.fixture

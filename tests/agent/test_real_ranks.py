@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 from support.agents import AGENT, placement, rank_spec, run_agent
-from support.command import Run
+from support.command import Run, needs_two_cores
+from support.jobs import outcome, output_of_one
 
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.request import BindingRequest, HostRequest
 
 HERE = find_libraries(library_directories(), import_directories())
-TWO_CORES = len(os.sched_getaffinity(0)) >= 2
 FIRST, *_, LAST = sorted(os.sched_getaffinity(0)) * 2
-needs_two_cores = pytest.mark.skipif(not TWO_CORES, reason="this machine has only one core")
 
 SHOW = """
 import json, os
@@ -56,12 +55,6 @@ def installed(library: str) -> str:
     return HERE[library]
 
 
-def shown(done: subprocess.CompletedProcess[str]) -> Any:
-    """What the one rank printed."""
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def events(directory: Path, kind: str) -> list[dict[str, Any]]:
     (file,) = directory.glob("runs/*/events.jsonl")
     return [event for line in file.open() if (event := json.loads(line))["type"] == kind]
@@ -82,7 +75,7 @@ class TestLibraries:
     ) -> None:
         path = installed(library)
         (tmp_path / "show.py").write_text(SHOW)
-        seen = shown(cpulaunch("run", "-n", "1", *options, "show.py"))
+        seen = output_of_one(cpulaunch("run", "-n", "1", *options, "show.py"))
         assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (path, [mapped])
         assert events(tmp_path, "found")[0]["preloaded"] == [path]
 
@@ -91,7 +84,7 @@ class TestLibraries:
         (tmp_path / "show.py").write_text(SHOW)
         env = {"LD_PRELOAD": tcmalloc, "KMP_BLOCKTIME": "33"}
         done = cpulaunch("run", "-v", "-n", "1", "--openmp", "intel", "show.py", env=env)
-        seen = shown(done)
+        seen = output_of_one(done)
         assert seen["env"]["LD_PRELOAD"] == f"{tcmalloc}:{intel}"
         assert seen["env"]["KMP_BLOCKTIME"] == "33"
         assert "allocator: tcmalloc, of your LD_PRELOAD" in done.stderr
@@ -102,7 +95,7 @@ class TestLibraries:
         (conda := tmp_path / "conda/lib/libjemalloc.so.2").symlink_to(installed("jemalloc"))
         (tmp_path / "show.py").write_text(SHOW)
         env = {"CONDA_PREFIX": str(tmp_path / "conda")}
-        seen = shown(cpulaunch("run", "-n", "1", "--allocator", "jemalloc", "show.py", env=env))
+        seen = output_of_one(cpulaunch("run", "-n", "1", "--allocator", "jemalloc", "show.py", env=env))
         assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (str(conda), ["libjemalloc"])
 
     def test_the_agent_itself_does_without_them(self, cpulaunch: Run, tmp_path: Path) -> None:
@@ -142,7 +135,7 @@ class TestThreads:
             installed("intel")
         (tmp_path / "threads.py").write_text(THREADS)
         cores = f"{FIRST},{LAST}"
-        seen = shown(cpulaunch("run", "-n", "1", "--cores", cores, "--openmp", openmp, "threads.py"))
+        seen = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "--openmp", openmp, "threads.py"))
         both = [FIRST, LAST]
         assert seen["threads"] == 2
         assert seen["main"] == seen["thread"] == seen["fork"] == both
@@ -152,7 +145,7 @@ class TestThreads:
     def test_that_the_user_binds_are_his(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "show.py").write_text(SHOW)
         done = cpulaunch("run", "-v", "-n", "1", "show.py", env={"OMP_PLACES": "sockets"})
-        assert shown(done)["env"]["OMP_PLACES"] == "sockets"
+        assert output_of_one(done)["env"]["OMP_PLACES"] == "sockets"
         assert "your OMP_PLACES binds OpenMP's threads; cpulaunch leaves them alone" in done.stderr
 
     @needs_two_cores
@@ -180,7 +173,7 @@ class TestThreads:
     ) -> None:
         (tmp_path / "own.py").write_text(f"{prepare}\nimport torch\nprint(torch.get_num_threads())")
         done = cpulaunch("run", "-n", "1", "--threads", "1", "own.py")
-        assert shown(done) == said
+        assert output_of_one(done) == said
         assert events(tmp_path, "found")[-1]["torch_threads"] == said
 
 
@@ -202,8 +195,7 @@ class TestMasks:
         done = interfered(cpulaunch, tmp_path, code, "--cores", f"{FIRST},{LAST}")
         assert done.returncode == 3
         assert f"rank 0 was put on CPUs {FIRST}-{LAST}, but is on {FIRST}" in done.stderr
-        (outcome,) = tmp_path.glob("runs/*/outcome.json")
-        assert json.loads(outcome.read_text())["kind"] == "start_failed"
+        assert outcome(tmp_path)["kind"] == "start_failed"
 
     @needs_two_cores
     def test_lenient_makes_it_a_warning(self, cpulaunch: Run, tmp_path: Path) -> None:
@@ -222,21 +214,16 @@ class TestMasks:
         assert f"rank 0 was put on CPUs {FIRST}, but its threads are on " in done.stderr
 
 
-def printed(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.removeprefix("[0] "))
-
-
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
 class TestMemory:
     """This machine may have but one NUMA node; a policy for it is a policy all the same."""
 
     @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
     def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
-        assert printed(run_agent(placement(tmp_path, rank_spec(policy)), SHOW))["policy"] == policy
+        assert output_of_one(run_agent(placement(tmp_path, rank_spec(policy)), SHOW))["policy"] == policy
 
     def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
-        assert printed(run_agent(placement(tmp_path, rank_spec()), SHOW))["policy"] == "default"
+        assert output_of_one(run_agent(placement(tmp_path, rank_spec()), SHOW))["policy"] == "default"
 
     def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
         done = run_agent(placement(tmp_path, rank_spec("bind:1000")), SHOW)
@@ -248,7 +235,7 @@ class TestMemory:
     def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
         """Near memory is what the kernel prefers anyway, and containers often forbid the system call."""
         assert (
-            printed(run_agent(placement(tmp_path, rank_spec(policy), lenient=lenient), SHOW))["policy"]
+            output_of_one(run_agent(placement(tmp_path, rank_spec(policy), lenient=lenient), SHOW))["policy"]
             == "default"
         )
 
@@ -276,7 +263,7 @@ class TestHostsThatNobodyLookedAt:
                 BindingRequest(worker_count=1, dedicate_workers=False), allocator="default", openmp="intel"
             ),
         )
-        seen = printed(run_agent(placed, SHOW))
+        seen = output_of_one(run_agent(placed, SHOW))
         cores = len(os.sched_getaffinity(0))
         assert seen["env"]["LD_PRELOAD"] == intel
         assert "MALLOC_CONF" not in seen["env"]

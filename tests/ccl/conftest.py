@@ -12,22 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ranks import Ranks
 
-from cpulaunch.ccl import installed
+from cpulaunch.ccl.installed import Built
 
 
 @pytest.fixture(scope="session")
-def built() -> installed.Built:
-    """The group for this torch."""
-    there = installed.state()
-    if there.torch is None:
-        pytest.skip("torch is not installed")
-    if there.built is None:
-        pytest.fail(f"{there.problem}: run `cpulaunch ccl build` first")
-    return there.built
-
-
-@pytest.fixture(scope="session")
-def two(built: installed.Built) -> Iterator[Ranks]:
+def two(built: Built) -> Iterator[Ranks]:
     """Two ranks."""
     ranks = Ranks(2)
     yield ranks
@@ -35,7 +24,7 @@ def two(built: installed.Built) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def three(built: installed.Built) -> Iterator[Ranks]:
+def three(built: Built) -> Iterator[Ranks]:
     """Three ranks, which on two cores are oversubscribed."""
     ranks = Ranks(3)
     yield ranks
@@ -43,7 +32,7 @@ def three(built: installed.Built) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def four(built: installed.Built) -> Iterator[Ranks]:
+def four(built: Built) -> Iterator[Ranks]:
     """Four ranks."""
     ranks = Ranks(4)
     yield ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -403,26 +404,28 @@ def misuse() -> list[str]:
     return messages
 
 
-def count_while_waiting() -> int:
-    import threading
-    import time
+def wait_while_a_thread_runs() -> str:
+    """Rank 0 waits for rank 1, which comes once another thread of rank 0 has told it to."""
+    store = dist.distributed_c10d._get_default_store()
+    key = "a thread has run"
+    if dist.get_rank() == 0:
+        waiting = threading.Event()
 
-    counted, stop = 0, threading.Event()
+        def tell() -> None:
+            waiting.wait(20)
+            store.set(key, "")
 
-    def count() -> None:
-        nonlocal counted
-        while not stop.wait(0.005):
-            counted += 1
-
-    dist.barrier()
-    if dist.get_rank() == 1:
-        time.sleep(1)
-    thread = threading.Thread(target=count)
-    thread.start()
-    dist.barrier()
-    stop.set()
-    thread.join()
-    return counted
+        thread = threading.Thread(target=tell)
+        thread.start()
+        work = dist.barrier(async_op=True)
+        waiting.set()  # though the thread runs only where the next line lets it
+        work.wait()
+        thread.join(20)
+        store.delete_key(key)
+    else:
+        store.wait([key], timedelta(seconds=20))
+        dist.barrier()
+    return "ok"
 
 
 def repeat(allreduces: int, groups: int) -> dict[str, float]:

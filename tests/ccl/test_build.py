@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from ranks import environment, free_port, run_script
+from support.command import bounded
+from support.packages import stand_in
 
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, State
@@ -54,14 +56,13 @@ def make(tmp_path: Path, **changes: str) -> Built:
 # --- what is there
 
 
-def test_looking_does_not_import_torch_and_takes_milliseconds() -> None:
+def test_looking_does_not_import_torch() -> None:
     done = python(
-        "import sys, time; from cpulaunch.ccl import installed\n"
-        "began = time.perf_counter(); installed.state().problem; print((time.perf_counter() - began) * 1e3)\n"
+        "import sys; from cpulaunch.ccl import installed\n"
+        "installed.state().problem\n"
         "assert 'torch' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 50
 
 
 @pytest.mark.parametrize(
@@ -147,12 +148,15 @@ def test_an_unsupported_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
     source = "from cpulaunch.ccl.build import build; print(build(lambda t: print(t, flush=True)).module)"
-    builders = [
-        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
-        for _ in range(2)
-    ]  # fmt: skip
-    texts = [builder.communicate(timeout=400)[0] for builder in builders]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        )  # fmt: skip
+
+    with bounded(start(), limit=400) as first, bounded(start(), limit=400) as second:
+        texts = [builder.communicate()[0] for builder in (first, second)]
     modules = {text.splitlines()[-1] for text in texts}
     assert len(modules) == 1
     assert Path(modules.pop()).stat().st_size > 1e6
@@ -272,16 +276,15 @@ def test_a_wheel_wants_a_directory(tmp_path: Path, directory: str) -> None:
 
 
 @pytest.mark.slow
-def test_registration_takes_less_than_five_milliseconds_and_loads_nothing() -> None:
+def test_registration_loads_nothing() -> None:
     done = python(
-        "import sys, time, torch\n"
+        "import sys, torch\n"
         "from cpulaunch.ccl import register\n"
-        "began = time.perf_counter(); register.autoload(); print((time.perf_counter() - began) * 1e3)\n"
+        "register.autoload()\n"
         "assert 'cpulaunch.ccl.load' not in sys.modules\n"
         "assert 'ccl' in torch.distributed.Backend.backend_list"
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 5
 
 
 @pytest.mark.slow
@@ -338,14 +341,6 @@ dist.Backend.register_backend("ccl", lambda store, rank, size, timeout: dist.Pro
 cwd = __file__
 print("stand-in imported")
 """
-
-
-def stand_in(directory: Path, body: str, version: str) -> None:
-    """A package with the names of Intel's bindings."""
-    (package := directory / installed.BINDINGS).mkdir()
-    (package / "__init__.py").write_text(body)
-    (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {version}\n")
 
 
 @pytest.mark.slow

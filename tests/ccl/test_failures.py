@@ -14,7 +14,7 @@ SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
-rank, x = dist.get_rank(), torch.ones(1000, 10)
+rank, x, store = dist.get_rank(), torch.ones(1000, 10), dist.distributed_c10d._get_default_store()
 parts = [torch.ones(1000, 10) for _ in range(dist.get_world_size())]
 dist.all_reduce(x)
 began = time.monotonic()
@@ -22,6 +22,8 @@ try:
 {body}
 except dist.DistBackendError as error:
     print(f"{{time.monotonic() - began:.1f}} s: {{error}}", file=sys.stderr)
+    if rank == 0:
+        store.add("rank 0 has raised", 1)  # comes back when the others have been told
     sys.exit(7)
 """
 
@@ -51,7 +53,7 @@ COLLECTIVES = pytest.mark.parametrize(
 @pytest.mark.parametrize("late", ["False", "True"], ids=["sync", "async"])
 def test_a_late_rank_makes_the_others_raise_what_they_waited_for(late: str, collective: str) -> None:
     first, second = run_script(2, script(
-        "if rank == 1: time.sleep(7)",
+        "if rank == 1: store.wait(['rank 0 has raised'], timedelta(seconds=60))",
         f"work = dist.{collective}, async_op={late})",
         "if work: work.wait()",
         seconds=3,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from ranks import run_script
+from support.command import intel_python
 
 pytestmark = pytest.mark.slow
 
@@ -78,13 +78,12 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def intel() -> str:
     """The Python with torch 2.8 and Intel's extension, with the group built for it."""
-    if not (directory := os.environ.get("CPULAUNCH_TEST_INTEL")):
-        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
+    python = intel_python()
     build = subprocess.run(
-        [Path(directory, "cpulaunch"), "ccl", "build"], capture_output=True, text=True, timeout=600
+        [python.with_name("cpulaunch"), "ccl", "build"], capture_output=True, text=True, timeout=600
     )
     assert build.returncode == 0, build.stderr
-    return str(Path(directory, "python"))
+    return str(python)
 
 
 @pytest.mark.parametrize(

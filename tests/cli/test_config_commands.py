@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.command import Run
-
-ROOT = Path(__file__).parent.parent.parent
-
+from support.command import REPOSITORY, Run
 
 # ---- --defaults
 
@@ -98,6 +95,7 @@ def test_show_is_yaml_that_means_the_same(cpulaunch: Run, tmp_path: Path) -> Non
     (tmp_path / "cpulaunch.yaml").write_text("env: {A: 'no'}\n")
     first = cpulaunch("config", "show", "--set", "output.log_dir=no", "--origin")
     (tmp_path / "again.yaml").write_text(first.stdout)
+    assert cpulaunch("config", "validate", "again.yaml").returncode == 0
     second = cpulaunch("config", "show", "--config-file", "again.yaml")
     assert second.returncode == 0
     assert yaml.safe_load(first.stdout) == yaml.safe_load(second.stdout)
@@ -106,12 +104,12 @@ def test_show_is_yaml_that_means_the_same(cpulaunch: Run, tmp_path: Path) -> Non
 
 def test_show_says_where_each_value_is_from(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("cpulaunch: 1\nccl:\n  worker_count: 2\n")
-    done = cpulaunch(
-        "config", "show", "--origin", "--set", "output.tee=0", env={"CPULAUNCH_LAUNCHER": "local"}
-    )
+    env = {"CPULAUNCH_LAUNCHER": "local", "FI_PROVIDER": "psm3"}
+    done = cpulaunch("config", "show", "--origin", "--set", "output.tee=0", env=env)
     origins = {line.split("#")[0].strip(): line.split("# ")[-1] for line in done.stdout.splitlines()[1:]}
     assert origins["worker_count: 2"] == "cpulaunch.yaml:3"
     assert origins["launcher: local"] == "$CPULAUNCH_LAUNCHER"
+    assert origins["provider: psm3"] == "$FI_PROVIDER"
     assert origins['tee: "0"'] == "--set output.tee"
     assert origins["strategy: scatter"] == "default"
 
@@ -177,9 +175,9 @@ def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path:
     assert "cpulaunch.yaml:2: '0-' does not fit output.tee" in done.stderr
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("configs/*.yaml")), ids=lambda path: path.name)
 def test_the_example_configurations_are_valid(cpulaunch: Run, path: Path) -> None:
-    done = cpulaunch("config", "validate", path, cwd=ROOT)
+    done = cpulaunch("config", "validate", path, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 

@@ -14,7 +14,7 @@ import pexpect
 import pytest
 from support import programs
 from support.command import TIMEOUT, Run, clean_environment, processes_with
-from support.jobs import box, job, outcome, outputs
+from support.jobs import box, job, outcome, output_of_one, outputs
 
 NASTY = [
     "a b",
@@ -36,7 +36,7 @@ NASTY = [
 
 
 class TestEveryLauncher:
-    def test_ranks_know_who_they_are_and_sit_where_the_plan_says(
+    def test_ranks_know_who_they_are_and_have_the_planned_cores(
         self, cpulaunch: Run, launcher_options, show
     ) -> None:
         ranks = outputs(cpulaunch("run", "-n", "2", *launcher_options, "show.py", "--lr", "0.1"))
@@ -157,12 +157,7 @@ class TestEveryLauncher:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.kill()
             launcher.wait(TIMEOUT)
-            watcher = subprocess.run(
-                ["timeout", str(TIMEOUT), sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
-                env=clean_environment(),
-                timeout=2 * TIMEOUT,
-            )
-            assert watcher.returncode == 0
+            wait_until_gone(marked)
 
     @pytest.mark.parametrize("sh", ["bash", "sh"])
     def test_the_pasted_shell_form_runs(self, cpulaunch: Run, launcher_options, show, sh: str) -> None:
@@ -208,6 +203,13 @@ def there():
         except OSError: pass
 while there(): time.sleep(0.05)
 """
+
+
+def wait_until_gone(mark: dict[str, str]) -> None:
+    """Wait for the end of all processes whose environment has the ``mark``."""
+    ((name, value),) = mark.items()
+    command = [sys.executable, "-c", WAIT_UNTIL_GONE, f"{name}={value}"]
+    subprocess.run(command, env=clean_environment(), timeout=TIMEOUT, check=True)
 
 
 class TestOutput:
@@ -270,6 +272,17 @@ class TestOutput:
         assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]
 
 
+# Rank 1 ends once the process of rank 0 is gone.
+ONE_AFTER_THE_OTHER = """
+import os, pathlib, time
+first = pathlib.Path("first")
+if os.environ["RANK"] == "0":
+    first.symlink_to(f"/proc/{os.getpid()}")
+else:
+    while not first.is_symlink() or first.exists(): time.sleep(0.02)
+"""
+
+
 class TestPlainPython:
     """The program sees what `python train.py` would show it."""
 
@@ -282,7 +295,7 @@ class TestPlainPython:
         assert done.stdout == "[9]\n", done.stderr
 
     def test_an_early_exit_with_0_is_no_failure(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "early.py").write_text("import os, time; time.sleep(0.5 * int(os.environ['RANK']))")
+        (tmp_path / "early.py").write_text(ONE_AFTER_THE_OTHER)
         assert cpulaunch("run", "-n", "2", "early.py").returncode == 0
         assert [r["status"] for r in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
 
@@ -319,8 +332,8 @@ class TestPlainPython:
 
     def test_file_is_absolute_and_main_outlives_the_last_line(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "late.py").write_text(
-            "import pickle, threading, time\nclass C: pass\n"
-            "def late():\n    time.sleep(0.3)\n    print(len(pickle.dumps(C())) > 0, __file__)\n"
+            "import pickle, threading\nclass C: pass\n"
+            "def late():\n    threading.main_thread().join()\n    print(len(pickle.dumps(C())) > 0, __file__)\n"
             "threading.Thread(target=late).start()\n"
         )
         done = cpulaunch("run", "-n", "1", "late.py")
@@ -364,12 +377,7 @@ class TestLauncherInOddPlaces:
         launcher.expect(r"\[[01]\] ready")
         launcher.expect(r"\[[01]\] ready")
         launcher.close(force=False)  # hangs up, and waits a moment
-        subprocess.run(
-            [sys.executable, "-c", WAIT_UNTIL_GONE, f"TEST_MARK={tmp_path}"],
-            env=clean_environment(),
-            timeout=TIMEOUT,
-            check=True,
-        )
+        wait_until_gone(marked)
 
     @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
     def test_closed_streams_do_no_harm(self, show, closed: str) -> None:
@@ -386,15 +394,13 @@ class TestLauncherInOddPlaces:
         assert "cpulaunch:" not in done.stdout
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
-    def test_a_reader_that_leaves_early_does_not_end_the_job(self, show) -> None:
+    def test_a_reader_that_leaves_early_does_not_end_the_job(self, marked, show) -> None:
         command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
-        subprocess.run(["sh", "-c", command], cwd=show.parent, env=clean_environment(), timeout=TIMEOUT)
+        env = clean_environment(**marked)
         subprocess.run(
-            [sys.executable, "-c", WAIT_UNTIL_GONE, f"PWD={show.parent}"],
-            env=clean_environment(),
-            timeout=TIMEOUT,
-            check=True,
+            ["sh", "-c", command], cwd=show.parent, env=env, timeout=TIMEOUT, stdin=subprocess.DEVNULL
         )
+        wait_until_gone(marked)
         assert outcome(show.parent)["kind"] == "ok"
 
     def test_an_argument_that_is_not_utf8_reaches_the_program(self, tmp_path) -> None:
@@ -449,7 +455,7 @@ def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: 
 
 
 class TestPlacement:
-    def test_a_rank_that_may_not_sit_where_it_should_fails_the_job(self, cpulaunch: Run, show) -> None:
+    def test_a_rank_that_may_not_use_its_cores_fails_the_job(self, cpulaunch: Run, show) -> None:
         """The plan is made with all CPUs, but the ranks are started with fewer."""
         options = hydra_after(show.parent, "exec taskset -c 0")
         done = cpulaunch("run", "-n", "2", *options, "show.py")
@@ -460,13 +466,8 @@ class TestPlacement:
 
     @pytest.mark.parametrize("cores", ["0", "1"])
     def test_cores_are_those_asked_for(self, cpulaunch: Run, show, cores) -> None:
-        ranks = outputs_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
+        ranks = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
         assert ranks["cpus"] == [int(cores)]
-
-
-def outputs_of_one(done: subprocess.CompletedProcess[str]) -> dict:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def unfolded(cores: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Run
-from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal
+from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal, question_of
 
 from cpulaunch.cli.terminal import drop_keys
 from cpulaunch.config.load import load
@@ -22,9 +22,10 @@ from cpulaunch.config.settings import SETTINGS
 
 Start = Callable[..., Terminal]
 
-WHERE, MPI, INTERFACE = "Where should the ranks run?", "Which MPI starts them?", "Which network interface"
-RANKS, BACKEND, PRECISION = "How many ranks per host?", "Which backend", "Which precision?"
-ENGINE, LOGS, NOW = "Which engine for bf16?", "Where do logs go?", "And now?"
+WHERE, MPI, INTERFACE = map(question_of, ("hosts.hostfile", "mpi.flavour", "ccl.interface"))
+RANKS, BACKEND = map(question_of, ("hosts.nproc_per_node", "training.backend"))
+PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engine", "output.log_dir"))
+NOW = "And now?"
 ONE_MACHINE = [WHERE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 FOUR_NODES = [WHERE, MPI, INTERFACE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""

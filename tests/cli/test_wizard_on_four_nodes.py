@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import HOSTS, cluster, cpulaunch, the_cluster
 from support.faults import Cluster
-from support.terminal import ENTER, UP, Terminal
+from support.terminal import ENTER, UP, Terminal, question_of
 
 __all__ = ["cluster", "cpulaunch", "the_cluster"]  # fixtures
 pytestmark = pytest.mark.slow
@@ -18,13 +18,14 @@ def test_four_hosts_are_typed_in_checked_and_run(
     wizard: Callable[..., Terminal], cluster: Cluster, cpulaunch: Callable[..., object], tmp_path: Path
 ) -> None:
     terminal = wizard("--set", "training.backend=gloo", on=cluster)
-    terminal.answers("Where should the ranks run?", UP)
+    terminal.answers(question_of("hosts.hostfile"), UP)
     terminal.answers("Which hosts?", " ".join(HOSTS))
-    for question in ("Written to which hostfile?", "Which MPI", "Which network interface"):
-        terminal.answers(question)
-    terminal.answers("How many ranks per host?", "1")
-    for question in ("Which precision?", "Which engine for bf16?", "Where do logs go?"):
-        terminal.answers(question)
+    terminal.answers("Written to which hostfile?")
+    terminal.answers(question_of("mpi.flavour"))
+    terminal.answers(question_of("ccl.interface"))
+    terminal.answers(question_of("hosts.nproc_per_node"), "1")
+    for key in ("training.precision", "training.engine", "output.log_dir"):
+        terminal.answers(question_of(key))
     terminal.sees("4 ranks on 4 hosts (node0, ..., node3)")
     terminal.sees("And now?")
     terminal.types(ENTER)

@@ -9,27 +9,31 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from support.command import needs_two_cores
+from support.terminal import question_of
 
 from cpulaunch.cli.ask import Question
 from cpulaunch.cli.machine import look
 from cpulaunch.cli.wizard import Draft, Wizard
 
+RANKS, WORKERS, BACKEND = map(question_of, ("hosts.nproc_per_node", "ccl.worker_count", "training.backend"))
+
 
 class Listed:
-    """Answers by a part of the question; the default where the list has none.  A wrong answer fails."""
+    """Answers by the question; the default where the list has none.  A wrong answer fails."""
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         self.answers, self.asked = answers, list[Question]()
 
     def ask(self, question: Question) -> Any:
         self.asked.append(question)
-        answer = next((a for name, a in self.answers.items() if name in question.text), question.default)
+        answer = self.answers.get(question.text, question.default)
         valid = [option.value for option in question.options]
         assert answer in valid if valid else question.check(answer) is None
         return answer
 
     def question(self, text: str) -> Question:
-        return next(question for question in self.asked if text in question.text)
+        return next(question for question in self.asked if question.text == text)
 
 
 @pytest.fixture
@@ -50,19 +54,14 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
     return run
 
 
-needs_two_cores = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="a worker needs a core of its own"
-)
-
-
 @needs_two_cores
 def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., Any]) -> None:
-    asker, draft, said = finished(None, {"ranks per host": "1", "worker threads": "1"})
+    asker, draft, said = finished(None, {RANKS: "1", WORKERS: "1"})
     assert draft.values["ccl.worker_count"] == 1
     assert "backend ccl" in said
-    assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the seats"
+    assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the binding"
     assert "* for oneCCL's workers" in said
-    wrong = asker.question("worker threads").check(str(len(os.sched_getaffinity(0)) + 1))
+    wrong = asker.question(WORKERS).check(str(len(os.sched_getaffinity(0)) + 1))
     assert wrong is not None
     assert "no compute core left" in wrong
 
@@ -71,15 +70,15 @@ def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., 
 def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[..., Any]) -> None:
     all_cores = str(len(os.sched_getaffinity(0)))
     old = {"ccl.worker_count": 1}
-    asker, draft, _ = finished(None, {"ranks per host": all_cores, "worker threads": "auto"}, old)
+    asker, draft, _ = finished(None, {RANKS: all_cores, WORKERS: "auto"}, old)
     assert draft.values["hosts.nproc_per_node"] == int(all_cores)
-    assert asker.question("worker threads").default == "1"
+    assert asker.question(WORKERS).default == "1"
 
 
 def test_workers_are_not_asked_for_without_ccl(finished: Callable[..., Any]) -> None:
     asker, draft, said = finished("there is no compiler", {})
     assert "ccl.worker_count" not in draft.values
     assert "ccl can't be used: there is no compiler" in said
-    about = {option.value: option.about for option in asker.question("backend").options}
+    about = {option.value: option.about for option in asker.question(BACKEND).options}
     assert about["ccl"] == "not usable: there is no compiler"
     assert about["auto"] == "gloo here"

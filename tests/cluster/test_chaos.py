@@ -9,10 +9,10 @@ from support import chaos
 from support.command import mpi_options
 from support.faults import Cluster
 
+from cpulaunch.launchers import MPIS
+
 pytestmark = pytest.mark.slow
 
-MPIS = ("intel", "mpich", "openmpi")
-NEEDS_CCL = "(ccl)"
 
 # The MPIs differ most in these.
 EACH = (
@@ -25,7 +25,7 @@ EACH = (
 CASES = [
     (name, mpi)
     for number, name in enumerate(chaos.EVENTS)
-    for mpi in (MPIS if name in EACH else (MPIS[number % 3],))
+    for mpi in (MPIS if name in EACH else (MPIS[number % len(MPIS)],))
 ]
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY
+from support.command import REPOSITORY, bounded
 from support.faults import Cluster
 
 from cluster.conftest import need_cluster
@@ -86,7 +86,7 @@ def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
     script = REPOSITORY / "scripts" / "play_cluster.sh"
     there = "trap 'echo ended by itself; exit 7' INT; echo up; while :; do sleep 0.1; done"
     shell = f'trap : INT; cluster node0 bash -c "{there}"; echo "code $?"; cluster login cluster ps'
-    with subprocess.Popen(
+    started = subprocess.Popen(
         [script, "--hosts", "1", "bash", "-c", shell],
         env={**os.environ, "PYTHON": sys.executable},
         text=True,
@@ -94,14 +94,12 @@ def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # as a terminal's foreground job, all of which gets its Ctrl-C
-    ) as process:
+    )
+    with bounded(started) as process:
         assert process.stdout
-        try:
-            assert process.stdout.readline() == "up\n"
-            os.killpg(process.pid, signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate()
     assert out.splitlines() == ["ended by itself", "code 7"], err
     assert "you are on the host login" in err
     assert "Traceback" not in err

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support.command import bounded
 from support.faults import Cluster
 
 import cpulaunch as package
@@ -191,14 +192,11 @@ def test_a_script_that_is_missing_on_one_host(
 
 
 def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    code = (
-        "import socket, sys; s = socket.create_server(('', 29511)); print('up', flush=True); sys.stdin.read()"
-    )
-    with cluster.start("node0", [sys.executable, "-c", code + "; import time; time.sleep(60)"]) as taken:
+    code = "import signal, socket; s = socket.create_server(('', 29511)); print('up', flush=True); signal.pause()"
+    with bounded(cluster.start("node0", [sys.executable, "-c", code])) as taken:
         assert taken.stdout
         assert taken.stdout.readline() == "up\n"
         done = cpulaunch("hosts", "check", "-f", four, "--set", "hosts.master_port=29511", on="login")
-        taken.kill()
     assert done.returncode == 3
     assert "✗ node0: port 29511: Address already in use" in done.stderr
     assert "--master-port auto" in done.stderr

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.plans import BROKEN, NO_DATA, VERBS
 
 from cpulaunch.model.fabrics import Fabric, common_provider
-
-NOTHING = "libfabric: No data available"
-
-
-VERBS = Fabric("mlx5_0", "verbs", "ib0", "")
-
-
-BROKEN = VERBS._replace(unusable=NOTHING)
-
 
 PSM3 = Fabric("irdma0", "psm3", "ens1", "")
 
@@ -28,7 +20,7 @@ PSM3 = Fabric("irdma0", "psm3", "ens1", "")
         ({"a": (VERBS,), "b": ()}, None, {"a": "b has none that works"}),
         ({"a": (VERBS,), "b": None}, None, {"a": "b has none that works"}),
         ({"a": (VERBS,), "b": (PSM3,)}, None, {"a": "other hosts have other kinds", "b": "other hosts have other kinds"}),
-        ({"a": (BROKEN,), "b": (BROKEN,)}, None, {"a": NOTHING, "b": NOTHING}),
+        ({"a": (BROKEN,), "b": (BROKEN,)}, None, {"a": NO_DATA, "b": NO_DATA}),
     ],
 )  # fmt: skip
 def test_all_hosts_must_have_it(hosts, provider: str | None, complaints: dict[str, str]) -> None:

@@ -297,3 +297,12 @@ class TestBackendAndPrecision:
         made = make(*settings, facts=facts)
         assert made.env["CPULAUNCH_PRECISION"] == made.setting("training.precision") == precision
         assert any("bf16" in note for note in made.notes) == (facts is SMALL)
+
+    def test_one_host_whose_cpu_lacks_bf16_makes_it_fp32(self) -> None:
+        known = {"a": replace(SMALL, cpu_flags=("amx_bf16",)), "b": SMALL}
+        made = make(hosts="a,b", facts=SMALL, hosts_known=known)
+        assert made.env["CPULAUNCH_PRECISION"] == "fp32"
+        assert made.notes == ("precision fp32, as the CPU of b has no instructions for bf16",)
+        insisted = make("training.precision=bf16", hosts="a,b", facts=SMALL, hosts_known=known)
+        assert insisted.env["CPULAUNCH_PRECISION"] == "bf16"
+        assert insisted.notes == ("bf16 is slow here: the CPU of b has no instructions for it",)

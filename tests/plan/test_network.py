@@ -1,33 +1,42 @@
-"""What the plan makes of the hosts' network cards."""
+"""What the plan makes of the hosts' network: their cards, their interfaces, the master's address."""
 
 from __future__ import annotations
 
-from cpulaunch.config.load import load
-from cpulaunch.discovery.lscpu import topology_from_lscpu
+from collections.abc import Mapping
+from dataclasses import replace
+
+from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make
+
 from cpulaunch.model.fabrics import Fabric
-from cpulaunch.model.facts import Facts, HostFacts, read_record, record
-from cpulaunch.model.hosts import Host
-from cpulaunch.plan.make import make_plan
-from cpulaunch.plan.plan import Plan, Program
-
-NOTHING = "libfabric: No data available"
+from cpulaunch.model.facts import HostFacts, read_record, record
+from cpulaunch.plan.plan import Plan
 
 
-VERBS = Fabric("mlx5_0", "verbs", "ib0", "")
-
-
-BROKEN = VERBS._replace(unusable=NOTHING)
-
-
-def plan(*cards: tuple[Fabric, ...] | None, said: tuple[tuple[str, str, str], ...] = ()) -> Plan:
-    topology = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n")
+def with_cards(*cards: tuple[Fabric, ...], settings: tuple[str, ...] = ()) -> Plan:
+    """The plan for hosts that have these cards."""
     hosts = {
-        f"node{number}": HostFacts(topology, interface=f"eth{number}", fabrics=found)
+        f"node{number}": replace(SMALL, cpu_flags=("amx_bf16",), interface=f"eth{number}", fabrics=found)
         for number, found in enumerate(cards)
     }
-    facts = Facts(like=hosts["node0"], listed=tuple(map(Host, hosts)), hosts=hosts)
     assert read_record(record(hosts), "f") == hosts
-    return make_plan(load(said, environ={}), facts, Program(("python", "train.py"), True, "/", "python"))
+    return make(*settings, hosts=",".join(hosts), facts=hosts["node0"], hosts_known=hosts)
+
+
+def host(interface: str, address: str) -> HostFacts:
+    return replace(SMALL, interface=interface, address=address)
+
+
+KNOWN = {"a": host("eth0", "10.0.0.1"), "b": host("ens5", "10.0.0.2")}
+
+
+def looked_at(
+    *settings: str,
+    hosts: str = "a,b",
+    known: Mapping[str, HostFacts] = KNOWN,
+    environ: dict[str, str] | None = None,
+) -> Plan:
+    """The plan for hosts of which some were looked at."""
+    return make(*settings, hosts=hosts, facts=SMALL, hosts_known=known, environ=environ)
 
 
 def variables(plan: Plan) -> list[dict[str, str]]:
@@ -35,7 +44,7 @@ def variables(plan: Plan) -> list[dict[str, str]]:
 
 
 def test_a_card_that_works_everywhere_is_used_by_its_own_interface() -> None:
-    made = plan((VERBS,), (VERBS._replace(interface="ib7"),))
+    made = with_cards((VERBS,), (VERBS._replace(interface="ib7"),))
     assert variables(made) == [
         {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"},
         {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib7"},
@@ -45,26 +54,60 @@ def test_a_card_that_works_everywhere_is_used_by_its_own_interface() -> None:
 
 
 def test_else_tcp_is_and_the_plan_says_why() -> None:
-    made = plan((VERBS,), (BROKEN,))
+    made = with_cards((VERBS,), (BROKEN,))
     assert [each["FI_PROVIDER"] for each in variables(made)] == ["tcp", "tcp"]
     assert made.notes == (
         "node0: its mlx5_0 (verbs) stays unused, TCP is taken: node1 has none that works",
-        f"node1: its mlx5_0 (verbs) stays unused, TCP is taken: {NOTHING}",
+        f"node1: its mlx5_0 (verbs) stays unused, TCP is taken: {NO_DATA}",
     )
 
 
 def test_what_the_user_says_is_not_asked_about() -> None:
-    made = plan((VERBS,), (BROKEN,), said=(("ccl.provider", "verbs", "--provider"),))
+    made = with_cards((VERBS,), (BROKEN,), settings=("ccl.provider=verbs",))
     assert [each["FI_PROVIDER"] for each in variables(made)] == ["verbs", "verbs"]
     assert not made.notes
 
 
 def test_gloo_leaves_cards_unused() -> None:
-    made = plan((VERBS,), (VERBS,), said=(("training.backend", "gloo", "--backend"),))
+    made = with_cards((VERBS,), (VERBS,), settings=("training.backend=gloo",))
     assert made.notes == ("gloo uses TCP only: the hosts' cards for verbs stay unused",)
 
 
 def test_one_host_needs_no_card() -> None:
-    made = plan((VERBS,))
+    made = with_cards((VERBS,))
     assert variables(made)[0]["FI_PROVIDER"] == "tcp"
     assert not made.notes
+
+
+def test_each_host_gets_its_own_interface() -> None:
+    made = looked_at("training.backend=ccl")
+    names = ("GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE", "FI_TCP_IFACE")
+    assert [[host.env[name] for name in names] for host in made.hosts] == [["eth0"] * 3, ["ens5"] * 3]
+    assert not set(names) & set(made.env)
+
+
+def test_one_that_all_share_is_said_once() -> None:
+    made = looked_at(known={name: host("eth0", f"10.0.0.{n}") for n, name in enumerate("ab")})
+    assert made.env["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert [host.env for host in made.hosts] == [{}, {}]
+
+
+def test_what_the_user_said_wins() -> None:
+    assert looked_at("ccl.interface=ib0").env["GLOO_SOCKET_IFNAME"] == "ib0"
+    made = looked_at(environ={"GLOO_SOCKET_IFNAME": "ib1"})
+    assert "GLOO_SOCKET_IFNAME" not in {**made.env, **made.hosts[0].env, **made.hosts[1].env}
+
+
+def test_a_host_that_nobody_looked_at_has_no_interface() -> None:
+    made = looked_at(hosts="a,c")
+    assert [(host.assumed, host.env.get("GLOO_SOCKET_IFNAME")) for host in made.hosts] == [
+        (False, "eth0"),
+        (True, None),
+    ]
+
+
+def test_the_master_is_the_first_hosts_address() -> None:
+    assert looked_at().master_addr == "10.0.0.1"
+    assert looked_at(hosts="b,a").master_addr == "10.0.0.2"
+    assert looked_at(hosts="c,a").master_addr == "c"
+    assert looked_at("hosts.master_addr=head").master_addr == "head"

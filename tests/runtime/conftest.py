@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import clean_environment
+from support.command import clean_environment, intel_python
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 120.0  # seconds
@@ -77,7 +76,4 @@ def job(tmp_path: Path) -> Start:
 @pytest.fixture
 def intel_job(tmp_path: Path) -> Start:
     """The same with torch 2.8 and IPEX 2.8."""
-    binaries = os.environ.get("CPULAUNCH_TEST_INTEL")
-    if not binaries:
-        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
-    return _start(Path(binaries) / "python", tmp_path)
+    return _start(intel_python(), tmp_path)

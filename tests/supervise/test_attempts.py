@@ -146,4 +146,5 @@ def test_an_error_of_our_own_ends_the_job_and_is_shown(marked: dict[str, str], t
     assert launcher.returncode == 1
     assert "AssertionError: a mistake of ours" in stderr
     pids = [pid for path in tmp_path.glob("0-*.json") for pid in json.loads(path.read_text())["pids"]]
+    assert pids
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

@@ -12,25 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 from support.chaos import PROGRAM
-from support.command import TIMEOUT, bounded, clean_environment, mpi_options, processes_with
+from support.command import TIMEOUT, Run, bounded, clean_environment, processes_with
 from support.jobs import job, outcome
 from support.programs import UNTIL_TOLD
 
 
-@pytest.mark.parametrize(
-    "flavour",
-    [
-        "local",
-        "intel",
-        pytest.param("mpich", marks=pytest.mark.slow),
-        pytest.param("openmpi", marks=pytest.mark.slow),
-    ],
-)
 def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
-    marked, tmp_path: Path, flavour: str
+    launcher_options, marked, tmp_path: Path
 ) -> None:
-    options = [] if flavour == "local" else mpi_options(flavour)
-    with job(tmp_path, marked, options, UNTIL_TOLD) as launcher:
+    with job(tmp_path, marked, launcher_options, UNTIL_TOLD) as launcher:
         (plan,) = tmp_path.glob("runs/*/plan.json")
         assert json.loads(plan.read_text())["world_size"] == 2
         program = next(
@@ -42,19 +32,12 @@ def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
     assert outcome(tmp_path)["first_failure"]["rank"] == 1
 
 
-def test_an_agent_that_dies_before_its_hello_is_noticed(marked, tmp_path: Path) -> None:
+def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, tmp_path: Path) -> None:
     """The program's own start kills its agent, most of the time before that has said hello."""
     (tmp_path / "kill.py").write_text(
         "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)\ntime.sleep(300)"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "kill.py"],
-        cwd=tmp_path,
-        env=clean_environment(**marked),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    done = cpulaunch("run", "-n", "2", "kill.py", env=marked)
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"]) in ((3, "start_failed"), (137, "signal"))
     assert result["first_failure"]["rank"] == 1

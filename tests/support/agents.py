@@ -89,7 +89,11 @@ class PlayedLauncher:
             server.settimeout(TIMEOUT)
             env = {variables.CONTROL: f"127.0.0.1:{server.getsockname()[1]}", variables.TOKEN: TOKEN}
             self.agent = agent(placed, program, env)
-            self._connection, _ = server.accept()
+            try:
+                self._connection, _ = server.accept()
+            except BaseException:
+                self._reap()
+                raise
         self._connection.settimeout(TIMEOUT)
         self._file = self._connection.makefile("rb")
 
@@ -98,6 +102,9 @@ class PlayedLauncher:
 
     def __exit__(self, *_: object) -> None:
         self.hang_up()
+        self._reap()
+
+    def _reap(self) -> None:
         self.agent.kill()
         self.agent.communicate(timeout=TIMEOUT)
 

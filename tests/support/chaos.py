@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpulaunch.launchers import MPIS
 from support.command import clean_environment, mpi_options
 from support.faults import Cluster
 
@@ -265,7 +266,7 @@ def main() -> int:
         description="Let things befall jobs on four hosts, and see what is said."
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often; default 1")
-    parser.add_argument("--mpi", action="append", choices=("intel", "mpich", "openmpi"), help="default: all")
+    parser.add_argument("--mpi", action="append", choices=MPIS, help="default: all")
     parser.add_argument("--only", default="", help="only events with this in their name")
     parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
     arguments = parser.parse_args()
@@ -277,7 +278,7 @@ def main() -> int:
     wrong = 0
     with Cluster(("login", *HOSTS)) as cluster:
         for name in (each for each in EVENTS if arguments.only in each):
-            for flavour in arguments.mpi or ("intel", "mpich", "openmpi"):
+            for flavour in arguments.mpi or MPIS:
                 times, found = [], []
                 for _ in range(arguments.rounds):
                     rank = dice.randrange(len(HOSTS))

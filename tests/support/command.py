@@ -17,6 +17,8 @@ REPOSITORY = Path(__file__).parent.parent.parent
 TIMEOUT = 60.0
 """Seconds after which a command counts as hung."""
 
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
 
 def clean_environment(**further: str) -> dict[str, str]:
     """Our environment without settings of cpulaunch or its field."""
@@ -34,13 +36,21 @@ def mpi_options(flavour: str) -> list[str]:
     return ["--mpi", flavour, "--mpi-path", directory]
 
 
+def intel_python() -> Path:
+    """The Python of an environment with torch 2.8 and IPEX 2.8; scripts/test.sh says where it is."""
+    directory = os.environ.get("CPULAUNCH_TEST_INTEL")
+    if not directory:
+        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
+    return Path(directory, "python")
+
+
 @contextlib.contextmanager
-def bounded(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed once it counts as hung, so that what it should print can be waited for.
+def bounded(process: subprocess.Popen[str], limit: float = TIMEOUT) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed after ``limit`` seconds, so that what it should print can be waited for.
 
     It is gone, and its pipes are closed, when this is left.
     """
-    timer = threading.Timer(TIMEOUT, process.kill)
+    timer = threading.Timer(limit, process.kill)
     timer.start()
     try:
         yield process

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from support.command import TIMEOUT, bounded, clean_environment
 
@@ -20,6 +20,12 @@ def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
     by_rank = {int(prefix[1:]): json.loads(rest) for prefix, _, rest in lines}
     assert len(by_rank) == len(lines)
     return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def output_of_one(done: subprocess.CompletedProcess[str]) -> Any:
+    """What the only rank printed: JSON, with a prefix where the launcher isn't there to leave it out."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.removeprefix("[0] "))
 
 
 def box(text: str) -> tuple[str, list[str]]:

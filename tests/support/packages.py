@@ -1,12 +1,14 @@
-"""A package with entry points, as pip would have installed it, in a directory for PYTHONPATH."""
+"""Packages as pip would have installed them, in a directory for PYTHONPATH."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from cpulaunch.ccl.installed import BINDINGS
+
 
 def install(directory: Path, name: str, module: str, entry_points: dict[str, str]) -> dict[str, str]:
-    """Put a one-module package there.  ``entry_points``: group → ``"name = module:attribute"``.
+    """Put a one-module package with entry points there.  ``entry_points``: group → ``"name = module:attribute"``.
 
     Returns the environment in which Python finds it.
     """
@@ -17,3 +19,11 @@ def install(directory: Path, name: str, module: str, entry_points: dict[str, str
     groups = (f"[{group}]\n{line}\n" for group, line in entry_points.items())
     (info / "entry_points.txt").write_text("\n".join(groups))
     return {"PYTHONPATH": str(directory)}
+
+
+def stand_in(directory: Path, body: str, version: str) -> None:
+    """Put a package with the names of Intel's bindings there."""
+    (package := directory / BINDINGS).mkdir()
+    (package / "__init__.py").write_text(body)
+    (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {version}\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cpulaunch.config.load import load
 from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts
 from cpulaunch.plan.make import make_plan
@@ -19,6 +20,11 @@ BIG = HostFacts(
 
 SMALL = HostFacts(topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n"), cpu_flags=())
 
+
+NO_DATA = "libfabric: No data available"
+VERBS = Fabric("mlx5_0", "verbs", "ib0", "")
+BROKEN = VERBS._replace(unusable=NO_DATA)
+"""Network cards: one that works, and one that libfabric can't use."""
 
 INTEL, MPICH = Mpi("intel", "/i/mpiexec.hydra", "2021.18"), Mpi("mpich", "/m/mpiexec", "5.0.2")
 PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/home/me", "/usr/bin/python")

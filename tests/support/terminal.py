@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pexpect
 
+from cpulaunch.config.settings import SETTINGS
+
 ENTER, ESCAPE, UP, DOWN, CTRL_C, CTRL_D, CTRL_U = "\r", "\x1b", "\x1b[A", "\x1b[B", "\x03", "\x04", "\x15"
 TIMEOUT = 30.0
 """Seconds to wait for any text."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
+
+
+def question_of(key: str) -> str:
+    """What the wizard asks for a setting."""
+    ask = SETTINGS[key].ask
+    assert ask
+    return ask.question
 
 
 class Terminal:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_build import stand_in
+from support.command import Run
+from support.packages import stand_in
 
 from cpulaunch import __version__
 from cpulaunch.ccl.installed import Built, state
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:

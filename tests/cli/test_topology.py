@@ -1,0 +1,27 @@
+"""`cpulaunch topology`: a machine, drawn with the ranks on it."""
+
+from __future__ import annotations
+
+from support.command import REPOSITORY, Run
+
+PLANS = REPOSITORY / "tests" / "plan"
+WIDE = {"COLUMNS": "81", "LANG": "C.UTF-8", "LC_ALL": ""}
+
+
+def test_the_machine_that_lscpu_describes_is_drawn(cpulaunch: Run) -> None:
+    done = cpulaunch("topology", "-ppn", "4", "--lscpu", PLANS / "2x28.lscpu", env=WIDE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (PLANS / "pictures" / "2x28-four-ranks.txt").read_text("utf-8")
+
+
+def test_else_it_is_this_machine(cpulaunch: Run) -> None:
+    done = cpulaunch("topology", "-ppn", "1", "--cores", "0")
+    assert done.returncode == 0, done.stderr
+    assert " 1 rank\n" in done.stdout
+    assert done.stdout.split("rank  threads")[1].split()[-1] == "0"
+
+
+def test_ranks_that_do_not_fit_are_refused(cpulaunch: Run) -> None:
+    done = cpulaunch("topology", "-ppn", "57", "--lscpu", PLANS / "2x28.lscpu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "57 ranks" in done.stderr

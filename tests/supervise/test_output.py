@@ -1,0 +1,109 @@
+"""The ranks' output: folded lines, bars, nothing lost, and a disk that takes no more of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment
+
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.output import Output
+from cpulaunch.supervise.terminal import Screen
+
+
+class Remembering(Screen):
+    """Shows nothing, and remembers it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put_in: list[tuple[int, bytes]] = []
+        self.said = asyncio.Event()
+
+    def put(self, stream: int, data: bytes) -> None:
+        self.put_in.append((stream, data))
+        self.said.set()
+
+
+def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
+    screen = Remembering()
+    return Output(Path("/nonexistent"), frozenset(range(ranks)), screen, lambda line: None, fold=fold), screen
+
+
+def test_equal_lines_of_many_ranks_are_one_unless_all_are_asked_for(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "warn.py").write_text(
+        "import os\nprint('same')\nprint('mine', os.environ['RANK'])\nprint('same again')"
+    )
+    four = ("run", "-n", "4", "--oversubscribe")
+    lines = cpulaunch(*four, "warn.py").stdout.splitlines()
+    same = [line for line in lines if line.endswith("] same")]
+    # All at once, or three of them and one that came a moment later, …
+    assert sorted(rank for line in same for rank in CoreSet.parse(line[1:].partition("]")[0])) == [0, 1, 2, 3]
+    assert sorted(line for line in lines if "mine" in line) == [f"[{rank}] mine {rank}" for rank in range(4)]
+    assert lines.index(same[0]) < lines.index("[0] mine 0") < len(lines) - 1
+    assert len(cpulaunch(*four, "--tee", "all", "warn.py").stdout.splitlines()) == 12
+    assert len(cpulaunch("run", "-n", "2", "warn.py").stdout.splitlines()) == 6
+
+
+def test_lines_of_three_ranks_are_folded_and_of_two_are_not() -> None:
+    async def shown() -> list[tuple[int, bytes]]:
+        output, screen = output_of(4, fold=True)
+        for rank in range(4):
+            output.feed(rank, 1, b"all\n" + (b"two\n" if rank < 2 else b""))
+        await screen.said.wait()
+        return screen.put_in
+
+    assert asyncio.run(asyncio.wait_for(shown(), TIMEOUT)) == [(1, b"[0-3] all\n[0] two\n[1] two\n")]
+
+
+def test_of_states_that_come_together_the_last_is_shown() -> None:
+    output, screen = output_of(2, fold=False)
+    output.feed(0, 1, b"\r1%\r2%\r100%\r\nend\n")
+    assert screen.put_in == [(1, b"[0] 100%\n[0] end\n")]
+
+
+def test_a_bar_grows_and_is_shown_to_its_end(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "bar.py").write_text(
+        "import sys\nfor i in range(101): sys.stdout.write(f'\\r{i}%')\nprint('\\r\\nwindows\\r\\n', end='')"
+    )
+    done = cpulaunch("run", "-n", "2", "--tee", "all", "bar.py", text=False)
+    shown = done.stdout.decode().splitlines()
+    for rank in (0, 1):
+        # A look or two at the bar while it grew, then its end.
+        *states, last = [line.partition("] ")[2] for line in shown if line.startswith(f"[{rank}] ")]
+        numbers = [int(state.removesuffix("%")) for state in states]
+        assert numbers == sorted(numbers)
+        assert (numbers[-1], last) == (100, "windows")
+    (log,) = tmp_path.glob("runs/*/rank-0.log")
+    assert log.read_bytes().count(b"\r") == 103
+
+
+def test_many_lines_pass_without_loss(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text("for i in range(100_000): print(i, 'x' * 60)")
+    done = cpulaunch("run", "-n", "2", "--tee", "all", "many.py")
+    for rank in (0, 1):
+        numbers = re.findall(rf"^\[{rank}\] (\d+) x{{60}}$", done.stdout, re.MULTILINE)
+        assert numbers == [str(i) for i in range(100_000)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "much.py").write_text("for i in range(5000): print(i, 'x' * 60)")
+    (tmp_path / "runs").mkdir()
+    command = f"mount -t tmpfs -o size=100k tmpfs runs && exec {sys.executable} -m cpulaunch run -n 2 much.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("can't be written: No space left on device") == 1
+    assert "[0] 4999 x" in done.stdout
