@@ -183,7 +183,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     screen = Screen(status=on_terminal)
 
     def tell(line: str) -> None:
-        screen.put(2, f"cpulaunch: {line}\n".encode(errors="surrogateescape"))
+        screen.say(f"cpulaunch: {line}\n")
 
     everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
     output = Output(directory, shown, screen, tell, fold=not everything)
@@ -206,7 +206,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
-        screen.put(2, failure_report(outcome, directory).encode(errors="surrogateescape"))
+        screen.say(failure_report(outcome, directory))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 

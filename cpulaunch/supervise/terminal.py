@@ -29,6 +29,7 @@ class Screen:
         self._shown = self._status
         self._drawn = False
         self._at_line_start = True
+        self._stderr_at_line_start = True  # once all that waits is shown
         self._thread: threading.Thread | None = None
         self._room: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,10 +40,16 @@ class Screen:
             if not data or stream in self._deaf or (self._dropping and self._bytes > MAX_WAITING):
                 return
             self._waiting.append((stream, data))
+            if stream == 2:
+                self._stderr_at_line_start = data.endswith(b"\n")
             self._bytes += len(data)
             if self._room and self._bytes > MAX_WAITING and not self._dropping:
                 self._room.clear()
             self._start()
+
+    def say(self, text: str) -> None:
+        """Show ``text`` on stderr, on lines of its own, though somebody's last line may not have ended."""
+        self.put(2, (text if self._stderr_at_line_start else f"\n{text}").encode(errors="surrogateescape"))
 
     def status(self, text: str) -> None:
         """Let the last line be ``text``, as much of it as fits; nothing where there is none."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
-from support.jobs import outcome
+from support.jobs import box, outcome
 
 
 def waiting(directory: Path, env: dict[str, str], columns: int = 80) -> pexpect.spawn:
@@ -75,6 +75,13 @@ def nobody_reads() -> Iterator[int]:
 
 
 @pytest.mark.slow
+def test_the_box_begins_on_a_line_of_its_own(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("import sys\nsys.stderr.write('no end')\nsys.exit(5)")
+    done = cpulaunch("run", "-n", "1", "fail.py")
+    assert "no end\n╭" in done.stderr
+    assert box(done.stderr)[1][0] == "exit code 5"
+
+
 def test_a_terminal_that_takes_nothing_makes_nobody_deaf(marked, tmp_path: Path) -> None:
     """As after Ctrl-S, or with `less` at work."""
     (tmp_path / "talk.py").write_text(

@@ -175,6 +175,7 @@ def _without_python(job: Job, rank: int) -> Iterator[None]:
 
 
 FIRST = "rank {rank} on node{rank} failed first"
+NOT_STARTED = "rank {rank} on node{rank} was not started"
 RAISED = (FIRST, "ValueError: rank {rank} has no such luck", "Traceback (most recent call last):")
 
 EVENTS = {
@@ -195,13 +196,34 @@ EVENTS = {
     "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger),
     "link cut": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("cut")),
     "packets dropped": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("dropping")),
-    "packets dropped at start": Event("sleep", "", 3, ("node{rank}",), _fault("dropping"), at_start=True),
-    "packets dropped at start, no preflight": Event(
-        "sleep", "", 3, ("node{rank}",), _fault("dropping"), at_start=True, options=("--skip-preflight",)
+    "packets dropped at start": Event(
+        "sleep",
+        "",
+        3,
+        ("node{rank}: ssh: connect to host node{rank}", "timed out"),
+        _fault("dropping"),
+        at_start=True,
     ),
-    "Python missing": Event("sleep", "", 3, ("node{rank}",), _without_python, at_start=True),
+    "packets dropped at start, no preflight": Event(
+        "sleep",
+        "",
+        3,
+        (NOT_STARTED, "on node{rank}: Connection timed out"),
+        _fault("dropping"),
+        at_start=True,
+        options=("--skip-preflight",),
+    ),
+    "Python missing": Event(
+        "sleep", "", 3, ("node{rank}: there is no {python}",), _without_python, at_start=True
+    ),
     "Python missing, no preflight": Event(
-        "sleep", "", 3, ("node{rank}",), _without_python, at_start=True, options=("--skip-preflight",)
+        "sleep",
+        "",
+        3,
+        (NOT_STARTED, "it couldn't be started on node{rank}: "),
+        _without_python,
+        at_start=True,
+        options=("--skip-preflight",),
     ),
     "Ctrl-C": Event(
         "sleep", "", 130, ("SIGINT: ending all ranks", "interrupted after"), _send(signal.SIGINT)
@@ -254,7 +276,9 @@ def problems(name: str, rank: int, result: Result) -> list[str]:
         if result.outcome.get("exit_code", result.exit_code) != result.exit_code:
             found.append(f"outcome.json says {result.outcome['exit_code']}")
     found += [
-        f"not said: {said}" for each in event.said if (said := each.format(rank=rank)) not in result.stderr
+        f"not said: {said}"
+        for each in event.said
+        if (said := each.format(rank=rank, python=sys.executable)) not in result.stderr
     ]
     if result.stderr.count("╭") > 1:
         found.append("more than one box")
