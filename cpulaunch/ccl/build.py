@@ -214,7 +214,7 @@ def _link(compiler: str, objects: list[Path], archive: Path, module: Path, torch
     # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
     # Without `-z defs` a shared library may lack symbols, which shows only in a rank.  Python's own symbols
     # come from the process that loads the module.
-    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(objects)]
+    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(compiler, objects)]
     _run([
         compiler, "-shared", "-o", str(module), *map(str, objects), str(archive), "-Wl,-z,defs", *python,
         "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch_libraries}",
@@ -222,15 +222,19 @@ def _link(compiler: str, objects: list[Path], archive: Path, module: Path, torch
     ])  # fmt: skip
 
 
-def _undefined_python_symbols(objects: list[Path]) -> list[str]:
-    argv = ["nm", "--undefined-only", "--format=posix", *map(str, objects)]
-    listed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+def _undefined_python_symbols(compiler: str, objects: list[Path]) -> list[str]:
+    nm = _run([compiler, "-print-prog-name=nm"]).strip()  # a toolchain's own may have a prefix in its name
+    listed = _run([nm, "--undefined-only", "--format=posix", *map(str, objects)])
     names = {line.split()[0] for line in listed.splitlines() if line}
     return sorted(name for name in names if name.startswith(("Py", "_Py")))
 
 
-def _run(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
+def _run(argv: list[str]) -> str:
+    """What a tool prints.  Raises HostError that says what it complains of."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
+    except OSError as e:
+        raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint="A compiler's binutils have it.") from None
     missing = sorted(set(_UNDEFINED.findall(done.stderr)))
     if done.returncode != 0 and missing:
         raise HostError(
@@ -244,3 +248,4 @@ def _run(argv: list[str]) -> None:
         raise HostError(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
         )
+    return done.stdout

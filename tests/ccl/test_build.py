@@ -233,6 +233,13 @@ def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
 
 
 @pytest.mark.slow
+def test_a_toolchain_without_nm_is_named(tmp_path: Path) -> None:
+    (compiler := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
+    compiler.chmod(0o755)
+    with pytest.raises(HostError, match="no-such-nm can't be run: No such file"):
+        build._undefined_python_symbols(str(compiler), [])
+
+
 def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "ccl", "build", "--wheel", str(tmp_path)],
