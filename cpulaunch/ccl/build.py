@@ -214,7 +214,8 @@ def _link(compiler: str, objects: list[Path], archive: Path, module: Path, torch
     # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
     # Without `-z defs` a shared library may lack symbols, which shows only in a rank.  Python's own symbols
     # come from the process that loads the module.
-    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(compiler, objects)]
+    pythons = _undefined_python_symbols(compiler, objects)
+    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in pythons]
     _run([
         compiler, "-shared", "-o", str(module), *map(str, objects), str(archive), "-Wl,-z,defs", *python,
         "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch_libraries}",
@@ -234,7 +235,8 @@ def _run(argv: list[str]) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
     except OSError as e:
-        raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint="A compiler's binutils have it.") from None
+        hint = "The compiler's package, or binutils, has it."
+        raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
     missing = sorted(set(_UNDEFINED.findall(done.stderr)))
     if done.returncode != 0 and missing:
         raise HostError(
