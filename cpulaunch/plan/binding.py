@@ -103,7 +103,7 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
         notes.append(spanning)
     used = {core for share in shares for core in share}
     spare = [core for node in nodes for core in node if core not in used]
-    idle = CoreSet(cpu for core in spare for cpu in _brought(core, request))
+    idle = CoreSet(cpu for core in spare for cpu in _cpus_given(core, request))
     if idle:
         notes.append(_idle_note(spare, idle, request))
     return Binding(ranks, idle, max(1, workers) if request.dedicate_workers else 0, tuple(notes))
@@ -296,7 +296,7 @@ def _rank_bindings(
             compute = share[workers:] or share
         threads = len(compute)
         nodes = CoreSet(core.node for core in share)
-        places = tuple(CoreSet(_brought(core, request)) for core in compute)
+        places = tuple(CoreSet(_cpus_given(core, request)) for core in compute)
         if on_siblings:
             places = tuple(place - comm for place in places)
         cpus = CoreSet(cpu for place in places for cpu in place)
@@ -331,7 +331,7 @@ def _quota_each(quota: float | None, shares: list[list[Core]]) -> float:
     return float("inf") if quota is None else quota / len(shares)
 
 
-def _brought(core: Core, request: BindingRequest) -> tuple[int, ...]:
+def _cpus_given(core: Core, request: BindingRequest) -> tuple[int, ...]:
     """The CPUs of a core that a rank gets with it."""
     return core.cpus if request.logical_cores else core.cpus[:1]
 

@@ -30,7 +30,7 @@ HOW_TO_GET = {
 # What `auto` takes where it is there: what scripts/bench/placement.py found to help (docs/placement.md).
 _AUTO = {"allocator": "tcmalloc", "openmp": None}
 
-_GOES_WITH = {
+_TUNING = {
     # As Intel's launchers tuned it for training: freed memory is kept for the next step.
     "jemalloc": {
         "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
@@ -39,7 +39,7 @@ _GOES_WITH = {
 }
 
 # How the names of files begin that users preload, and what these are.
-_BRINGS = {
+_FILE_PREFIXES = {
     "allocator": {
         "libtcmalloc": "tcmalloc",
         "libjemalloc": "jemalloc",
@@ -51,15 +51,18 @@ _BRINGS = {
 }
 
 # What belongs to a host, a login or a job step, and would only mislead on another host.
-_STAYS_HERE = ("BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PBS_", "PMI", "PALS_", "PRTE_", "OMPI_COMM_")
-_STAYS_HERE_EXACTLY = {"_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "DISPLAY", "TERM_SESSION_ID", "TMUX", "STY"}
+_NOT_FORWARDED_PREFIXES = (
+    "BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PBS_", "PMI", "PALS_", "PRTE_", "OMPI_COMM_",
+)  # fmt: skip
+_NOT_FORWARDED = {"_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "DISPLAY", "TERM_SESSION_ID", "TMUX", "STY"}
 
 
 class Libraries(NamedTuple):
     """The allocator and the OpenMP runtime of a host's ranks.
 
-    Both are named as in the settings, ``default`` being libc's and torch's own; or as in _BRINGS, where the
-    user preloads them.  ``env`` is to be set on that host.  ``intel_openmp``: the runtime knows ``KMP_*``.
+    Both are named as in the settings, ``default`` being libc's and torch's own; or as in _FILE_PREFIXES,
+    where the user preloads them.  ``env`` is to be set on that host.  ``intel_openmp``: the runtime knows
+    ``KMP_*``.
     """
 
     allocator: str
@@ -81,20 +84,20 @@ def choose_libraries(
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []
     for what, asked in (("allocator", allocator), ("openmp", openmp)):
-        if brought := brings(what, preloaded):
-            if asked not in ("auto", "default", brought):
+        if users_own := library_among(what, preloaded):
+            if asked not in ("auto", "default", users_own):
                 raise PlanError(
-                    f"{what} {asked} is asked for, but LD_PRELOAD has {brought} ({users[PRELOAD]})",
+                    f"{what} {asked} is asked for, but LD_PRELOAD has {users_own} ({users[PRELOAD]})",
                     hint="leave out one of the two",
                 )
-            chosen[what] = brought
-            notes.append(f"{what}: {brought}, of your LD_PRELOAD")
+            chosen[what] = users_own
+            notes.append(f"{what}: {users_own}, of your LD_PRELOAD")
         elif library := _library(found, what, asked):
             chosen[what] = library
             paths.append(found[library] if found is not None else FILES[library][0])
-            env.update(_GOES_WITH.get(library, {}))
+            env.update(_TUNING.get(library, {}))
     own_runtime = (found or {}).get(TORCHS_OWN, "")
-    runtime = chosen.get("openmp") or brings("openmp", [own_runtime])
+    runtime = chosen.get("openmp") or library_among("openmp", [own_runtime])
     if runtime == "intel":
         env["KMP_BLOCKTIME"] = "1"
     env = {name: value for name, value in env.items() if name not in users}
@@ -109,17 +112,17 @@ def choose_libraries(
     )
 
 
-def brings(what: str, paths: Iterable[str]) -> str | None:
+def library_among(what: str, paths: Iterable[str]) -> str | None:
     """Which allocator, or OpenMP runtime, is among the libraries ``paths``."""
     names = [path.rpartition("/")[2] for path in paths]
-    kinds = (kind for name in names for begin, kind in _BRINGS[what].items() if name.startswith(begin))
+    kinds = (kind for name in names for begin, kind in _FILE_PREFIXES[what].items() if name.startswith(begin))
     return next(kinds, None)
 
 
 def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | None:
     """The one to preload, by its name in FILES; None where there is nothing to do."""
     if asked == "default" or (
-        what == "openmp" and brings(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
+        what == "openmp" and library_among(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
     ):
         return None
     if asked == "auto":
@@ -189,7 +192,7 @@ def to_forward(environ: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name in environ
-        if name not in _STAYS_HERE_EXACTLY and not name.startswith(_STAYS_HERE) and name.isidentifier()
+        if name not in _NOT_FORWARDED and not name.startswith(_NOT_FORWARDED_PREFIXES) and name.isidentifier()
     )
 
 

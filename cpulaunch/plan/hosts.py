@@ -12,7 +12,7 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.plan.binding import Binding, bind
-from cpulaunch.plan.environment import PRELOAD, brings
+from cpulaunch.plan.environment import PRELOAD, library_among
 from cpulaunch.plan.host import HostInput, plan_host
 from cpulaunch.plan.plan import HostPlan
 from cpulaunch.plan.request import BindingRequest, HostRequest
@@ -65,7 +65,7 @@ def _library(config: Config, what: str) -> str:
     preloaded = user_environment(config).get(PRELOAD, "").replace(":", " ").split()
     weak = not config.origins[f"cpu.{what}"].startswith(("-", "$"))
     wanted: str = config[f"cpu.{what}"]
-    return "auto" if weak and brings(what, preloaded) else wanted
+    return "auto" if weak and library_among(what, preloaded) else wanted
 
 
 def host_inputs(

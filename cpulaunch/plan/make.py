@@ -1,6 +1,7 @@
 """Config and facts → plan.
 
-``make_plan`` is pure: it looks at nothing but its arguments, and the same arguments give the same plan.
+``make_plan`` is pure: the same arguments give the same plan.  It looks at nothing else, except that a
+launcher of another package is found by its name.
 """
 
 from __future__ import annotations

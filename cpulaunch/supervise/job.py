@@ -98,7 +98,7 @@ class JobState:
             case AgentDisconnected():
                 self._disconnected(self.ranks[event.rank], event.error)
             case ProcessSaid():
-                self._processes.say(event.data)
+                self._processes.heard(event.data)
                 self._look_for_a_failed_start()
             case ProcessEnded():
                 self._process_ended(event.number, event.code)

@@ -26,7 +26,7 @@ class Processes:
         self._codes: dict[int, int] = {}
         self._said = b""
 
-    def say(self, data: bytes) -> None:
+    def heard(self, data: bytes) -> None:
         self._said = (self._said + data)[-MAX_SAID:]
         self.unreached = self.unreached or UNREACHED.encode() in self._said
 

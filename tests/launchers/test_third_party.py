@@ -100,3 +100,23 @@ def test_an_mpi_of_another_package_is_found_on_the_path(cpulaunch: Run, marked, 
     done = cpulaunch("run", "--launcher", "vendor", "-n", "2", "show.py", env=env)
     assert [rank["env"]["RANK"] for rank in outputs(done)] == ["0", "1"]
     assert "started by a vendor's MPI" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("7", "'shell' of cpulaunch.launchers is no Launcher, but of type int"),
+        ("type('Bare', (Shell,), {'title': property()})()", "it lacks title"),
+    ],
+)
+def test_an_entry_point_that_names_no_launcher_is_an_error(
+    cpulaunch: Run, show: Path, value: str, said: str
+) -> None:
+    (show.parent / "site").mkdir()
+    package = install(
+        show.parent / "site", "no_launcher", f"{SHELL_LAUNCHER}\nVALUE = {value}\n",
+        {"cpulaunch.launchers": "shell = no_launcher:VALUE"},
+    )  # fmt: skip
+    done = cpulaunch("run", "--launcher", "shell", "-n", "2", "show.py", env=package)
+    assert done.returncode == 2
+    assert said in done.stderr
