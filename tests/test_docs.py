@@ -137,7 +137,7 @@ def test_the_wizards_recordings_show_what_it_asks_today() -> None:
     recordings = re.findall(r"^<!-- recording: .* -->\n```text\n(.*?)^```", page, re.M | re.S)
     whys = {setting.ask.question: setting.ask.why for setting in SETTINGS.values() if setting.ask}
     shown = [re.findall(r"^\? (.*\?)", recording, re.M) for recording in recordings]
-    assert {question for questions in shown for question in questions} == {*whys, "And now?"}
+    assert {question for questions in shown for question in questions} == {*whys, "What next?"}
     for recording, questions in zip(recordings, shown, strict=True):
         assert [q for q in questions if q in whys and f"\n  {whys[q]}\n" not in recording] == []
 

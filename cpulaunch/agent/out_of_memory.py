@@ -25,15 +25,15 @@ def why_killed(pid: int, kills_before: int | None) -> str:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)  # in KiB, says getrusage(2)
-    had = f"it had had up to {peak:.2f} GiB"
+    had = f"peak {peak:.2f} GiB"
     if record := _kernels_record(pid):
         return f"the kernel ran out of memory and says: {record}"
     kills = oom_kills()
     if kills is None or kills_before is None:
-        return f"perhaps for want of memory ({had})"
+        return f"perhaps out of memory ({had})"
     if kills > kills_before:
-        return f"the kernel has just killed for want of memory, so probably this ({had})"
-    return f"not for want of memory ({had}): somebody, or a batch system, has sent it"
+        return f"probably out of memory: the kernel has just killed a process for that ({had})"
+    return f"not out of memory ({had}): a person, the batch system or another program sent it"
 
 
 def _kernels_record(pid: int) -> str | None:

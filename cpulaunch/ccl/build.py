@@ -26,8 +26,8 @@ Progress = Callable[[str], None]
 
 _ONECCL_SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
 _ELSEWHERE = (
-    "Build it on a machine like this one that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
-    "and `pip install` the wheel here; or take `--backend gloo`."
+    "Or build it on a similar machine that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
+    "and `pip install` the wheel here; or use `--backend gloo`."
 )
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
 _JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
@@ -47,7 +47,7 @@ def build(progress: Progress = lambda text: None, *, force: bool = False) -> Bui
     """The group for the installed torch, from where it is built or else by building it.
 
     ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
-    other, and a group appears in the cache whole or not at all.  Takes about a minute.
+    other, and a group appears in the cache whole or not at all.  Takes a minute or two.
 
     Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
     """
@@ -198,13 +198,17 @@ def _compile(
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = {source: work / f"{source.stem}.o" for source in sources}
     with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
-        running = {
-            pool.submit(_run, [compiler, *flags, "-c", str(s), "-o", str(o)]): s for s, o in objects.items()
-        }
-        progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
-        for done, future in enumerate(as_completed(running), 1):
-            future.result()
-            progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
+        running = [
+            pool.submit(_run, [compiler, *flags, "-c", str(s), "-o", str(o)]) for s, o in objects.items()
+        ]
+        try:
+            progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
+            for done, future in enumerate(as_completed(running), 1):
+                future.result()
+                progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
+        except BaseException:  # Ctrl-C, which the compilers get too, or a file that doesn't compile
+            pool.shutdown(cancel_futures=True)
+            raise
     progress("linking")
     _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
 

@@ -13,7 +13,7 @@ from cpulaunch.wording import did_you_mean
 
 HELP = "the oneCCL process group: build it for the installed torch, see what is built"
 
-USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, about a minute
+USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, a minute or two
        cpulaunch ccl info                              what is built, what would be loaded, and why"""
 
 EPILOG = """\

@@ -50,7 +50,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _configure(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch config", "Look at the machine, ask, write a YAML file.", EPILOG, USAGE)
+    parser = Parser(
+        "cpulaunch config",
+        "Write a YAML file from the machine and your answers to a few questions.",
+        EPILOG,
+        USAGE,
+    )
     add_settings(parser, ())
     parser.add_argument("--defaults", action="store_true",
                         help="ask nothing: the defaults, and what --set says")  # fmt: skip
@@ -168,7 +173,9 @@ def _show(arguments: list[str]) -> int:
 def _validate(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config validate", "Check a YAML file, and say what is unwise on this machine.",
                     "example: cpulaunch config validate cpulaunch.yaml")  # fmt: skip
-    parser.add_argument("file", type=Path, nargs="?", help="else the one that a run would read")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="the file to check; without it, the one that a run would read"
+    )
     options = parser.parse_args(arguments)
     file = options.file or find_file(os.environ)
     if file is None:
@@ -210,7 +217,7 @@ def _import(arguments: list[str]) -> int:
     for dropped in imported.dropped:
         say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not taken over: {dropped.reason}")
     if imported.off:
-        say(f"empty or off there, so nothing is lost: {', '.join(imported.off)}")
+        say(f"dropped, as they are empty or switched off: {', '.join(imported.off)}")
     for advice in imported.advice:
         say(f"to do: {advice}")
     if options.output is None:

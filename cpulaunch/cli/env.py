@@ -18,8 +18,8 @@ from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Versions, the machine, the MPIs, which process group `ccl` would be and why, the variables of the field that
-are set, and the settings that are not the defaults.  With a hostfile, each host of it too, asked over ssh.
+Versions, the machine, the MPIs, which process group `ccl` would be and why, related environment variables,
+and the settings that are not the defaults.  With a hostfile, each host of it too, asked over ssh.
 The values of `env:` and of variables that may hold a secret are left out.
 
 examples:

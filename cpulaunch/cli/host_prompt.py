@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft
 
 HERE, ALLOCATION, OTHER, TYPED = "here", "allocation", "other", "typed"
-HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host a line: host, host:N or host slots=N\n"
+HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, host:N or host slots=N\n"
 
 
 def several(values: Mapping[str, Any], machine: Machine) -> bool:
@@ -56,7 +56,7 @@ class HostPrompt:
         known = self.draft.values.get("hosts.hostfile")
         if known and known not in files and not self.draft.typed:
             options.append(Option(("file", known), known, "as before"))
-        return [*options, Option(OTHER, "another hostfile"), Option(TYPED, "hosts that I type in now")]
+        return [*options, Option(OTHER, "another hostfile"), Option(TYPED, "enter hosts now")]
 
     def default(self) -> Any:
         if self.draft.typed:
@@ -82,7 +82,9 @@ class HostPrompt:
         why = "Names or addresses, as in node[1-4] or 10.0.0.1:2 10.0.0.2:2; :2 is the number of ranks."
         typed = self.asker.ask(Question("Which hosts?", why, self.draft.typed, check=_wrong_hosts, live=True))
         hosts = parse_hosts(_commas(typed), "your answer")
-        where = Question("Written to which hostfile?", "", self.free_name(), check=_wrong_new_file)
+        where = Question(
+            "Which hostfile should they be written to?", "", self.free_name(), check=_wrong_new_file
+        )
         hostfile = self.asker.ask(where)
         lines = [f"{host.name}{f' slots={host.slots}' if host.slots else ''}\n" for host in hosts]
         self.set(hostfile=hostfile)

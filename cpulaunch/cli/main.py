@@ -18,17 +18,17 @@ from cpulaunch.wording import did_you_mean
 
 COMMANDS = {
     "run": "run a program on every rank",
-    "config": "ask, and write the settings; show, check, import them",
-    "topology": "this machine's cores, and where ranks would be placed",
-    "hosts": "are the hosts ready, and what are they like",
-    "env": "a report to paste into an issue",
-    "ccl": "build the oneCCL process group, or say what is built",
+    "config": "write a settings file by answering questions; show, check or import one",
+    "topology": "show this machine's cores and where ranks would be placed",
+    "hosts": "check that the hosts are ready",
+    "env": "print a report to paste into an issue",
+    "ccl": "build the oneCCL process group, or show what is built",
 }
 
 HELP = f"""\
 usage: cpulaunch COMMAND [OPTIONS]
 
-Run PyTorch training on CPU clusters: ranks placed, wired and watched.
+Run PyTorch training on CPU clusters: place the ranks, connect them, and watch them.
 
 {chr(10).join(f"  {name:10} {what}" for name, what in COMMANDS.items())}
 

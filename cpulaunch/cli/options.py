@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
             options.append(word if attached else name + equals + value)
             if not attached and not equals and known[name].nargs != 0:
                 if i + 1 == len(arguments):
-                    raise UsageError(f"{name} wants a value: {known[name].metavar}")
+                    raise UsageError(f"{name} needs a value: {known[name].metavar}")
                 # Joined, so that a value may begin with a dash.
                 options[-1:] = (
                     [f"{name}={arguments[i + 1]}"] if name.startswith("--") else [name, arguments[i + 1]]

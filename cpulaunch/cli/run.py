@@ -26,15 +26,15 @@ USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
 EPILOG = """\
-All after the script is the script's.  Settings: command line > environment > YAML > detected.
+Everything after the script is passed to it.  Settings: command line > environment > YAML > detected.
 
 examples:
   cpulaunch run -n 2 train.py --lr 0.1                        two ranks on this machine
   cpulaunch run -f hostfiles/four-nodes -ppn 4 train.py       sixteen ranks on four hosts
   cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
 
-exit code: 0; the first failing rank's own; 128 + signal; 2 usage or settings; 3 a host is not ready;
-4 node lost; 130 interrupted
+exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong usage or settings;
+3 a host is not ready; 4 a host was lost; 130 interrupted
 """
 
 
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     package = ENGINE_PACKAGES.get(config["training.engine"])
     if package and find_spec(package) is None:
         where = config.where("training.engine")
-        say(f"warning: {where}: {package} is not installed in this environment: ranks train natively")
+        say(f"warning: {where}: {package} is not installed here, so ranks use the engine native")
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.show import plan_as_json, plan_as_text
@@ -107,7 +107,7 @@ def _picture(plan: Plan, facts: Facts) -> str:
 def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
-    parser.add_argument("--format", choices=("text", "json", "shell"), help="of the dry run")
+    parser.add_argument("--format", choices=("text", "json", "shell"), help="how --dry-run prints the plan")
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
     )
@@ -150,7 +150,7 @@ def _program(rest: list[str], no_python: bool) -> Program:
 def _check_script(path: Path) -> None:
     if _PYTHON.fullmatch(path.name) and (not path.exists() or os.access(path, os.X_OK)) and not path.is_dir():
         raise UsageError(
-            f"{path} is no script: cpulaunch runs the script with its own Python",
+            f"{path} is not a script: cpulaunch runs the script with its own Python",
             hint=f"leave out {path}: cpulaunch run [OPTIONS] train.py [ARGS…]",
         )
     try:

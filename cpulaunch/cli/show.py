@@ -26,11 +26,12 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     """What is about to run, in a line or two."""
     threads = plan.setting("cpu.threads")
     hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
-    each = f"{counted(threads, 'thread')} each" if isinstance(threads, int) else "threads by host"
+    each = counted(threads, "thread") if isinstance(threads, int) else "threads by host"
+    if isinstance(threads, int) and plan.world_size > 1:
+        each += " each"
     parts = (
         f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
-        plan.env[variables.BACKEND],
-        plan.env[variables.PRECISION],
+        *_trains_with(plan),
         started(plan),
         f"logs in {shown_path(directory)}",
     )
@@ -38,6 +39,12 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
         yield f"{len(plan.notes) - FEW} more notes: -v shows them"
+
+
+def _trains_with(plan: Plan) -> tuple[str, ...]:
+    if plan.setting("training.as_written"):
+        return ("as written",)  # the script decides
+    return plan.env[variables.BACKEND], plan.env[variables.PRECISION]
 
 
 def started(plan: Plan) -> str:
@@ -84,7 +91,10 @@ def plan_as_text(
     if verbose:
         lines += ["", "Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)"]
         lines += _masks_as_text(plan, names)
-    lines += ["", "Command" if len(commands) == 1 else f"Command of rank 0, one of {len(commands)} alike"]
+    lines += [
+        "",
+        "Command" if len(commands) == 1 else "Command of rank 0 (the others have another rank)",
+    ]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]

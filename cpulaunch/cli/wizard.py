@@ -234,7 +234,7 @@ class Wizard:
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
-            self.say(_with_keys(f"  Not from here yet: {e}\n"))
+            self.say(_with_keys(f"  This would not run: {e}\n"))
             return
         drawn = picture_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
@@ -262,7 +262,7 @@ class Wizard:
             Option("leave", "leave, and write nothing"),
         ]
         while True:
-            answer = self.asker.ask(Question("And now?", "", "write", options))
+            answer = self.asker.ask(Question("What next?", "", "write", options))
             if answer == "show":
                 self.say(self.draft.text())
             elif answer == "more":
@@ -302,7 +302,7 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         config = draft.config(environ)
         _, plan = preview(config)
     except CpulaunchError as e:
-        yield _with_keys(f"warning: can't run from here yet: {e}")
+        yield _with_keys(f"warning: this would not run from here: {e}")
         if e.hint:
             yield _with_keys(f"hint: {e.hint}")
         return

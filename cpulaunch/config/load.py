@@ -213,7 +213,7 @@ class _YamlReader:
         if type(schema) is int and schema > SCHEMA:
             raise ConfigError(
                 f"{origin}: written for schema {schema}; this cpulaunch knows schema {SCHEMA}",
-                hint="a newer cpulaunch reads it",
+                hint="use a newer cpulaunch",
             )
         if schema != SCHEMA or type(schema) is not int:
             raise ConfigError(f"{origin}: {schema!r} is not a schema: expected `cpulaunch: {SCHEMA}`")
@@ -291,7 +291,7 @@ def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
             short = name.removeprefix("CPULAUNCH")
             for setting in sorted(settings):
                 if setting.endswith(short):
-                    yield f"${name} is set for ranks, and is ignored here: the setting is ${setting}"
+                    yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${setting}"
 
 
 def _joined(before: str, origin: str) -> str:

@@ -130,7 +130,7 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
         if outside:
             raise PlanError(
                 f"cores {request.cores}: {outside} can't be used on this host",
-                hint=f"Those that are: {topology.allowed or 'none'}.",
+                hint=f"Usable: {topology.allowed or 'none'}.",
             )
         topology = topology.restricted(request.cores)
     if request.numa_nodes is not None:
@@ -345,13 +345,16 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     if len(nodes) > 1:
         have += f" ({' + '.join(str(len(node)) for node in nodes)} in {len(nodes)} NUMA nodes)"
     size = request.cores_per_rank
-    want = counted(ranks, "rank")
+    want, verb = counted(ranks, "rank"), "does" if ranks == 1 else "do"
     if isinstance(size, int):
         want += f" of {counted(size, 'core')}"
     if request.bind_numa:
         want += ", each within a NUMA node,"
     sharing = "" if request.oversubscribe else ", or let ranks share cores (--oversubscribe)"
-    return PlanError(f"{want} on {have}", hint=f"Ask for fewer ranks (-ppn) or fewer cores each{sharing}.")
+    return PlanError(
+        f"{want} {verb} not fit on {have}",
+        hint=f"Ask for fewer ranks (-n, -ppn) or fewer cores each{sharing}.",
+    )
 
 
 def _spanning_note(ranks: Sequence[RankBinding]) -> str:

@@ -168,14 +168,14 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:
     """What was found for settings that are ``auto``, by key."""
     ranks = [rank for host in job.hosts for rank in host.ranks]
-    workers = max(each.binding.worker_count for each in job.bound)
+    workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     found = {
         "launcher": chosen.setting,
         "hosts.nnodes": len(job.hosts),
         "hosts.nproc": len(ranks),
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in job.hosts]),
         "ccl.provider": job.provider or config["ccl.provider"],
-        "ccl.worker_count": config["ccl.worker_count"] and max(1, workers),
+        "ccl.worker_count": workers if config["ccl.worker_count"] == "auto" else config["ccl.worker_count"],
         "cpu.threads": _one_or_list([rank.threads for rank in ranks]),
     }
     if chosen.mpiexec:

@@ -69,7 +69,7 @@ def _story(failure: Failure, directory: Path) -> Iterator[str]:
         yield ""
         yield from _shortened(failure.traceback.rstrip().splitlines())
     elif failure.error is None and (last := _last_words(log)):
-        yield from ("", "Its last words:") if not last[0].startswith(FATAL) else ("",)
+        yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
     if log.exists():
         yield ""

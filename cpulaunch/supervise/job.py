@@ -341,7 +341,7 @@ class JobState:
             self.interrupted = number
             self._tell(
                 f"{signal_name(number)}: ending all ranks, {self.watching.grace_period} s at most; "
-                "once more to end them at once"
+                "send it again to kill them now"
             )
             self._end_ranks(number)
         elif self.user_signals > 1 or number != SIGINT:

@@ -59,5 +59,5 @@ def root_cause(
         return first
     at, rank = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    note = f"rank {rank}{others} had left with exit code 0, {first.at - at:.1f} s before"
+    note = f"rank {rank}{others} had exited with code 0, {first.at - at:.1f} s earlier"
     return first._replace(failure=replace(first.failure, note=note))

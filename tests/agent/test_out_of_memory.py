@@ -31,7 +31,7 @@ def test_want_of_memory_is_told_from_a_kill(cpulaunch: Run, tmp_path: Path) -> N
 def test_a_kill_from_outside_is_not_taken_for_want_of_memory(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--no-python", "sh", "-c", "kill -9 $$")
     assert done.returncode == 137
-    assert re.match(r"not for want of memory \(it had had up to 0\.\d\d GiB\)", box(done.stderr)[1][1])
+    assert re.match(r"not out of memory \(peak 0\.\d\d GiB\)", box(done.stderr)[1][1])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from support.jobs import outputs
         (["--nproc", "2", "show.py"], 2, "unknown option --nproc; did you mean '-n'?"),
         (["-machinefile", "f", "show.py"], 2, "unknown option -machinefile; did you mean '--hostfile'?"),
         (["-n", "2", "python", "show.py"], 2, "leave out python"),
-        (["-n", "2", sys.executable, "show.py"], 2, "is no script"),
+        (["-n", "2", sys.executable, "show.py"], 2, "is not a script"),
         (["--format", "shell", "show.py"], 2, "--format is for --dry-run"),
         (
             ["--hosts", "localhost,127.0.0.1", "show.py"],
@@ -37,7 +37,7 @@ from support.jobs import outputs
         (["-n", "1", "--cores", "0,,1", "show.py"], 2, "--cores: '0,,1' does not fit cpu.cores"),
         (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
         (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
-        (["-n"], 2, "-n wants a value"),
+        (["-n"], 2, "-n needs a value"),
         (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
         (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
         (["-f", "nowhere", "show.py"], 2, "hostfile nowhere: cannot be read: No such file"),

@@ -82,7 +82,7 @@ def test_defaults_warns_of_what_cannot_run_here_in_the_words_of_the_file(
     ranks = len(os.sched_getaffinity(0)) + 1000
     done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
     assert done.returncode == 0
-    assert f"warning: can't run from here yet: {ranks} ranks on" in done.stderr
+    assert f"warning: this would not run from here: {ranks} ranks do not fit on" in done.stderr
     assert "hosts.oversubscribe" in done.stderr
     assert "--oversubscribe" not in done.stderr
     assert "Written: cpulaunch.yaml" in done.stderr

@@ -25,7 +25,7 @@ Start = Callable[..., Terminal]
 WHERE, MPI, INTERFACE = map(question_of, ("hosts.hostfile", "mpi.flavour", "ccl.interface"))
 RANKS, BACKEND = map(question_of, ("hosts.nproc_per_node", "training.backend"))
 PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engine", "output.log_dir"))
-NOW = "And now?"
+NOW = "What next?"
 ONE_MACHINE = [WHERE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 FOUR_NODES = [WHERE, MPI, INTERFACE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
@@ -112,7 +112,7 @@ def test_hosts_that_are_typed_in_are_checked_and_written_to_a_hostfile(wizard: S
     terminal.types("10.0.0.1:x")
     terminal.sees("'x' is not a number of slots")  # while typing
     terminal.types(CTRL_U, "10.0.0.[1-4]:2", ENTER)
-    terminal.answers("Written to which hostfile?")
+    terminal.answers("Which hostfile should they be written to?")
     accept(terminal, asked(FOUR_NODES[1:]))
     terminal.sees("Written: hostfile")
     assert terminal.ends() == 0
@@ -245,7 +245,7 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
         ("two", "expected a whole number of at least 1, or auto"),
         ("0", "expected a whole number of at least 1, or auto"),
         ("-3", "expected a whole number of at least 1, or auto"),
-        (str(CPUS + 1000), f"{CPUS + 1000} ranks on"),
+        (str(CPUS + 1000), f"{CPUS + 1000} ranks do not fit on"),
     ],
 )
 def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start, typed: str, answer: str) -> None:

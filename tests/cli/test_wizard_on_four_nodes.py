@@ -20,14 +20,14 @@ def test_four_hosts_are_typed_in_checked_and_run(
     terminal = wizard("--set", "training.backend=gloo", on=cluster)
     terminal.answers(question_of("hosts.hostfile"), UP)
     terminal.answers("Which hosts?", " ".join(HOSTS))
-    terminal.answers("Written to which hostfile?")
+    terminal.answers("Which hostfile should they be written to?")
     terminal.answers(question_of("mpi.flavour"))
     terminal.answers(question_of("ccl.interface"))
     terminal.answers(question_of("hosts.nproc_per_node"), "1")
     for key in ("training.precision", "training.engine", "output.log_dir"):
         terminal.answers(question_of(key))
     terminal.sees("4 ranks on 4 hosts (node0, ..., node3)")
-    terminal.sees("And now?")
+    terminal.sees("What next?")
     terminal.types(ENTER)
     terminal.sees("cpulaunch hosts check -f hostfile")
     assert terminal.ends() == 0

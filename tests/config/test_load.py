@@ -172,7 +172,7 @@ BAD_FILES = [
     (
         "cpulaunch: 2\n",
         "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1",
-        "a newer cpulaunch",
+        "use a newer cpulaunch",
     ),
     ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
     ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
@@ -263,7 +263,7 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
 def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str) -> None:
     config = load(environ={f"CPULAUNCH_{told}": "gloo"})
     assert config.warnings == (
-        f"$CPULAUNCH_{told} is set for ranks, and is ignored here: the setting is $CPULAUNCH_{setting}",
+        f"$CPULAUNCH_{told} is ignored: cpulaunch sets it for the ranks; the setting is $CPULAUNCH_{setting}",
     )
     assert load(environ={f"CPULAUNCH_{told}": "gloo", "CPULAUNCH_JOB_ID": "1"}).warnings == ()
 

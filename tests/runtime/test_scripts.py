@@ -17,10 +17,10 @@ pytestmark = pytest.mark.slow
 def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
     done = job(2, "grouped", *said)
     assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
-    lines = [line for line in done.ours() if "overridden" in line]
+    lines = [line for line in done.ours() if "changed in this script" in line]
     assert len(lines) == (said != ("ccl",))
     if lines:
-        assert f"backend {said[0] if said else '(none named)'} -> ccl" in lines[0]
+        assert (f"backend ccl (not {said[0]});" if said else "backend ccl;") in lines[0]
 
 
 def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:
@@ -30,8 +30,8 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
     assert first["kinds"] == ["torch.bfloat16"]
     assert first["results"] == first["weights"] == ["torch.float32"]
     assert first["falls"]
-    (line,) = [line for line in done.ours() if "overridden" in line]
-    assert "backend (none named) -> ccl; DDP in bf16 where the script has no autocast" in line
+    (line,) = [line for line in done.ours() if "changed in this script" in line]
+    assert "backend ccl; bf16 in DDP without autocast; fused optimizers" in line
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_switch_leaves_scripts_as_they_are_written(job: Start) -> None:
 def test_other_backends_are_not_touched(job: Start) -> None:
     done = job(2, "grouped", "gloo", options=("--backend", "gloo"))
     assert [result["backend"] for result in done.results] == ["gloo", "gloo"]
-    assert not [line for line in done.ours() if "overridden" in line]
+    assert not [line for line in done.ours() if "changed in this script" in line]
 
 
 @pytest.mark.parametrize("options", ["{}", '{"cpu": true}'])
@@ -72,7 +72,7 @@ def test_an_accelerator(job: Start, options: str) -> None:
     assert first == second  # began with unlike weights
     assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "ccl", 2, 4)
     assert first["kinds"] == ["torch.bfloat16"]
-    assert len([line for line in done.ours() if "overridden" in line]) == 1
+    assert len([line for line in done.ours() if "changed in this script" in line]) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> No
         assert result["fused"]
         assert result["predictions"] == [32, 5]
         assert result["loss"] == done.results[0]["loss"]
-    assert len([line for line in done.ours() if "overridden" in line]) == 1
+    assert len([line for line in done.ours() if "changed in this script" in line]) == 1
 
 
 def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:

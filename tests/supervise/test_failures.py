@@ -153,7 +153,7 @@ def user_sends(number: int) -> Callable[[], Played]:
     return play
 
 
-OOM = "not for want of memory"
+OOM = "not out of memory"
 ROWS = [
     # the event, what happens, kind, exit code, and what is said of the first failure
     ("raises while the others sleep, or compute", raises_alone, "error", 1, "ValueError: no such luck"),
@@ -195,7 +195,7 @@ def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:
     first = outcome.first_failure
     assert first
     assert (outcome.kind, outcome.exit_code, first.rank, first.error) == ("error", 1, 0, GLOO)
-    assert first.note == "rank 2 had left with exit code 0, 0.8 s before"
+    assert first.note == "rank 2 had exited with code 0, 0.8 s earlier"
     assert [rank.status for rank in outcome.ranks] == ["exit 1", "exit 1", "exit 0", "exit 1"]
 
 
@@ -205,7 +205,7 @@ def test_a_users_signal_ends_the_job_and_nobody_is_blamed(number: int, code: int
     outcome = job.outcome()
     assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("interrupted", code, None)
     assert job.told == [
-        f"{number.name}: ending all ranks, 1.0 s at most; once more to end them at once"  # type: ignore[attr-defined]
+        f"{number.name}: ending all ranks, 1.0 s at most; send it again to kill them now"  # type: ignore[attr-defined]
     ]
     assert set(job.statuses()) == {"ended by launcher"}
 

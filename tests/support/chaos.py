@@ -185,7 +185,7 @@ EVENTS = {
     "raises while the others wait (ccl)": Event("ccl", "raise", 1, RAISED, _trigger),
     "exits with 5": Event("sleep", "exit", 5, (FIRST, "exit code 5"), _trigger),
     "leaves with 0 while the others wait (gloo)": Event(
-        "gloo", "leave", 1, ("rank {rank} had left with exit code 0",), _trigger
+        "gloo", "leave", 1, ("rank {rank} had exited with code 0",), _trigger
     ),
     "is killed": Event("sleep", "kill", 137, (FIRST, "SIGKILL"), _trigger),
     "is killed while the others wait (gloo)": Event("gloo", "kill", 137, (FIRST, "SIGKILL"), _trigger),

@@ -31,7 +31,7 @@ def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
     from torch import distributed
 
     original = state.PartialState.__init__
-    change = f"accelerate on the CPU, in {settings.precision} where the script names no precision"
+    change = f"accelerate on the CPU, in {settings.precision} unless the script says otherwise"
 
     @functools.wraps(original)
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:

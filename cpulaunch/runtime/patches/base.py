@@ -71,7 +71,7 @@ def announce(*changes: str) -> None:
     """Log what is changed in this script: the first time only, as one line is enough."""
     if not _announced:
         _announced.extend(changes)
-        log_once(f"overridden in this script: {'; '.join(changes)} (--as-written leaves it as it is)")
+        log_once(f"changed in this script: {'; '.join(changes)} (--as-written leaves the script alone)")
 
 
 def pending_changes() -> tuple[str, ...]:

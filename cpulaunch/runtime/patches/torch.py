@@ -40,10 +40,10 @@ def _announce_group(named: str | None, settings: TrainingSettings) -> None:
     if named == settings.backend and not changes:
         return
     if not changes and settings.precision == "bf16":
-        changes.append("DDP in bf16 where the script has no autocast")
+        changes.append("bf16 in DDP without autocast")
     if named != settings.backend:
-        changes.insert(0, f"backend {named or '(none named)'} -> {settings.backend}")
-    announce(*changes, "optimizers fused where torch can")
+        changes.insert(0, f"backend {settings.backend}{f' (not {named})' if named else ''}")
+    announce(*changes, "fused optimizers")
 
 
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
