@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -197,17 +198,26 @@ def _compile(
     ]  # fmt: skip
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = {source: work / f"{source.stem}.o" for source in sources}
+    stop = threading.Event()
+
+    def compile_file(source: Path) -> None:
+        if stop.is_set():
+            return
+        try:
+            _run([compiler, *flags, "-c", str(source), "-o", str(objects[source])])
+        except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
+            stop.set()
+            raise
+
     with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
-        running = [
-            pool.submit(_run, [compiler, *flags, "-c", str(s), "-o", str(o)]) for s, o in objects.items()
-        ]
+        running = [pool.submit(compile_file, source) for source in sources]
         try:
             progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
                 progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
-        except BaseException:  # Ctrl-C, which the compilers get too, or a file that doesn't compile
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            stop.set()
             raise
     progress("linking")
     _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")

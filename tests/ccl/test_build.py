@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import zipfile
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ranks import environment, free_port, run_script
-from support.command import bounded
+from support.command import TIMEOUT, bounded
 from support.packages import stand_in
 
 from cpulaunch.ccl import build, installed
@@ -211,6 +214,33 @@ def test_the_shim_defines_what_the_archive_needs_and_no_more(tmp_path: Path, one
     defined = symbols(shim(tmp_path, oneccl), "--defined-only", "--extern-only")
     assert defined <= needed
     assert {name for name in needed if name.startswith(("hwloc_", "__itt_", "_intel_"))} <= defined
+
+
+def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None:
+    """No further file is begun.  The compilers have the terminal's SIGINT themselves."""
+    (compiler := tmp_path / "g++").write_text(f"#!/bin/sh\necho begun >>{tmp_path}/begun\nexec sleep 300\n")
+    compiler.chmod(0o755)
+    os.mkfifo(tmp_path / "begun")
+    begun = os.open(tmp_path / "begun", os.O_RDWR)  # both ends, or the first writer would wait for a reader
+    program = (
+        "import sys; from pathlib import Path; from cpulaunch.ccl import build;"
+        "here = Path(sys.argv[1]); torch = build._Torch('2.13.0', here, '1', ());"
+        "build._compile(torch, str(here / 'g++'), here, here, here / 'm.so', print)"
+    )
+    argv = [sys.executable, "-c", program, tmp_path]
+    with subprocess.Popen(argv, start_new_session=True, stderr=subprocess.PIPE, text=True) as builder:
+        try:
+            for _ in range(min(build._JOBS, os.cpu_count() or 1)):  # that run at once
+                assert select.select([begun], [], [], TIMEOUT)[0]
+                os.read(begun, len("begun\n"))
+            os.killpg(builder.pid, signal.SIGINT)
+            _, error = builder.communicate(timeout=TIMEOUT)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(builder.pid, signal.SIGKILL)
+    assert "KeyboardInterrupt" in error
+    assert not select.select([begun], [], [], 0)[0]
+    os.close(begun)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -452,6 +453,12 @@ def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: 
     assert "IPL WARN" not in done.stderr
     (log,) = show.parent.glob("runs/*/launcher.log")
     assert said in log.read_text()
+
+
+def test_where_the_script_decides_the_headline_says_so(cpulaunch: Run, show: Path) -> None:
+    done = cpulaunch("run", "-n", "1", "--as-written", "show.py")
+    assert re.search(r"1 rank on this machine, \d+ threads? · as written · started directly", done.stderr)
+    assert "bf16" not in done.stderr
 
 
 class TestPlacement:
