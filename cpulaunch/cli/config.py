@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 def _configure(arguments: list[str]) -> int:
     parser = Parser(
         "cpulaunch config",
-        "Write a YAML file from the machine and your answers to a few questions.",
+        "Look at the machine, ask a few questions, and write a YAML file.",
         EPILOG,
         USAGE,
     )
