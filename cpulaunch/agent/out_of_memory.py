@@ -6,7 +6,7 @@ import os
 
 
 def oom_kills() -> int | None:
-    """How many processes this host's kernel has killed for want of memory, a cgroup's limit included.
+    """How many processes this host's kernel has killed for lack of memory, a cgroup's limit included.
 
     Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.  None where the kernel doesn't say.
     """

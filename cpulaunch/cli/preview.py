@@ -39,7 +39,10 @@ def summary(plan: Plan) -> Iterator[str]:
     threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
     each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
     yield f"{counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
-    yield f"backend {plan.env[variables.BACKEND]}, precision {plan.env[variables.PRECISION]}"
+    if plan.setting("training.as_written"):
+        yield "the script as written decides the backend and the precision"
+    else:
+        yield f"backend {plan.env[variables.BACKEND]}, precision {plan.env[variables.PRECISION]}"
     for note in plan.notes:
         yield f"note: {note}"
 

@@ -42,8 +42,9 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
 
 
 def _trains_with(plan: Plan) -> tuple[str, ...]:
+    """The backend and the precision, where they are not the script's to decide."""
     if plan.setting("training.as_written"):
-        return ("as written",)  # the script decides
+        return ("as written",)
     return plan.env[variables.BACKEND], plan.env[variables.PRECISION]
 
 

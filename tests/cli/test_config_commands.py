@@ -214,3 +214,9 @@ def test_import_refuses_gpus(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("config", "import", "gpu.yaml", "-o", "new.yaml")
     assert (done.returncode, (tmp_path / "new.yaml").exists()) == (2, False)
     assert "gpu.yaml:2: it is for GPUs; cpulaunch trains on CPUs" in done.stderr
+
+
+def test_what_the_script_decides_is_not_claimed(cpulaunch: Run, tmp_path: Path) -> None:
+    done = cpulaunch("config", "--defaults", "--set", "training.as_written=true")
+    assert "the script as written decides the backend and the precision" in done.stdout + done.stderr
+    assert "precision bf16" not in done.stdout + done.stderr
