@@ -88,7 +88,7 @@ TABLE = (
     Variable("PMI_RANK", "<Hydra>", "launchers ccl", "integer", "rank; tells that Hydra started this process"),
     Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "<torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
-    Variable("CCL_ALLREDUCE", "<user>", "ccl <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
+    Variable("CCL_ALLREDUCE", "<user>", "plan ccl <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
     Variable("CCL_ATL_SHM", "plan", "<oneCCL>", "1 or 0", "shared memory within a host"),
     Variable("CCL_ATL_TRANSPORT", "<user> plan", "config ccl <oneCCL>", "ofi or mpi", "oneCCL's transport"),
     Variable("CCL_KVS_IFACE", "plan", "<oneCCL>", "interface", "interface for oneCCL's bootstrap"),

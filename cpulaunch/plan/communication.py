@@ -8,12 +8,41 @@ which each process finds on its own host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
 
 BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
+"""oneCCL's own."""
+
+
+def decide_transport(
+    requested: str,
+    *,
+    hosts: int,
+    local_ranks: int,
+    provider: str | None,
+    worker_count: int,
+    user_variables: Mapping[str, str],
+) -> str:
+    """The one decision on what carries ccl's collectives: the planner's, and a rank's for its group.
+
+    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own; with ``ofi`` and ``mpi``, oneCCL carries everything.
+    ``requested`` is the setting's value, or what this function returned for the whole job.  ``local_ranks``
+    are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
+    without what cpulaunch adds.
+    """
+    if requested == "auto":
+        on_fabric = hosts > 1 and provider not in (None, "tcp")
+        for_oneccl = on_fabric or worker_count > 1 or user_variables.get("CCL_ALLREDUCE")
+        requested = user_variables.get("CCL_ATL_TRANSPORT") or ("ofi" if for_oneccl else "tcp")
+    if requested in TRANSPORTS:
+        return requested
+    if hosts == 1:
+        return "shm"
+    return "shm+tcp" if local_ranks > 1 else "tcp"
 
 
 class Situation(NamedTuple):

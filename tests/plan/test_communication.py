@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpulaunch.errors import PlanError
-from cpulaunch.plan.communication import Situation, communication_defaults
+from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
 
 CCL = Situation(backend="ccl", hosts=1, local_ranks=2)
 
@@ -47,3 +47,54 @@ def test_what_does_not_exist_is_named(change: dict[str, str]) -> None:
 def test_the_transport_mpi_is_for_ranks_that_intel_mpi_starts() -> None:
     with pytest.raises(PlanError, match="needs ranks that Intel MPI starts"):
         communication_defaults(CCL._replace(transport="mpi"))
+
+
+JOB = {
+    "requested": "auto",
+    "hosts": 1,
+    "local_ranks": 2,
+    "provider": None,
+    "worker_count": 1,
+    "user_variables": {},
+}
+OVER_VERBS = {"hosts": 2, "provider": "verbs"}
+RING = {"CCL_ALLREDUCE": "ring"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "shm"),
+        ({"local_ranks": 1}, "shm"),
+        ({"hosts": 2}, "shm+tcp"),
+        ({"hosts": 2, "local_ranks": 1}, "tcp"),
+        ({"hosts": 2, "provider": "tcp"}, "shm+tcp"),
+        ({"worker_count": 0}, "shm"),
+        # where oneCCL is wanted
+        (OVER_VERBS, "ofi"),
+        ({"provider": "verbs"}, "shm"),  # no card is needed within a host
+        ({"worker_count": 2}, "ofi"),
+        ({"user_variables": RING}, "ofi"),
+        ({"user_variables": {"CCL_ALLREDUCE": ""}}, "shm"),
+        ({"user_variables": {"CCL_ATL_TRANSPORT": "ofi"}}, "ofi"),
+        ({"user_variables": {"CCL_ATL_TRANSPORT": "mpi", **RING}}, "mpi"),
+        ({"user_variables": {"CCL_ATL_TRANSPORT": ""}}, "shm"),
+        # what is asked for is done
+        ({"requested": "ofi"}, "ofi"),
+        ({"requested": "ofi", "hosts": 2}, "ofi"),
+        ({"requested": "mpi", "hosts": 2}, "mpi"),
+        ({"requested": "ofi", "user_variables": {"CCL_ATL_TRANSPORT": "mpi"}}, "ofi"),
+        ({"requested": "tcp"}, "shm"),
+        ({"requested": "tcp", **OVER_VERBS}, "shm+tcp"),
+        ({"requested": "tcp", **OVER_VERBS, "local_ranks": 1}, "tcp"),
+        ({"requested": "tcp", "worker_count": 2, "user_variables": {"CCL_ATL_TRANSPORT": "ofi", **RING}}, "shm"),
+        # a group of some of the job's ranks, which have been told what the job has
+        ({"requested": "shm+tcp"}, "shm"),
+        ({"requested": "shm+tcp", "hosts": 2, "local_ranks": 1}, "tcp"),
+        ({"requested": "shm", "hosts": 2}, "shm+tcp"),
+        ({"requested": "tcp", "worker_count": 2}, "shm"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_carries_the_collectives_of_ccl(change: dict[str, object], expected: str) -> None:
+    assert decide_transport(**{**JOB, **change}) == expected  # type: ignore[arg-type]
