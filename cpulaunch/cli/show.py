@@ -81,6 +81,7 @@ def plan_as_text(
     names = partial(_names, dots="…" if unicode else "...")
     where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
+    lines += [f"transport: {plan.transport}"] if plan.transport else []
     lines += ["", "Placement"]
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout

@@ -30,6 +30,8 @@ def rank_setting(key: str, environ: Mapping[str, str]) -> Any:
     text = environ.get(setting.rank_variable or "")
     if not text:
         return setting.default
+    if text in setting.decided:
+        return text
     try:
         return setting.kind.from_text(text)
     except ValueError:

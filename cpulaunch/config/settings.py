@@ -41,7 +41,8 @@ class Setting:
     ``flags`` are its options of ``cpulaunch run``; ``variable`` is the name by which the field
     already knows it, if there is one: set in the environment, it counts as the user's wish.
     ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
-    ``rank_variable`` is the variable by which ranks are told its value, where they are.
+    ``rank_variable`` is the variable by which ranks are told its value, where they are, and ``decided`` are
+    the words that they may be told besides those that a user may say.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Setting:
     variable: str | None = None
     ask: Ask | None = None
     rank_variable: str | None = None
+    decided: tuple[str, ...] = ()
 
     @property
     def section(self) -> str:
@@ -200,11 +202,13 @@ _TABLE = (
     ),
     Setting(
         "ccl.transport",
-        Choice("ofi", "mpi"),
-        "ofi",
-        "transport of oneCCL",
+        Choice("auto", "tcp", "ofi", "mpi"),
+        "auto",
+        "what carries ccl's collectives; tcp: cpulaunch itself, by shared memory within a host and TCP between hosts; ofi, mpi: oneCCL, over libfabric or MPI; auto: tcp, but ofi over fast network cards of several hosts, with several oneCCL workers, or where CCL_ALLREDUCE is set",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
+        rank_variable=variables.CCL_TRANSPORT,
+        decided=("shm", "shm+tcp"),
     ),
     Setting(
         "ccl.provider",

@@ -27,7 +27,7 @@ from cpulaunch.plan.hosts import (
     plan_hosts,
     user_environment,
 )
-from cpulaunch.plan.network import choose_provider, interfaces_of, plan_communication
+from cpulaunch.plan.network import choose_provider, choose_transport, interfaces_of, plan_communication
 from cpulaunch.plan.plan import HostPlan, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
@@ -62,6 +62,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         "hosts.master_addr": master_addr,
         "training.backend": backend.backend,
         "training.precision": precision.precision,
+        **({"ccl.transport": job.transport} if job.transport else {}),
     }
     env = {
         **job.env,
@@ -74,6 +75,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         launcher=chosen.name,
         world_size=world_size,
         master_addr=master_addr,
+        transport=job.transport,
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
         env=dict(sorted(env.items())),
@@ -100,6 +102,7 @@ class _PlannedHosts(NamedTuple):
     bound: list[BoundHost]
     request: HostRequest
     provider: str | None
+    transport: str
     env: dict[str, str]
     notes: tuple[str, ...]
 
@@ -112,6 +115,7 @@ def _plan_all(
     bound, request = bind_hosts(host_inputs(config, facts, listed, asked), asked, facts.like_what)
     provider = choose_provider(config, backend, [each.input for each in bound])
     communication = plan_communication(config, bound, launcher, backend, provider.name)
+    transport = choose_transport(config, bound, backend, provider.name)
     user_env = user_environment(config)
     inputs = []
     for each in bound:
@@ -128,7 +132,7 @@ def _plan_all(
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
     shared = _as_the_user_has_set(config, {**communication.shared, **threads})
-    return _PlannedHosts(hosts, bound, request, provider.name, shared, notes)
+    return _PlannedHosts(hosts, bound, request, provider.name, transport, shared, notes)
 
 
 def _binding_notes(bound: Sequence[BoundHost]) -> list[str]:
@@ -175,6 +179,7 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[s
         "hosts.nproc": len(ranks),
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in job.hosts]),
         "ccl.provider": job.provider or config["ccl.provider"],
+        "ccl.transport": (config["ccl.transport"] == "auto" and job.transport) or config["ccl.transport"],
         "ccl.worker_count": workers if config["ccl.worker_count"] == "auto" else config["ccl.worker_count"],
         "cpu.threads": _one_or_list([rank.threads for rank in ranks]),
     }

@@ -9,10 +9,10 @@ from cpulaunch.config.config import Config
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.plan.communication import Situation, communication_defaults
+from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
 from cpulaunch.plan.environment import common
 from cpulaunch.plan.host import HostInput
-from cpulaunch.plan.hosts import BoundHost
+from cpulaunch.plan.hosts import BoundHost, user_environment
 
 
 class Provider(NamedTuple):
@@ -45,7 +45,7 @@ def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) ->
     chosen: str = config["ccl.provider"]
     if chosen != "auto":
         return Provider(chosen)
-    if len(hosts) == 1 or config["ccl.transport"] != "ofi":
+    if len(hosts) == 1 or config["ccl.transport"] not in ("auto", "ofi"):
         return Provider(None)
     provider, complaints = common_provider(
         {host.name: None if host.assumed else host.facts.fabrics for host in hosts}
@@ -54,6 +54,25 @@ def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) ->
         return Provider(provider, tuple(f"{host}: {complaint}" for host, complaint in complaints.items()))
     unused = f"gloo uses TCP only: the hosts' cards for {provider} stay unused"
     return Provider(provider, (unused,) if provider else ())
+
+
+def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, provider: str | None) -> str:
+    """What carries the collectives of ccl; empty with another backend."""
+    if backend != "ccl":
+        return ""
+    requested: str = config["ccl.transport"]
+    if config["ccl.binding"] == "oneccl_bind_pt" and requested != "mpi":
+        requested = "ofi"  # Intel's bindings know nothing of ours
+    user_variables = user_environment(config)
+    user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
+    return decide_transport(
+        requested,
+        hosts=len(bound),
+        local_ranks=max(len(host.binding.ranks) for host in bound),
+        provider=provider,
+        worker_count=bound[0].binding.worker_count,
+        user_variables=user_variables,
+    )
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
@@ -80,7 +99,7 @@ def plan_communication(
         oversubscribed=any(binding.oversubscribed for binding in bindings),
         intel_mpi=launcher.is_intel_mpi,
         log_level="warn" if config["output.verbose"] else "error",
-        transport=config["ccl.transport"],
+        transport="mpi" if config["ccl.transport"] == "mpi" else "ofi",
         provider=provider,
     )
     several = len(bound) > 1

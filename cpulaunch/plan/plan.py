@@ -93,7 +93,8 @@ class Plan:
     """Everything about a job but what differs at each start.
 
     ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
-    value, which may stand for several.  ``env`` reaches every rank; ``private`` are those of its names that
+    value, which may stand for several.  ``transport``, of `decide_transport`, carries ccl's collectives; it
+    is empty with another backend.  ``env`` reaches every rank; ``private`` are those of its names that
     must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
     to hand on.
     ``here_alone``: the job stays on the host that it is started from.
@@ -106,6 +107,7 @@ class Plan:
     launcher: str
     world_size: int
     master_addr: str
+    transport: str
     hosts: tuple[HostPlan, ...]
     here_alone: bool
     env: Mapping[str, str]

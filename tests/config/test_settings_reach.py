@@ -136,6 +136,7 @@ EFFECTS = {
 
 TOLD = {
     "ccl.binding": "oneccl_bind_pt",
+    "ccl.transport": "ofi",
     "training.backend": "gloo",
     "training.precision": "fp32",
     "training.engine": "native",
@@ -205,7 +206,9 @@ from dataclasses import asdict
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime.settings import training_settings
 binding = rank_setting("ccl.binding", os.environ)
-print(json.dumps({**asdict(training_settings()), "binding": binding, "port": os.environ["MASTER_PORT"]}))
+transport = rank_setting("ccl.transport", os.environ)
+told = {"binding": binding, "transport": transport, "port": os.environ["MASTER_PORT"]}
+print(json.dumps({**asdict(training_settings()), **told}))
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make
 
 from cpulaunch.model.fabrics import Fabric
@@ -111,3 +112,51 @@ def test_the_master_is_the_first_hosts_address() -> None:
     assert looked_at(hosts="b,a").master_addr == "10.0.0.2"
     assert looked_at(hosts="c,a").master_addr == "c"
     assert looked_at("hosts.master_addr=head").master_addr == "head"
+
+
+def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
+    """What carries the collectives: of the plan, as the ranks are told, and the setting with its origin."""
+    (row,) = [row for row in plan.settings if row["key"] == "ccl.transport"]
+    return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), (row["value"], row["origin"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "settings", "environ", "planned", "setting"),
+    [
+        ("", (), {}, "shm", ("shm", "detected")),
+        ("", ("training.backend=ccl",), {"FI_PROVIDER": "psm3"}, "shm", ("shm", "detected")),
+        ("a:2,b:1", (), {}, "shm+tcp", ("shm+tcp", "detected")),
+        ("a:1,b:1", (), {}, "tcp", ("tcp", "detected")),
+        ("a,b", ("ccl.provider=psm3",), {}, "ofi", ("ofi", "detected")),
+        ("a,b", ("env=FI_PROVIDER=psm3",), {}, "ofi", ("ofi", "detected")),
+        ("a,b", ("ccl.worker_count=2",), {}, "ofi", ("ofi", "detected")),
+        ("a,b", (), {"CCL_WORKER_COUNT": "2"}, "ofi", ("ofi", "detected")),
+        ("a,b", (), {"CCL_ALLREDUCE": "ring"}, "ofi", ("ofi", "detected")),
+        ("a,b", ("env=CCL_ALLREDUCE=ring",), {}, "ofi", ("ofi", "detected")),
+        ("a,b", ("ccl.binding=oneccl_bind_pt",), {}, "ofi", ("ofi", "detected")),
+        ("a:2,b", ("ccl.transport=tcp", "ccl.worker_count=2"), {}, "shm+tcp", ("tcp", "--ccl.transport")),
+        ("", ("ccl.transport=ofi",), {}, "ofi", ("ofi", "--ccl.transport")),
+        ("", ("mpi.flavour=intel", "ccl.transport=mpi"), {}, "mpi", ("mpi", "--ccl.transport")),
+        ("a,b", (), {"CCL_ATL_TRANSPORT": "mpi"}, "mpi", ("mpi", "$CCL_ATL_TRANSPORT")),
+        ("", ("env=CCL_ATL_TRANSPORT=ofi",), {}, "ofi", ("ofi", "--env CCL_ATL_TRANSPORT")),
+        ("", ("ccl.transport=auto",), {"CCL_ATL_TRANSPORT": "ofi"}, "shm", ("shm", "detected")),
+    ],
+    ids=str,
+)
+def test_the_plan_says_what_carries_the_collectives(
+    hosts: str, settings: tuple[str, ...], environ: dict[str, str], planned: str, setting: tuple[str, str]
+) -> None:
+    made = make(*settings, hosts=hosts, environ=environ)
+    assert transport(made) == (planned, planned, setting)
+    assert made.env["CCL_ATL_TRANSPORT"] == ("mpi" if planned == "mpi" else "ofi")
+
+
+def test_oneccl_drives_a_card_unless_the_user_wants_tcp() -> None:
+    assert with_cards((VERBS,), (VERBS,)).transport == "ofi"
+    assert with_cards((VERBS,), (BROKEN,)).transport == "tcp"
+    forced = with_cards((VERBS,), (VERBS,), settings=("ccl.transport=tcp",))
+    assert (forced.transport, forced.env["FI_PROVIDER"], forced.notes) == ("tcp", "tcp", ())
+
+
+def test_gloo_has_a_transport_of_its_own() -> None:
+    assert transport(make("training.backend=gloo")) == ("", None, ("auto", "default"))
