@@ -252,8 +252,10 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
     ours, fields = _Layer(), _Layer()
     for setting in SETTINGS.values():
         for layer, name in ((ours, setting.environment_name), (fields, setting.variable)):
+            # In a rank, whose plan has decided this setting, the field's variable is the plan's, too.
+            told = layer is fields and setting.rank_variable and environ.get(setting.rank_variable)
             # A variable that is set to nothing counts as unset, as it does for most programs.
-            if name and environ.get(name):
+            if name and environ.get(name) and not told:
                 layer.put(setting, read_setting(setting.key, environ[name], f"${name}"), f"${name}")
     return ours, fields
 

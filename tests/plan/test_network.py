@@ -160,3 +160,11 @@ def test_oneccl_drives_a_card_unless_the_user_wants_tcp() -> None:
 
 def test_gloo_has_a_transport_of_its_own() -> None:
     assert transport(make("training.backend=gloo")) == ("", None, ("auto", "default"))
+
+
+def test_a_rank_that_starts_a_job_does_not_hand_on_its_own_transport() -> None:
+    outer = make()
+    inner = make(hosts="a:2,b", environ=dict(outer.env))
+    assert transport(inner) == ("shm+tcp", "shm+tcp", ("shm+tcp", "detected"))
+    gloo = make("training.backend=gloo", environ=dict(outer.env))
+    assert transport(gloo) == ("", "auto", ("auto", "default"))
