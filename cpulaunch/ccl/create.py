@@ -1,13 +1,11 @@
-"""Makes a ccl group out of torch's store: who is where, the gloo fallback, oneCCL."""
+"""Makes a ccl group out of torch's store: who is where, what carries the collectives, the gloo fallback."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import socket
+import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -17,21 +15,13 @@ from torch import distributed
 from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch.ccl import installed, load
+from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
+from cpulaunch.plan.communication import OWN_TRANSPORTS, decide_transport
 
-_PEERS = "peer/"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What a rank tells the others about itself."""
-
-    host: str  # the same for ranks that see each other's processes and shared memory
-    pid: int
-    cpus: tuple[int, ...]
-    memory: int  # a descriptor, in this process, of memory offered to all ranks of the group; -1: none
+_TOKEN_SIZE = 16  # bytes
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -49,30 +39,79 @@ def create(options: Any, backend_options: Any) -> Any:
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = PrefixStore("cpulaunch-ccl", options.store)
-    with ExitStack() as stack:
-        memory = _offer_shared_memory(module, size, stack) if rank == 0 else -1
-        peers = _meet(store, rank, size, timeout, memory)
-        if not _state.ready:
-            load.set_up(module, _neighbours(rank, peers))
-            atexit.register(_leave, module)
-            _state.ready = True
-        here = peers[rank].host
-        group = module.ProcessGroupCCL(
-            store,
-            rank,
-            size,
-            timeout=timeout.total_seconds(),
-            name=options.group_id,
-            local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
-            heartbeat=_heartbeat(rank, peers),
-            shared_memory=(peers[0].pid, peers[0].memory),
-            gloo_fallback=_gloo_fallback(store, rank, size, timeout),
-        )
+    meeting = Meeting(store, rank, size, timeout)
+    peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
+    if not _state.ready:
+        _state.variables = dict(os.environ)
+        load.set_up(module, _neighbours(rank, peers))
+        atexit.register(_leave, module)
+        _state.ready = True
+    here = peers[rank].host
+    group = module.ProcessGroupCCL(
+        store,
+        rank,
+        size,
+        timeout=timeout.total_seconds(),
+        name=options.group_id,
+        local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
+        heartbeat=_heartbeat(rank, peers),
+        own=_own_transport(module, meeting, peers),
+        gloo_fallback=_gloo_fallback(store, rank, size, timeout),
+    )
+    meeting.end()
     if distributed.group.WORLD is None:
         # This is the group of all ranks: they have mapped each other's shared memory, and nobody else will
         # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
         _unlink_shared_memory()
     return group
+
+
+def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
+    """cpulaunch's own transport; None where oneCCL is to carry the collectives.
+
+    That is also the way out where a rank may not open the memory that another one of its host offers.
+    """
+    hosts = [peer.host for peer in peers]
+    layout = module.Layout([hosts.index(host) for host in hosts], meeting.rank)
+    most = max(hosts.count(host) for host in set(hosts))
+    if _transport(layout.hosts, most) not in OWN_TRANSPORTS:
+        return None
+    listener, address = None, ("", 0)
+    with ExitStack() as stack:
+        if layout.hosts > 1:
+            ip = own_address(_state.variables)
+            listener = module.listen(ip)
+            address = (ip, listener[1])
+        memory = -1
+        if layout.locals > 1 and meeting.rank == layout.first:
+            memory = module.offer_memory(layout)
+            stack.callback(os.close, memory)
+        token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
+        offers = meeting.exchange("offer", (memory, address, token))
+        slots = None
+        if layout.locals > 1:
+            first = layout.first
+            slots = module.map_memory(layout, pid=peers[first].pid, descriptor=offers[first][0])
+        joined = meeting.exchange("joined", layout.locals == 1 or slots is not None)
+    if not all(joined):
+        if listener:
+            os.close(listener[0])
+        return None
+    addresses = [(ip, port) for _, (ip, port), _ in offers]
+    token = bytes.fromhex(offers[0][2])
+    return module.Hierarchy(layout, slots=slots, listener=listener, addresses=addresses, token=token)
+
+
+def _transport(hosts: int, local_ranks: int) -> str:
+    workers = _state.variables.get("CCL_WORKER_COUNT", "")
+    return decide_transport(
+        rank_setting("ccl.transport", _state.variables),
+        hosts=hosts,
+        local_ranks=local_ranks,
+        provider=_state.variables.get("FI_PROVIDER"),
+        worker_count=int(workers) if workers.isdigit() else 1,
+        user_variables=_state.variables,
+    )
 
 
 def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
@@ -94,6 +133,7 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
 
 class _State:
     ready = False
+    variables: dict[str, str]  # as they were before ours were added
 
 
 _state = _State()
@@ -101,41 +141,6 @@ _state = _State()
 
 def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
-
-
-def _offer_shared_memory(module: ModuleType, size: int, stack: ExitStack) -> int:
-    """A descriptor of memory for the sums of the ranks of one host, open until ``stack`` is closed.
-
-    -1 where there is none.  csrc/transport_shm.hpp says who decides that, and on what.
-    """
-    descriptor: int = module.offer_shared_memory(size)
-    if descriptor >= 0:
-        stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _meet(store: Any, rank: int, size: int, timeout: timedelta, memory: int) -> list[Peer]:
-    me = Peer(_host(), os.getpid(), tuple(sorted(os.sched_getaffinity(0))), memory)
-    store.set(f"{_PEERS}{rank}", json.dumps(me.__dict__))
-    keys = [f"{_PEERS}{other}" for other in range(size)]
-    try:
-        store.wait(keys, timeout)
-    except RuntimeError as error:
-        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
-        raise distributed.DistBackendError(
-            f"ccl: {len(missing)} of {size} ranks did not come within {timeout.total_seconds():g} s: "
-            f"{', '.join(missing[:20])}"
-        ) from error
-    said = [json.loads(store.get(key)) for key in keys]
-    return [Peer(one["host"], one["pid"], tuple(one["cpus"]), one["memory"]) for one in said]
-
-
-def _host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        return f"{socket.gethostname()} {boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:

@@ -15,6 +15,9 @@ from cpulaunch.errors import PlanError
 
 BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
+"""oneCCL's."""
+OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
+"""cpulaunch's."""
 """oneCCL's own."""
 
 

@@ -81,34 +81,28 @@ inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::
   return copy;
 }
 
-// One buffer with the ranks' parts side by side.
-inline at::Tensor join_to_send(CclWork& work, const Tensors& parts) {
-  Tensors flat;
-  for (const auto& part : parts) flat.push_back(part.resolve_conj().resolve_neg().reshape({-1}));
-  auto joined = at::cat(flat);
-  work.keep(joined);
-  return joined;
+// One part for each rank, as views of a buffer that has them side by side.
+inline Tensors split_buffer(const at::Tensor& buffer, const std::vector<int64_t>& counts) {
+  const auto flat = buffer.view({-1});
+  Tensors parts;
+  int64_t at = 0;
+  for (const auto count : counts) {
+    parts.push_back(flat.narrow(0, at, count));
+    at += count;
+  }
+  return parts;
 }
 
-// One buffer for the ranks' parts, which go to `parts` when the operation is complete.
-inline at::Tensor join_to_receive(CclWork& work, const Tensors& parts) {
-  auto joined = at::empty({static_cast<int64_t>(c10d::getTensorsNumel(parts))}, parts[0].options());
-  work.keep(joined);
-  work.afterwards([parts, joined] {
-    int64_t offset = 0;
-    for (auto part : parts) {
-      part.copy_(joined.narrow(0, offset, part.numel()).view(part.sizes()));
-      offset += part.numel();
-    }
-  });
-  return joined;
+inline Tensors to_send(CclWork& work, const Tensors& tensors) {
+  Tensors plain;
+  for (const auto& tensor : tensors) plain.push_back(to_send(work, tensor));
+  return plain;
 }
 
-// The number of elements of each part.
-inline std::vector<int64_t> counts_of(const Tensors& parts) {
-  std::vector<int64_t> lengths(parts.size()), offsets(parts.size());
-  c10d::computeLengthsAndOffsets(parts, &lengths, &offsets);
-  return lengths;
+inline Tensors to_receive(CclWork& work, const Tensors& tensors) {
+  Tensors plain;
+  for (const auto& tensor : tensors) plain.push_back(to_receive(work, tensor));
+  return plain;
 }
 
 }  // namespace cpulaunch

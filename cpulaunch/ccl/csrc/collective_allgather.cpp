@@ -46,15 +46,16 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_lists(OpType type, c
     }
   }
   const auto work = begin(type, name, "ccl:all_gather", inputs, opts.timeout);
-  Tensors from, to, all;
+  Tensors from, all;
+  std::vector<Tensors> to;
   for (size_t i = 0; i < inputs.size(); ++i) {
     from.push_back(to_send(*work, inputs[i]));
-    to.push_back(join_to_receive(*work, outputs[i]));
+    to.push_back(to_receive(*work, outputs[i]));
     all.insert(all.end(), outputs[i].begin(), outputs[i].end());
   }
   work->set_outputs(std::move(all));
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    for (size_t i = 0; i < from.size(); ++i) submit_allgather(transfers, to[i], counts_of(outputs[i]), from[i]);
+    for (size_t i = 0; i < from.size(); ++i) transfers.add(transport_->all_gather(*work, to[i], from[i]));
   });
 }
 
@@ -91,21 +92,10 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_tensors(OpType type,
   work->set_outputs(outputs);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
     for (size_t i = 0; i < from.size(); ++i) {
-      submit_allgather(transfers, to[i], std::vector<int64_t>(getSize(), from[i].numel()), from[i]);
+      const auto parts = split_buffer(to[i], std::vector<int64_t>(getSize(), from[i].numel()));
+      transfers.add(transport_->all_gather(*work, parts, from[i]));
     }
   });
-}
-
-// oneCCL's allgatherv to a list of buffers would block its caller until all ranks have come, where no time limit holds:
-// of its algorithms only `flat` and `multi_bcast` take a list, and it makes these two synchronous.
-void ProcessGroupCCL::submit_allgather(CombinedTransfer& transfers, const at::Tensor& output,
-                                       const std::vector<int64_t>& counts, const at::Tensor& input) {
-  if (output.numel() == 0) return;
-  const auto element = type_to_move(input);
-  ccl::vector_class<size_t> to;
-  for (const auto count : counts) to.push_back(count * element.per_element);
-  transfers.add(std::make_unique<OneCclTransfer>(
-      ccl::allgatherv(input.data_ptr(), to[getRank()], output.data_ptr(), to, element.type, *communicator_)));
 }
 
 }  // namespace cpulaunch

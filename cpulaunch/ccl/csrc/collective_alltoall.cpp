@@ -1,4 +1,4 @@
-// all_to_all, and gather and scatter in terms of it.
+// all_to_all, gather and scatter.
 
 #include "buffers.hpp"
 #include "group.hpp"
@@ -19,18 +19,6 @@ std::vector<int64_t> counts_of_splits(const at::Tensor& tensor, const std::vecto
 
 }  // namespace
 
-// oneCCL's all-to-all takes one buffer with the ranks' parts side by side.
-void ProcessGroupCCL::submit_alltoall(CombinedTransfer& transfers, const at::Tensor& output,
-                                      const std::vector<int64_t>& received, const at::Tensor& input,
-                                      const std::vector<int64_t>& sent) {
-  const auto element = type_to_move(output);
-  ccl::vector_class<size_t> to, from;
-  for (const auto count : received) to.push_back(count * element.per_element);
-  for (const auto count : sent) from.push_back(count * element.per_element);
-  transfers.add(std::make_unique<OneCclTransfer>(
-      ccl::alltoallv(input.data_ptr(), from, output.data_ptr(), to, element.type, *communicator_)));
-}
-
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllToAllOptions& opts) {
   const Invalid invalid{"all_to_all"};
@@ -38,12 +26,11 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Ten
   check_list(invalid, inputs, getSize(), inputs[0]);
   check_list(invalid, outputs, getSize(), inputs[0]);
   const auto work = begin(OpType::ALLTOALL, "all_to_all", "ccl:all_to_all", inputs, opts.timeout);
-  const auto from = join_to_send(*work, inputs);
-  const auto to = join_to_receive(*work, outputs);
+  const auto from = to_send(*work, inputs);
+  const auto to = to_receive(*work, outputs);
   work->set_outputs(outputs);
-  return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    submit_alltoall(transfers, to, counts_of(outputs), from, counts_of(inputs));
-  });
+  return run(work, opts.asyncOp,
+             [&](CombinedTransfer& transfers) { transfers.add(transport_->all_to_all(*work, to, from)); });
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -59,8 +46,9 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& outp
   const auto from = apart_from(*work, output, to_send(*work, input));
   const auto to = to_receive(*work, output);
   work->set_outputs({output});
-  return run(work, opts.asyncOp,
-             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+  return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
+    transfers.add(transport_->all_to_all(*work, split_buffer(to, received), split_buffer(from, sent)));
+  });
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -74,13 +62,11 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& o
   if (root) check_list(invalid, outputs[0], getSize(), input);
   const auto work = begin(OpType::GATHER, "gather", "ccl:gather", inputs, opts.timeout);
   const auto from = to_send(*work, input);
-  const auto to = root ? join_to_receive(*work, outputs[0]) : at::empty({0}, input.options());
-  std::vector<int64_t> sent(getSize(), 0);
-  sent[opts.rootRank] = from.numel();
-  const auto received = root ? counts_of(outputs[0]) : std::vector<int64_t>(getSize(), 0);
+  const auto to = root ? to_receive(*work, outputs[0]) : Tensors{};
   if (root) work->set_outputs(outputs[0]);
-  return run(work, opts.asyncOp,
-             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+  return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
+    transfers.add(transport_->gather(*work, to, from, static_cast<int>(opts.rootRank)));
+  });
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -93,14 +79,12 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std:
   if (inputs.size() != (root ? 1 : 0)) invalid("a list of inputs is for the root rank, and only there");
   if (root) check_list(invalid, inputs[0], getSize(), output);
   const auto work = begin(OpType::SCATTER, "scatter", "ccl:scatter", outputs, opts.timeout);
-  const auto from = root ? join_to_send(*work, inputs[0]) : at::empty({0}, output.options());
+  const auto from = root ? to_send(*work, inputs[0]) : Tensors{};
   const auto to = to_receive(*work, output);
-  std::vector<int64_t> received(getSize(), 0);
-  received[opts.rootRank] = to.numel();
-  const auto sent = root ? counts_of(inputs[0]) : std::vector<int64_t>(getSize(), 0);
   work->set_outputs(outputs);
-  return run(work, opts.asyncOp,
-             [&](CombinedTransfer& transfers) { submit_alltoall(transfers, to, received, from, sent); });
+  return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
+    transfers.add(transport_->scatter(*work, to, from, static_cast<int>(opts.rootRank)));
+  });
 }
 
 }  // namespace cpulaunch

@@ -16,10 +16,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors, co
   const auto data = getRank() == opts.rootRank ? to_send(*work, tensor) : to_receive(*work, tensor);
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    if (data.numel() == 0) return;
-    const auto element = type_to_move(data);
-    transfers.add(std::make_unique<OneCclTransfer>(ccl::broadcast(
-        data.data_ptr(), element.count(data), element.type, static_cast<int>(opts.rootRank), *communicator_)));
+    if (data.numel()) transfers.add(transport_->broadcast(*work, data, static_cast<int>(opts.rootRank)));
   });
 }
 
@@ -29,9 +26,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOpt
   const auto token = at::zeros({1}, at::kByte);
   work->keep(token);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    transfers.add(std::make_unique<OneCclTransfer>(ccl::allreduce(token.data_ptr(), token.data_ptr(), 1,
-                                                                  ccl::datatype::uint8, ccl::reduction::max,
-                                                                  *communicator_)));
+    transfers.add(transport_->all_reduce(*work, token, c10d::ReduceOp::MAX));
   });
 }
 

@@ -8,14 +8,6 @@ namespace cpulaunch {
 
 using c10d::OpType;
 
-namespace {
-
-void refuse_bitwise(const Invalid& invalid, const c10d::ReduceOp& op) {
-  if (is_bitwise(op)) invalid("there are no bitwise reductions here");
-}
-
-}  // namespace
-
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                                  const c10d::ReduceScatterOptions& opts) {
   const Invalid invalid{"reduce_scatter"};
@@ -27,27 +19,24 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
   if (parts[getRank()].numel() != output.numel()) {
     invalid(c10::str("the output has ", output.numel(), " elements, this rank's input ", parts[getRank()].numel()));
   }
-  refuse_bitwise(invalid, opts.reduceOp);
-  const auto element = type_to_reduce(output, opts.reduceOp);
-  const auto reduction = reduction_of(opts.reduceOp, output.scalar_type());
+  check_scattered(invalid, output, opts.reduceOp);
   const auto work = begin(OpType::REDUCE_SCATTER, "reduce_scatter", "ccl:reduce_scatter", parts, opts.timeout);
-  // One reduction to each rank: the parts may differ in size, and need not lie side by side.
-  Tensors from, to;
-  for (int rank = 0; rank < getSize(); ++rank) {
-    from.push_back(to_reduce(*work, opts.reduceOp, to_send(*work, parts[rank])));
-    to.push_back(rank == getRank() ? to_receive(*work, output) : at::empty_like(from.back()));
-    work->keep(to.back());
+  Tensors from;
+  for (const auto& part : parts) {
+    from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, output, to_send(*work, part))));
   }
-  scale_after(*work, opts.reduceOp, output, getSize());
+  const auto to = to_receive(*work, output);
+  scale_after(*work, opts.reduceOp, to, getSize());
   work->set_outputs(outputs);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    for (int rank = 0; rank < getSize(); ++rank) {
-      if (from[rank].numel() == 0) continue;
-      transfers.add(std::make_unique<OneCclTransfer>(ccl::reduce(from[rank].data_ptr(), to[rank].data_ptr(),
-                                                                 element.count(from[rank]), element.type, reduction,
-                                                                 rank, *communicator_)));
-    }
+    transfers.add(transport_->reduce_scatter(*work, to, from, opts.reduceOp));
   });
+}
+
+void ProcessGroupCCL::check_scattered(const Invalid& invalid, const at::Tensor& output,
+                                      const c10d::ReduceOp& op) const {
+  if (needs_gloo(output, op)) invalid("oneCCL has no bitwise reductions");
+  transport(invalid.operation).check_reduction(output.scalar_type(), op);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -66,7 +55,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter_tensors(OpType 
                                                                          const c10d::ReduceScatterOptions& opts) {
   const Invalid invalid{name};
   if (outputs.size() != inputs.size()) invalid(c10::str(outputs.size(), " outputs for ", inputs.size(), " inputs"));
-  refuse_bitwise(invalid, opts.reduceOp);
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(invalid, inputs[i]);
     check_tensors(invalid, {outputs[i]}, inputs[i]);
@@ -74,24 +62,20 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter_tensors(OpType 
       invalid(c10::str("the input has ", inputs[i].numel(), " elements, not ", getSize(), " times the output's ",
                        outputs[i].numel()));
     }
-    type_to_reduce(inputs[i], opts.reduceOp);
-    reduction_of(opts.reduceOp, inputs[i].scalar_type());
+    check_scattered(invalid, outputs[i], opts.reduceOp);
   }
   const auto work = begin(type, name, "ccl:_reduce_scatter_base", inputs, opts.timeout);
   Tensors from, to;
   for (size_t i = 0; i < inputs.size(); ++i) {
     from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, outputs[i], to_send(*work, inputs[i]))));
     to.push_back(to_receive(*work, outputs[i]));
-    scale_after(*work, opts.reduceOp, outputs[i], getSize());
+    scale_after(*work, opts.reduceOp, to.back(), getSize());
   }
   work->set_outputs(outputs);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
     for (size_t i = 0; i < from.size(); ++i) {
-      if (to[i].numel() == 0) continue;
-      const auto element = type_to_reduce(to[i], opts.reduceOp);
-      transfers.add(std::make_unique<OneCclTransfer>(
-          ccl::reduce_scatter(from[i].data_ptr(), to[i].data_ptr(), element.count(to[i]), element.type,
-                              reduction_of(opts.reduceOp, to[i].scalar_type()), *communicator_)));
+      const auto parts = split_buffer(from[i], std::vector<int64_t>(getSize(), to[i].numel()));
+      transfers.add(transport_->reduce_scatter(*work, to[i], parts, opts.reduceOp));
     }
   });
 }

@@ -1,10 +1,10 @@
 #include "group.hpp"
 
-#include <algorithm>
-#include <cstdlib>
 #include <future>
 
 #include <torch/version.h>
+
+#include "transport_oneccl.hpp"
 
 namespace cpulaunch {
 
@@ -17,41 +17,23 @@ constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
 // How often close() looks whether the operations in flight have been completed.
 constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
-std::atomic<int> next_kvs{1};
-
-// oneCCL's log level; an internal of it, which the pinned static archive makes a fixed one.
-extern "C" int oneccl_log_level __asm__("_ZN10ccl_logger5levelE");
-
-// At its first level, `warn`, oneCCL would warn that the variable changes the level.
-void start_oneccl() {
-  const char* level = std::getenv("CCL_LOG_LEVEL");
-  if (level && std::string(level) == "error") oneccl_log_level = 0;
-  ccl::init();
-}
-
-// Whether `mine` is true in all ranks.  As each rank sends a message to each other one, all of oneCCL's shared memory
-// is mapped from here on.
-bool true_in_all_ranks(bool mine, const ccl::communicator& communicator) {
-  std::vector<char> from(communicator.size(), mine), to(communicator.size());
-  ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, communicator).wait();
-  return std::find(to.begin(), to.end(), 0) == to.end();
-}
-
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
-                                 const ShmOffer& shared_memory, c10::intrusive_ptr<c10d::Backend> gloo_fallback)
+                                 std::shared_ptr<Hierarchy> own, c10::intrusive_ptr<c10d::Backend> gloo_fallback)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       gloo_fallback_(std::move(gloo_fallback)),
-      shm_allreduce_(ShmAllreduce::join(shared_memory, rank, size,
-                                        /*one_host=*/static_cast<int>(local_peers.size()) == size - 1)),
       timeout_(timeout) {
   Watchdog::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
+  if (own) {
+    transport_ = std::make_unique<OwnTransport>(std::move(own));
+    return;
+  }
   try {
-    connect(store);
+    connect_oneccl(store);
   } catch (...) {
     Watchdog::instance().remove(state_.get());
     throw;
@@ -61,21 +43,12 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
 ProcessGroupCCL::~ProcessGroupCCL() { close(); }
 
 // Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
-void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
-  struct Connected {
-    std::unique_ptr<ccl::communicator> communicator;
-    bool all_joined;  // the shared memory
-  };
-  auto made = std::make_shared<std::promise<Connected>>();
+void ProcessGroupCCL::connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto made = std::make_shared<std::promise<std::unique_ptr<Transport>>>();
   auto result = made->get_future();
-  std::thread([made, store, rank = getRank(), size = getSize(), joined = shm_allreduce_ != nullptr] {
+  std::thread([made, store, rank = getRank(), size = getSize()] {
     try {
-      const auto inside = enter_oneccl();
-      start_oneccl();
-      auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
-      auto communicator = ccl::create_communicator(size, rank, std::move(kvs));
-      const bool all_joined = true_in_all_ranks(joined, communicator);
-      made->set_value({std::make_unique<ccl::communicator>(std::move(communicator)), all_joined});
+      made->set_value(std::make_unique<OneCclTransport>(store, rank, size));
     } catch (...) {
       made->set_exception(std::current_exception());
     }
@@ -92,9 +65,7 @@ void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
     }
   }
   try {
-    auto connected = result.get();
-    communicator_ = std::move(connected.communicator);
-    if (!connected.all_joined) shm_allreduce_.reset();
+    transport_ = result.get();
   } catch (const std::exception& error) {
     C10_THROW_ERROR(DistBackendError, c10::str("ccl: oneCCL could not connect the ", getSize(), " ranks of group '",
                                                state_->name, "': ", error.what()));
@@ -102,24 +73,20 @@ void ProcessGroupCCL::connect(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 void ProcessGroupCCL::close() {
-  if (!communicator_) return;
+  if (!transport_) return;
   // The background thread completes the operations that are still in flight; the group's timeout holds for them.
   const auto until = Clock::now() + timeout_;
   while (state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() && Clock::now() < until) {
     std::this_thread::sleep_for(kCloseInterval);
   }
-  // A communicator with operations in flight cannot be taken down, nor can one at interpreter exit, or of
-  // a subset of the ranks on oneCCL's MPI transport (it hangs): those stay until the process ends.
-  const char* transport = std::getenv("CCL_ATL_TRANSPORT");
-  const bool leave = state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped() ||
-                     (transport && std::string(transport) == "mpi");
-  if (leave) {
-    static_cast<void>(communicator_.release());
-  } else {
-    const auto inside = enter_oneccl();
-    communicator_.reset();
-  }
+  transport_->close(state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped());
+  transport_.reset();
   Watchdog::instance().remove(state_.get());
+}
+
+Transport& ProcessGroupCCL::transport(const char* operation) const {
+  TORCH_CHECK(transport_, operation, ": group '", state_->name, "' was destroyed");
+  return *transport_;
 }
 
 void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
@@ -145,7 +112,7 @@ ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const ch
     C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
                                                "' cannot be used any more: ", state_->reason()));
   }
-  TORCH_CHECK(communicator_, name, ": group '", state_->name, "' was destroyed");
+  static_cast<void>(transport(name));
   const auto limit = timeout > kNoTimeout ? timeout : timeout_;
   return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence_++, limit);
 }
@@ -156,7 +123,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
   auto& transfers = *transfer;
   work->started(std::move(transfer));
   try {
-    const auto inside = enter_oneccl();  // in shared memory, too, operations start in one order
+    const auto locked = transport_->lock();
     ++state_->in_flight;
     submit(transfers);
   } catch (const std::exception& error) {

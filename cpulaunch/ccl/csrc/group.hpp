@@ -1,24 +1,26 @@
-// The process group `ccl`: torch's collectives on host tensors, over oneCCL and over memory that ranks share.
+// The process group `ccl`: torch's collectives on host tensors.
 
 #pragma once
 
 #include <c10/util/FunctionRef.h>
 
 #include "progress.hpp"
-#include "transport_oneccl.hpp"
-#include "transport_shm.hpp"
+#include "transport_own.hpp"
 #include "watchdog.hpp"
 
 namespace cpulaunch {
 
+struct Invalid;  // buffers.hpp
+
 class ProcessGroupCCL final : public c10d::Backend {
  public:
-  // `gloo_fallback` is a gloo group of the same ranks, for what oneCCL does not have on the host: point to point,
-  // bitwise and sparse reductions, monitored barriers.  It is made together with this group: a rank that takes no
-  // part in a send would never come to help make it later.
+  // `own` is cpulaunch's own transport for these ranks; null: oneCCL carries the collectives.
+  // `gloo_fallback` is a gloo group of the same ranks, for what the transports do not have: point to point, sparse
+  // reductions, monitored barriers.  It is made together with this group: a rank that takes no part in a send would
+  // never come to help make it later.
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<Peer> local_peers, Heartbeat heartbeat, const ShmOffer& shared_memory,
+                  std::vector<Peer> local_peers, Heartbeat heartbeat, std::shared_ptr<Hierarchy> own,
                   c10::intrusive_ptr<c10d::Backend> gloo_fallback);
   ~ProcessGroupCCL() override;
 
@@ -78,32 +80,30 @@ class ProcessGroupCCL final : public c10d::Backend {
  private:
   Ptr<CclWork> begin(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                      Milliseconds timeout);
-  // Starts the operation: `submit`, which is called inside oneCCL's lock, adds the transfers to wait for.
+  // Starts the operation: `submit`, which is called inside the transport's lock, adds the transfers to wait for.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, c10::function_ref<void(CombinedTransfer&)> submit);
 
+  bool needs_gloo(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts);
   Ptr<Work> allgather_lists(c10d::OpType type, const char* name, std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::AllgatherOptions& opts);
   Ptr<Work> allgather_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& opts);
+  void check_scattered(const Invalid& invalid, const at::Tensor& output, const c10d::ReduceOp& op) const;
   Ptr<Work> reduce_scatter_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                    const c10d::ReduceScatterOptions& opts);
-  // One operation of oneCCL's each.  Buffers hold the ranks' parts side by side, and counts are in elements.
-  void submit_allgather(CombinedTransfer& transfers, const at::Tensor& output, const std::vector<int64_t>& counts,
-                        const at::Tensor& input);
-  void submit_alltoall(CombinedTransfer& transfers, const at::Tensor& output, const std::vector<int64_t>& received,
-                       const at::Tensor& input, const std::vector<int64_t>& sent);
 
-  void connect(const c10::intrusive_ptr<c10d::Store>& store);
+  // Throws where the group was destroyed.
+  Transport& transport(const char* operation) const;
+  void connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store);
   void close();
 
   const std::shared_ptr<GroupState> state_;
   const Ptr<Options> options_;
   const Ptr<c10d::Backend> gloo_fallback_;
-  std::shared_ptr<ShmAllreduce> shm_allreduce_;  // null where the ranks share no memory
   Milliseconds timeout_;
-  std::unique_ptr<ccl::communicator> communicator_;
+  std::unique_ptr<Transport> transport_;  // null once the group is closed
   std::atomic<uint64_t> sequence_{0};
 };
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "group.hpp"
+#include "transport_oneccl.hpp"
 
 namespace py = pybind11;
 using namespace cpulaunch;
@@ -21,7 +22,7 @@ PYBIND11_MODULE(_group, module) {
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat,
-                       std::pair<int, int> shared_memory, Holder<c10d::Backend> gloo_fallback) {
+                       std::shared_ptr<Hierarchy> own, Holder<c10d::Backend> gloo_fallback) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own_key, next_key, next_host] = std::move(heartbeat);
@@ -29,13 +30,59 @@ PYBIND11_MODULE(_group, module) {
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
                  std::move(peers), Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
-                 ShmOffer{shared_memory.first, shared_memory.second}, std::move(gloo_fallback));
+                 std::move(own), std::move(gloo_fallback));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("shared_memory"), py::arg("gloo_fallback"),
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("own"), py::arg("gloo_fallback"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
-           "`shared_memory` is rank 0's (pid, descriptor), of which offer_shared_memory() made the latter.");
+           "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives.");
+
+  py::class_<Layout>(module, "Layout")
+      .def(py::init<std::vector<int>, int>(), py::arg("host_of"), py::arg("rank"),
+           "Which ranks share a host: `host_of` has for each rank the number of its host.")
+      .def_readonly("hosts", &Layout::hosts)
+      .def_readonly("locals", &Layout::locals, "The number of ranks on this rank's host.")
+      .def_property_readonly("first", [](const Layout& self) { return self.ranks_of[self.host][0]; },
+                             "The first rank of this rank's host.");
+  py::class_<SharedSlots, std::shared_ptr<SharedSlots>>(module, "SharedSlots");
+  module.def(
+      "offer_memory",
+      [](const Layout& layout) { return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts}); },
+      py::arg("layout"),
+      "A descriptor of memory for the ranks of this host; -1 where there is none to be had.  Keep it open until all\n"
+      "have mapped it.");
+  module.def(
+      "map_memory",
+      [](const Layout& layout, int pid, int descriptor) {
+        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts});
+      },
+      py::arg("layout"), py::kw_only(), py::arg("pid"), py::arg("descriptor"),
+      "The memory that another rank of this host offers; None where this rank may not open it.");
+  module.def(
+      "listen",
+      [](const std::string& ip) {
+        const auto listener = Network::listen(ip);
+        return std::make_pair(listener.descriptor, listener.port);
+      },
+      py::arg("ip"), "A socket, (descriptor, port), for the connections of other hosts' ranks.");
+  py::class_<Hierarchy, std::shared_ptr<Hierarchy>>(module, "Hierarchy")
+      .def(py::init([](const Layout& layout, std::shared_ptr<SharedSlots> slots,
+                       std::optional<std::pair<int, int>> listener,
+                       const std::vector<std::pair<std::string, int>>& addresses, const py::bytes& token) {
+             std::unique_ptr<Network> network;
+             if (listener) {
+               std::vector<Network::Address> all;
+               for (const auto& [ip, port] : addresses) all.push_back({ip, port});
+               network = std::make_unique<Network>(layout.rank, Network::Listener{listener->first, listener->second},
+                                                   std::move(all), std::string(token));
+             }
+             return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
+           }),
+           py::arg("layout"), py::kw_only(), py::arg("slots"), py::arg("listener"), py::arg("addresses"),
+           py::arg("token"),
+           "cpulaunch's own transport: `slots` is None where this rank is alone on its host, `listener` where there is\n"
+           "one host; `addresses` has each rank's (ip, port), and `token` is the group's secret of 16 bytes.");
 
   module.def(
       "configure",
@@ -49,9 +96,6 @@ PYBIND11_MODULE(_group, module) {
       },
       py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
-  module.def("offer_shared_memory", &ShmAllreduce::offer, py::arg("size"),
-             "In rank 0: a descriptor of memory for the sums of `size` ranks of one host; -1 where it is not\n"
-             "wanted or not to be had.  Keep it open until the group is made.");
   module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def(

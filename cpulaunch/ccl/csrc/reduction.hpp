@@ -6,7 +6,7 @@
 
 namespace cpulaunch {
 
-// These go through gloo, or are refused.
+// Those that oneCCL lacks.
 inline bool is_bitwise(const c10d::ReduceOp& op) {
   using c10d::ReduceOp;
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
@@ -24,7 +24,7 @@ inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   }
 }
 
-// ... and an average after.
+// ... and an average after: `data` is where the sum arrives.
 inline void scale_after(CclWork& work, const c10d::ReduceOp& op, at::Tensor data, int size) {
   if (op != c10d::ReduceOp::AVG) return;
   if (at::isIntegralType(data.scalar_type(), /*includeBool=*/false)) {

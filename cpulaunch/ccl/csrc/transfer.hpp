@@ -30,6 +30,9 @@ class Transfer {
   // The ranks that the transfer waits for, such as "1, 3"; "" where that is unknown.
   virtual std::string stragglers() = 0;
 
+  // What tells that a peer which the transfer still needs is gone; "" while all is well.
+  virtual std::string lost() { return ""; }
+
   // The number of steps done so far, where the transfer counts them.  While it grows, the peers are at work too.
   virtual uint64_t steps() const { return 0; }
 };
@@ -54,6 +57,13 @@ class CombinedTransfer final : public Transfer {
   std::string stragglers() override {
     for (const auto& part : parts_) {
       if (auto ranks = part->stragglers(); !ranks.empty()) return ranks;
+    }
+    return "";
+  }
+
+  std::string lost() override {
+    for (const auto& part : parts_) {
+      if (auto what = part->lost(); !what.empty()) return what;
     }
     return "";
   }

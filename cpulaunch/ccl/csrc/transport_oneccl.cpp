@@ -1,7 +1,15 @@
 #include "transport_oneccl.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <string>
 #include <thread>
+#include <unordered_map>
+
+#include "buffers.hpp"
 
 namespace cpulaunch {
 
@@ -12,21 +20,187 @@ namespace {
 constexpr auto kMinBackoff = std::chrono::microseconds(50);
 constexpr auto kMaxBackoff = std::chrono::microseconds(2000);
 
-}  // namespace
+// oneCCL finds its peers through torch's store, so that a group needs no address of its own.
+//
+// oneCCL's barriers ask for the same keys again and again, without a pause.  Where ranks share cores, that keeps the
+// store's one thread, in rank 0, from answering those that still have to arrive: eight ranks on two cores took minutes,
+// or did not meet within oneCCL's limit.  So a rank that asks in vain sleeps a little, longer each time.
+class StoreKvs final : public ccl::kvs_interface {
+ public:
+  StoreKvs(c10::intrusive_ptr<c10d::Store> store, int id) : store_(std::move(store)), id_(id) {}
 
-std::unique_lock<std::mutex> enter_oneccl() {
-  static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
-  return std::unique_lock<std::mutex>(*mutex);
+  // Empty while the key is missing: oneCCL asks again.  Called by one thread.
+  ccl::vector_class<char> get(const ccl::string_class& key) override;
+  void set(const ccl::string_class& key, const ccl::vector_class<char>& data) override;
+  int get_id() override { return id_; }
+
+ private:
+  void back_off_if_unchanged(const std::string& key, const std::string& value);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int id_;
+  std::unordered_map<std::string, std::string> seen_;  // key → the last answer
+  std::string round_;  // the key at which a round of queries in vain begins
+  std::chrono::microseconds backoff_{0};
+};
+
+// An operation of oneCCL's that has been started.
+class OneCclTransfer final : public Transfer {
+ public:
+  explicit OneCclTransfer(ccl::event event) : event_(std::move(event)) {}
+
+  bool test() override {
+    if (done_.load(std::memory_order_acquire)) return true;
+    const auto inside = enter_oneccl();
+    if (done_.load(std::memory_order_acquire)) return true;
+    if (aborted_.load(std::memory_order_acquire) || !event_->test()) return false;
+    event_.reset();
+    done_.store(true, std::memory_order_release);
+    return true;
+  }
+  // oneCCL cannot cancel an operation.  Peers that need more than what has been sent wait until their watchdog sees
+  // this rank's failure.
+  void abort() override { aborted_.store(true, std::memory_order_release); }
+  std::string stragglers() override { return ""; }
+
+ private:
+  std::optional<ccl::event> event_;  // used under the lock; destroyed there, as that gives oneCCL its request back
+  // Release and acquire: a thread that sees `done_` without the lock sees the data that another one has received.
+  std::atomic<bool> done_{false};
+  std::atomic<bool> aborted_{false};
+};
+
+std::unique_ptr<Transfer> transfer_of(ccl::event event) { return std::make_unique<OneCclTransfer>(std::move(event)); }
+
+// Without anything to wait for.
+std::unique_ptr<Transfer> done_at_once() { return std::make_unique<CombinedTransfer>(); }
+
+// The type that oneCCL is given for a tensor's elements, and how many of it make up one of them: a complex number is
+// two of its parts, for example.
+struct ElementType {
+  ccl::datatype type;
+  size_t per_element;
+
+  size_t count(const at::Tensor& tensor) const { return tensor.numel() * per_element; }
+};
+
+// For operations that only move data: any type, by its size.
+ElementType type_to_move(const at::Tensor& tensor) {
+  const size_t bytes = tensor.element_size();
+  if (bytes % 8 == 0) return {ccl::datatype::int64, bytes / 8};
+  if (bytes % 4 == 0) return {ccl::datatype::int32, bytes / 4};
+  if (bytes % 2 == 0) return {ccl::datatype::int16, bytes / 2};
+  return {ccl::datatype::int8, bytes};
 }
 
-bool OneCclTransfer::test() {
-  if (done_.load(std::memory_order_acquire)) return true;
-  const auto inside = enter_oneccl();
-  if (done_.load(std::memory_order_acquire)) return true;
-  if (aborted_.load(std::memory_order_acquire) || !event_->test()) return false;
-  event_.reset();
-  done_.store(true, std::memory_order_release);
-  return true;
+// For reductions.  Throws for types that oneCCL does not reduce.
+ElementType type_to_reduce(c10::ScalarType type, c10d::ReduceOp::RedOpType op) {
+  using c10d::ReduceOp;
+  switch (type) {
+    case at::kFloat: return {ccl::datatype::float32, 1};
+    case at::kDouble: return {ccl::datatype::float64, 1};
+    case at::kBFloat16: return {ccl::datatype::bfloat16, 1};
+    case at::kHalf: return {ccl::datatype::float16, 1};
+    case at::kLong: return {ccl::datatype::int64, 1};
+    case at::kInt: return {ccl::datatype::int32, 1};
+    case at::kShort: return {ccl::datatype::int16, 1};
+    case at::kChar: return {ccl::datatype::int8, 1};
+    case at::kByte: return {ccl::datatype::uint8, 1};
+    case at::kBool: return {ccl::datatype::uint8, 1};
+    case at::kUInt16: return {ccl::datatype::uint16, 1};
+    case at::kUInt32: return {ccl::datatype::uint32, 1};
+    case at::kUInt64: return {ccl::datatype::uint64, 1};
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      TORCH_CHECK_VALUE(op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM,
+                        "ccl: complex tensors can be reduced with SUM and AVG only");
+      return {type == at::kComplexFloat ? ccl::datatype::float32 : ccl::datatype::float64, 2};
+    default: TORCH_CHECK_TYPE(false, "ccl: cannot reduce tensors of type ", type);
+  }
+}
+
+// Throws for what is not a plain reduction (the bitwise ones).
+ccl::reduction reduction_of(c10d::ReduceOp::RedOpType op, c10::ScalarType type) {
+  using c10d::ReduceOp;
+  // A bool is a byte of 0 or 1 that has to stay one.
+  const bool boolean = type == at::kBool;
+  switch (op) {
+    case ReduceOp::SUM: return boolean ? ccl::reduction::max : ccl::reduction::sum;
+    case ReduceOp::AVG:
+    case ReduceOp::PREMUL_SUM:
+      TORCH_CHECK_VALUE(!boolean, "ccl: bool tensors have no average and no scaled sum");
+      return ccl::reduction::sum;  // scaled before or after
+    case ReduceOp::PRODUCT: return boolean ? ccl::reduction::min : ccl::reduction::prod;
+    case ReduceOp::MIN: return ccl::reduction::min;
+    case ReduceOp::MAX: return ccl::reduction::max;
+    default: TORCH_CHECK_VALUE(false, "ccl: unknown reduction ", static_cast<int>(op));
+  }
+}
+
+std::atomic<int> next_kvs{1};
+
+// oneCCL's log level; an internal of it, which the pinned static archive makes a fixed one.
+extern "C" int oneccl_log_level __asm__("_ZN10ccl_logger5levelE");
+
+// At its first level, `warn`, oneCCL would warn that the variable changes the level.
+void start_oneccl() {
+  const char* level = std::getenv("CCL_LOG_LEVEL");
+  if (level && std::string(level) == "error") oneccl_log_level = 0;
+  ccl::init();
+}
+
+// The ranks' parts side by side in one buffer, as oneCCL takes them; `parts` themselves where they lie so.
+at::Tensor side_by_side(CclWork& work, const Tensors& parts) {
+  const auto* next = static_cast<const char*>(parts[0].data_ptr());
+  int64_t count = 0;
+  bool adjacent = true;
+  for (const auto& part : parts) {
+    adjacent = adjacent && (part.numel() == 0 || part.data_ptr() == next);
+    next += part.nbytes();
+    count += part.numel();
+  }
+  if (adjacent && parts[0].numel()) return at::from_blob(parts[0].data_ptr(), {count}, parts[0].options());
+  auto joined = at::empty({count}, parts[0].options());
+  work.keep(joined);
+  return joined;
+}
+
+at::Tensor join_to_send(CclWork& work, const Tensors& parts) {
+  auto joined = side_by_side(work, parts);
+  if (joined.numel() && joined.data_ptr() == parts[0].data_ptr()) return joined;
+  int64_t at = 0;
+  for (const auto& part : parts) {
+    joined.narrow(0, at, part.numel()).copy_(part.view({-1}));
+    at += part.numel();
+  }
+  return joined;
+}
+
+// What comes there goes to `parts` when the operation is complete.
+at::Tensor join_to_receive(CclWork& work, const Tensors& parts) {
+  auto joined = side_by_side(work, parts);
+  if (joined.numel() && joined.data_ptr() == parts[0].data_ptr()) return joined;
+  work.afterwards([parts, joined] {
+    int64_t at = 0;
+    for (auto part : parts) {
+      part.copy_(joined.narrow(0, at, part.numel()).view(part.sizes()));
+      at += part.numel();
+    }
+  });
+  return joined;
+}
+
+// The number of elements of each part.
+std::vector<int64_t> counts_of(const Tensors& parts) {
+  std::vector<int64_t> counts;
+  for (const auto& part : parts) counts.push_back(part.numel());
+  return counts;
+}
+
+ccl::vector_class<size_t> in_units(const std::vector<int64_t>& counts, const ElementType& element) {
+  ccl::vector_class<size_t> units;
+  for (const auto count : counts) units.push_back(count * element.per_element);
+  return units;
 }
 
 ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
@@ -64,53 +238,114 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
   }
 }
 
-ElementType type_to_move(const at::Tensor& tensor) {
-  const size_t bytes = tensor.element_size();
-  if (bytes % 8 == 0) return {ccl::datatype::int64, bytes / 8};
-  if (bytes % 4 == 0) return {ccl::datatype::int32, bytes / 4};
-  if (bytes % 2 == 0) return {ccl::datatype::int16, bytes / 2};
-  return {ccl::datatype::int8, bytes};
+}  // namespace
+
+std::unique_lock<std::mutex> enter_oneccl() {
+  static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
+  return std::unique_lock<std::mutex>(*mutex);
 }
 
-ElementType type_to_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
-  using c10d::ReduceOp;
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return {ccl::datatype::float32, 1};
-    case at::kDouble: return {ccl::datatype::float64, 1};
-    case at::kBFloat16: return {ccl::datatype::bfloat16, 1};
-    case at::kHalf: return {ccl::datatype::float16, 1};
-    case at::kLong: return {ccl::datatype::int64, 1};
-    case at::kInt: return {ccl::datatype::int32, 1};
-    case at::kShort: return {ccl::datatype::int16, 1};
-    case at::kChar: return {ccl::datatype::int8, 1};
-    case at::kByte: return {ccl::datatype::uint8, 1};
-    case at::kBool: return {ccl::datatype::uint8, 1};
-    case at::kUInt16: return {ccl::datatype::uint16, 1};
-    case at::kUInt32: return {ccl::datatype::uint32, 1};
-    case at::kUInt64: return {ccl::datatype::uint64, 1};
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      TORCH_CHECK_VALUE(op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PREMUL_SUM,
-                        "ccl: complex tensors can be reduced with SUM and AVG only");
-      return {tensor.scalar_type() == at::kComplexFloat ? ccl::datatype::float32 : ccl::datatype::float64, 2};
-    default: TORCH_CHECK_TYPE(false, "ccl: cannot reduce tensors of type ", tensor.scalar_type());
+OneCclTransport::OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+    : rank_(rank), size_(size) {
+  const auto inside = enter_oneccl();
+  start_oneccl();
+  auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
+  communicator_ = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, std::move(kvs)));
+  // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
+  std::vector<char> from(size), to(size);
+  ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator_).wait();
+}
+
+void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
+  reduction_of(op, type);
+  type_to_reduce(type, op);
+}
+
+OneCclTransport::Result OneCclTransport::all_reduce(CclWork&, const at::Tensor& data, Op op) {
+  const auto element = type_to_reduce(data.scalar_type(), op);
+  return transfer_of(ccl::allreduce(data.data_ptr(), data.data_ptr(), element.count(data), element.type,
+                                    reduction_of(op, data.scalar_type()), *communicator_));
+}
+
+OneCclTransport::Result OneCclTransport::reduce(CclWork&, const at::Tensor& from, const at::Tensor& to, Op op,
+                                                int root) {
+  const auto element = type_to_reduce(from.scalar_type(), op);
+  return transfer_of(ccl::reduce(from.data_ptr(), to.data_ptr(), element.count(from), element.type,
+                                 reduction_of(op, from.scalar_type()), root, *communicator_));
+}
+
+OneCclTransport::Result OneCclTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
+  const auto element = type_to_move(data);
+  return transfer_of(ccl::broadcast(data.data_ptr(), element.count(data), element.type, root, *communicator_));
+}
+
+// oneCCL's allgatherv to a list of buffers would block its caller until all ranks have come, where no time limit holds:
+// of its algorithms only `flat` and `multi_bcast` take a list, and it makes these two synchronous.
+OneCclTransport::Result OneCclTransport::all_gather(CclWork& work, const Tensors& outputs, const at::Tensor& input) {
+  const auto to = join_to_receive(work, outputs);
+  if (to.numel() == 0) return done_at_once();
+  const auto element = type_to_move(input);
+  const auto counts = in_units(counts_of(outputs), element);
+  return transfer_of(
+      ccl::allgatherv(input.data_ptr(), counts[rank_], to.data_ptr(), counts, element.type, *communicator_));
+}
+
+OneCclTransport::Result OneCclTransport::reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs,
+                                                        Op op) {
+  const auto element = type_to_reduce(output.scalar_type(), op);
+  const auto reduction = reduction_of(op, output.scalar_type());
+  const auto same = [&](const at::Tensor& input) { return input.numel() == output.numel(); };
+  if (std::all_of(inputs.begin(), inputs.end(), same)) {
+    if (output.numel() == 0) return done_at_once();
+    return transfer_of(ccl::reduce_scatter(join_to_send(work, inputs).data_ptr(), output.data_ptr(),
+                                           element.count(output), element.type, reduction, *communicator_));
   }
+  auto all = std::make_unique<CombinedTransfer>();  // a reduction to each rank
+  for (int rank = 0; rank < size_; ++rank) {
+    if (inputs[rank].numel() == 0) continue;
+    const auto to = rank == rank_ ? output : at::empty_like(inputs[rank]);
+    work.keep(to);
+    all->add(reduce(work, inputs[rank], to, op, rank));
+  }
+  return all;
 }
 
-ccl::reduction reduction_of(c10d::ReduceOp::RedOpType op, c10::ScalarType type) {
-  using c10d::ReduceOp;
-  // A bool is a byte of 0 or 1 that has to stay one.
-  const bool boolean = type == at::kBool;
-  switch (op) {
-    case ReduceOp::SUM: return boolean ? ccl::reduction::max : ccl::reduction::sum;
-    case ReduceOp::AVG:
-    case ReduceOp::PREMUL_SUM:
-      TORCH_CHECK_VALUE(!boolean, "ccl: bool tensors have no average and no scaled sum");
-      return ccl::reduction::sum;  // scaled before or after
-    case ReduceOp::PRODUCT: return boolean ? ccl::reduction::min : ccl::reduction::prod;
-    case ReduceOp::MIN: return ccl::reduction::min;
-    case ReduceOp::MAX: return ccl::reduction::max;
-    default: TORCH_CHECK_VALUE(false, "ccl: unknown reduction ", static_cast<int>(op));
+OneCclTransport::Result OneCclTransport::exchange(const at::Tensor& to, const std::vector<int64_t>& received,
+                                                  const at::Tensor& from, const std::vector<int64_t>& sent) {
+  const auto element = type_to_move(to);
+  return transfer_of(ccl::alltoallv(from.data_ptr(), in_units(sent, element), to.data_ptr(),
+                                    in_units(received, element), element.type, *communicator_));
+}
+
+OneCclTransport::Result OneCclTransport::all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) {
+  return exchange(join_to_receive(work, outputs), counts_of(outputs), join_to_send(work, inputs), counts_of(inputs));
+}
+
+OneCclTransport::Result OneCclTransport::gather(CclWork& work, const Tensors& outputs, const at::Tensor& input,
+                                                int root) {
+  std::vector<int64_t> sent(size_), received(size_);
+  sent[root] = input.numel();
+  if (outputs.empty()) return exchange(at::empty({0}, input.options()), received, input, sent);
+  return exchange(join_to_receive(work, outputs), counts_of(outputs), input, sent);
+}
+
+OneCclTransport::Result OneCclTransport::scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs,
+                                                 int root) {
+  std::vector<int64_t> sent(size_), received(size_);
+  received[root] = output.numel();
+  if (inputs.empty()) return exchange(output, received, at::empty({0}, output.options()), sent);
+  return exchange(output, received, join_to_send(work, inputs), counts_of(inputs));
+}
+
+// A communicator with operations in flight cannot be taken down, nor can one of a subset of the ranks on oneCCL's MPI
+// transport (it hangs): those stay until the process ends.
+void OneCclTransport::close(bool in_flight) {
+  const char* transport = std::getenv("CCL_ATL_TRANSPORT");
+  if (in_flight || (transport && std::string(transport) == "mpi")) {
+    static_cast<void>(communicator_.release());
+  } else {
+    const auto inside = enter_oneccl();
+    communicator_.reset();
   }
 }
 

@@ -1,4 +1,4 @@
-// oneCCL as a transport: its events as transfers, its types and torch's, and a key-value store for its bootstrap.
+// oneCCL as a transport.
 
 #pragma once
 
@@ -13,70 +13,39 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "transfer.hpp"
+#include "transport.hpp"
 
 namespace cpulaunch {
 
 // One thread at a time may be inside oneCCL.  It is called only while this lock is held.
 std::unique_lock<std::mutex> enter_oneccl();
 
-// An operation of oneCCL's that has been started.
-class OneCclTransfer final : public Transfer {
+class OneCclTransport final : public Transport {
  public:
-  explicit OneCclTransfer(ccl::event event) : event_(std::move(event)) {}
+  // Connects the ranks through `store`.  Throws std::exception when they don't meet within oneCCL's own time.
+  OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
 
-  bool test() override;
-  // oneCCL cannot cancel an operation.  Peers that need more than what has been sent wait until their watchdog sees
-  // this rank's failure.
-  void abort() override { aborted_.store(true, std::memory_order_release); }
-  std::string stragglers() override { return ""; }
+  void check_reduction(c10::ScalarType type, Op op) const override;
+  bool reduces_bitwise() const override { return false; }
+  std::unique_lock<std::mutex> lock() override { return enter_oneccl(); }
+
+  Result all_reduce(CclWork& work, const at::Tensor& data, Op op) override;
+  Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) override;
+  Result broadcast(CclWork& work, const at::Tensor& data, int root) override;
+  Result all_gather(CclWork& work, const Tensors& outputs, const at::Tensor& input) override;
+  Result reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, Op op) override;
+  Result all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) override;
+  Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) override;
+  Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) override;
+
+  void close(bool in_flight) override;
 
  private:
-  std::optional<ccl::event> event_;  // used under the lock; destroyed there, as that gives oneCCL its request back
-  // Release and acquire: a thread that sees `done_` without the lock sees the data that another one has received.
-  std::atomic<bool> done_{false};
-  std::atomic<bool> aborted_{false};
+  Result exchange(const at::Tensor& to, const std::vector<int64_t>& received, const at::Tensor& from,
+                  const std::vector<int64_t>& sent);
+
+  const int rank_, size_;
+  std::unique_ptr<ccl::communicator> communicator_;
 };
-
-// oneCCL finds its peers through torch's store, so that a group needs no address of its own.
-//
-// oneCCL's barriers ask for the same keys again and again, without a pause.  Where ranks share cores, that keeps the
-// store's one thread, in rank 0, from answering those that still have to arrive: eight ranks on two cores took minutes,
-// or did not meet within oneCCL's limit.  So a rank that asks in vain sleeps a little, longer each time.
-class StoreKvs final : public ccl::kvs_interface {
- public:
-  StoreKvs(c10::intrusive_ptr<c10d::Store> store, int id) : store_(std::move(store)), id_(id) {}
-
-  // Empty while the key is missing: oneCCL asks again.  Called by one thread.
-  ccl::vector_class<char> get(const ccl::string_class& key) override;
-  void set(const ccl::string_class& key, const ccl::vector_class<char>& data) override;
-  int get_id() override { return id_; }
-
- private:
-  void back_off_if_unchanged(const std::string& key, const std::string& value);
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  int id_;
-  std::unordered_map<std::string, std::string> seen_;  // key → the last answer
-  std::string round_;  // the key at which a round of queries in vain begins
-  std::chrono::microseconds backoff_{0};
-};
-
-// The type that oneCCL is given for a tensor's elements, and how many of it make up one of them: a complex number is
-// two of its parts, for example.
-struct ElementType {
-  ccl::datatype type;
-  size_t per_element;
-
-  size_t count(const at::Tensor& tensor) const { return tensor.numel() * per_element; }
-};
-
-// For operations that only move data: any type, by its size.
-ElementType type_to_move(const at::Tensor& tensor);
-// For reductions.  Throws for types that oneCCL does not reduce.
-ElementType type_to_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op);
-
-// Throws for what is not a plain reduction (the bitwise ones).
-ccl::reduction reduction_of(c10d::ReduceOp::RedOpType op, c10::ScalarType type);
 
 }  // namespace cpulaunch

@@ -51,6 +51,7 @@ struct Watchdog::Watched {
   // When the query of the store began that has not been answered yet; max() without one.
   std::atomic<Clock::time_point> query_began{Clock::time_point::max()};
   Clock::time_point alerted{};
+  std::string callers_suspicion;  // under the watchdog's lock
   std::string suspicion;
   Clock::time_point suspected{};
   bool reported = false;  // this rank's failure, in the store
@@ -158,12 +159,13 @@ void Watchdog::remove(const GroupState* group) {
   groups_.erase(group);
 }
 
-void Watchdog::alert(const std::shared_ptr<GroupState>& group) {
+void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
   if (found == groups_.end()) return;
   const auto now = Clock::now();
   found->second->alerted = now;
+  if (!suspicion.empty()) found->second->callers_suspicion = std::move(suspicion);
   const auto query_began = found->second->query_began.load();
   if (query_began < now && now - query_began > kHeartbeatTimeout) {
     group->fail(c10::str("the group's store has not answered for ", kHeartbeatTimeout.count(),
@@ -195,6 +197,7 @@ void Watchdog::run() {
       std::unique_lock<std::mutex> lock(mutex_);
       for (const auto& entry : groups_) {
         if (Clock::now() - entry.second->alerted < kAlertTime) alerted.push_back(entry.second);
+        entry.second->suspect(entry.second->callers_suspicion);
         if (!entry.second->heartbeat.own_key.empty()) writing.push_back(entry.second);
       }
       if (alerted.empty() && writing.empty()) {

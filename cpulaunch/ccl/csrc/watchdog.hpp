@@ -40,8 +40,9 @@ class Watchdog {
            const std::vector<Peer>& local_peers, Heartbeat heartbeat);
   void remove(const GroupState* group);
 
-  // Has the watchdog look after this group for the next second: an operation of it has taken long.
-  void alert(const std::shared_ptr<GroupState>& group);
+  // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
+  // what tells the caller that a peer is gone; "" when nothing does.
+  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "");
 
   // Says which local peer of the group has ended; "" when none has.
   std::string ended_peer(const GroupState* group);

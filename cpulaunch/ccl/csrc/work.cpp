@@ -97,7 +97,7 @@ void CclWork::complete() {
   try {
     if (callers_state_) {
       const at::ThreadLocalStateGuard guard(*callers_state_);
-      for (auto& action : afterwards_) action();
+      for (auto action = afterwards_.rbegin(); action != afterwards_.rend(); ++action) (*action)();
     }
   } catch (const std::exception& failure) {
     // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
@@ -149,7 +149,7 @@ void CclWork::check(Clock::time_point now) {
   } else if (group_->failed()) {
     fail(c10::str("cannot complete: ", group_->reason()));
   } else if (waited > kAlertAfter) {
-    Watchdog::instance().alert(group_);
+    Watchdog::instance().alert(group_, transfer_->lost());
   }
 }
 

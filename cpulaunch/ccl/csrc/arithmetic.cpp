@@ -1,0 +1,309 @@
+#include "arithmetic.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace cpulaunch {
+
+namespace {
+
+#define CPULAUNCH_INLINE inline __attribute__((always_inline))
+
+// The module may run on another kind of machine than it was built on.  (ThreadSanitizer starts later than the code that
+// chooses among the clones.)
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+#define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CPULAUNCH_CLONES
+#endif
+
+template <class To, class From>
+CPULAUNCH_INLINE To bits_of(From value) {
+  To bits;
+  static_assert(sizeof(bits) == sizeof(value));
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// --- how numbers are stored, and what they are reduced as
+
+template <class Number>
+struct Stored {
+  using Wide = Number;
+  static Wide widen(Number number) { return number; }
+  static Number narrow(Wide wide) { return wide; }
+};
+
+struct BFloat16 {  // the upper half of a float
+  using Wide = float;
+  uint16_t bits;
+
+  static CPULAUNCH_INLINE float widen(BFloat16 number) { return bits_of<float>(uint32_t{number.bits} << 16); }
+  static CPULAUNCH_INLINE BFloat16 narrow(float wide) {
+    const auto word = bits_of<uint32_t>(wide);
+    const auto rounded = wide == wide ? word + 0x7fff + (word >> 16 & 1) : 0x7fc00000;
+    return {static_cast<uint16_t>(rounded >> 16)};
+  }
+};
+
+struct Float16 {  // IEEE 754's binary16: 5 bits of exponent, 10 of fraction
+  using Wide = float;
+  uint16_t bits;
+
+  static float widen(Float16 number) {
+    const uint32_t sign = (number.bits & 0x8000u) << 16, rest = number.bits & 0x7fffu;
+    constexpr float kExponents = 0x1p112f;  // between the two types' biases; it normalizes subnormal numbers, too
+    const uint32_t magnitude = rest < 0x7c00 ? bits_of<uint32_t>(bits_of<float>(rest << 13) * kExponents)
+                                             : 0x7f800000 | (rest & 0x3ff) << 13;
+    return bits_of<float>(sign | magnitude);
+  }
+  static Float16 narrow(float wide) {
+    const auto word = bits_of<uint32_t>(wide);
+    const uint32_t sign = word >> 16 & 0x8000, magnitude = word & 0x7fffffff;
+    uint32_t half;
+    if (magnitude > 0x7f800000) {
+      half = 0x7e00;
+    } else if (magnitude >= bits_of<uint32_t>(65520.0f)) {
+      half = 0x7c00;
+    } else if (magnitude < bits_of<uint32_t>(0x1p-14f)) {  // adding 0.5 has the processor round to multiples of 2^-24
+      half = bits_of<uint32_t>(bits_of<float>(magnitude) + 0.5f) - bits_of<uint32_t>(0.5f);
+    } else {
+      half = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+    }
+    return {static_cast<uint16_t>(sign | half)};
+  }
+};
+
+template <>
+struct Stored<BFloat16> : BFloat16 {};
+template <>
+struct Stored<Float16> : Float16 {};
+
+// --- reductions of any numbers, in blocks for which a compiler uses vectors
+
+template <Reduction reduction, class Wide>
+CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
+  if constexpr (reduction == Reduction::sum) {
+    return static_cast<Wide>(a + b);
+  } else if constexpr (reduction == Reduction::product) {
+    return static_cast<Wide>(a * b);
+  } else if constexpr (reduction == Reduction::min) {
+    return std::min(a, b);
+  } else if constexpr (reduction == Reduction::max) {
+    return std::max(a, b);
+  } else if constexpr (reduction == Reduction::bit_and) {
+    return static_cast<Wide>(a & b);
+  } else if constexpr (reduction == Reduction::bit_or) {
+    return static_cast<Wide>(a | b);
+  } else {
+    return static_cast<Wide>(a ^ b);
+  }
+}
+
+// Reduces the bytes from `begin` to `end` of each source.
+template <class Number, Reduction reduction>
+void reduce_range(char* to, const char* const* from, size_t sources, size_t begin, size_t end) {
+  using As = Stored<Number>;
+  constexpr size_t kNumbers = 64;  // reduced at once
+  typename As::Wide total[kNumbers];
+  Number read[kNumbers];
+  for (size_t at = begin; at < end; at += sizeof(read)) {
+    const size_t length = std::min(end - at, sizeof(read)), count = length / sizeof(Number);
+    std::memcpy(read, from[0] + at, length);
+    for (size_t i = 0; i < count; ++i) total[i] = As::widen(read[i]);
+    for (size_t source = 1; source < sources; ++source) {
+      std::memcpy(read, from[source] + at, length);
+      for (size_t i = 0; i < count; ++i) total[i] = combine<reduction>(total[i], As::widen(read[i]));
+    }
+    for (size_t i = 0; i < count; ++i) read[i] = As::narrow(total[i]);
+    std::memcpy(to + at, read, length);
+  }
+}
+
+template <class Number, Reduction reduction>
+void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes) {
+  reduce_range<Number, reduction>(to, from, sources, 0, bytes);
+}
+
+// --- sums of the types that models train in, in vectors that compilers translate for whichever instruction set
+
+constexpr size_t kLine = 64, kBlock = 4 * kLine;  // bytes: a vector register of AVX-512, and what a loop sums at once
+
+typedef float Floats __attribute__((vector_size(kLine)));
+typedef double Doubles __attribute__((vector_size(kLine)));
+typedef uint32_t Words __attribute__((vector_size(kLine)));
+
+// The sum of lines, whose numbers are summed as they are.
+template <class Line>
+struct Plain {
+  CPULAUNCH_INLINE void start(const char* from) { std::memcpy(&sum, from, kLine); }
+  CPULAUNCH_INLINE void add(const char* from) {
+    Line line;
+    std::memcpy(&line, from, kLine);
+    sum += line;
+  }
+  CPULAUNCH_INLINE void store(char* to) const { std::memcpy(to, &sum, kLine); }
+
+  Line sum;
+};
+
+// A word holds two bfloat16; summed apart, they need not change places, which would cost more than the sum.
+struct Halves {
+  static constexpr uint32_t kUpper = 0xffff0000;
+
+  CPULAUNCH_INLINE void start(const char* from) {
+    lower = upper = -Floats{};  // -0, to which -0 may be added
+    add(from);
+  }
+  CPULAUNCH_INLINE void add(const char* from) {
+    Words words;
+    std::memcpy(&words, from, kLine);
+    lower += reinterpret_cast<Floats>(words << 16);
+    upper += reinterpret_cast<Floats>(words & kUpper);
+  }
+  CPULAUNCH_INLINE void store(char* to) const {
+    Words low, high;
+    round(low, lower);
+    round(high, upper);
+    low = low >> 16 | (high & kUpper);
+    std::memcpy(to, &low, kLine);
+  }
+  // To the nearest bfloat16, of two to the even one; NaN stays NaN.
+  static CPULAUNCH_INLINE void round(Words& rounded, const Floats& value) {
+    const auto word = reinterpret_cast<Words>(value);
+    rounded = value == value ? word + 0x7fff + (word >> 16 & 1) : Words{} + 0x7fc00000;
+  }
+
+  Floats lower, upper;
+};
+
+// Sums whole blocks; returns how many bytes these are.
+template <class Sum>
+CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
+  constexpr size_t kLines = kBlock / kLine;
+  const size_t blocks = bytes / kBlock * kBlock;
+  Sum sums[kLines];
+  for (size_t at = 0; at < blocks; at += kBlock) {
+    for (size_t i = 0; i < kLines; ++i) sums[i].start(from[0] + at + i * kLine);
+    for (size_t source = 1; source < sources; ++source) {
+      for (size_t i = 0; i < kLines; ++i) sums[i].add(from[source] + at + i * kLine);
+    }
+    for (size_t i = 0; i < kLines; ++i) sums[i].store(to + at + i * kLine);
+  }
+  return blocks;
+}
+
+CPULAUNCH_CLONES size_t sum_float_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
+  return sum_blocks<Plain<Floats>>(to, from, sources, bytes);
+}
+
+CPULAUNCH_CLONES size_t sum_double_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
+  return sum_blocks<Plain<Doubles>>(to, from, sources, bytes);
+}
+
+CPULAUNCH_CLONES size_t sum_bfloat16_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
+  return sum_blocks<Halves>(to, from, sources, bytes);
+}
+
+// Whole blocks by `sum`, the rest number by number.
+template <class Number, size_t sum(char*, const char* const*, size_t, size_t)>
+void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes) {
+  reduce_range<Number, Reduction::sum>(to, from, sources, sum(to, from, sources, bytes), bytes);
+}
+
+template <class Number>
+Reduce* reduce_for_number(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum: return reduce_any<Number, Reduction::sum>;
+    case Reduction::product: return reduce_any<Number, Reduction::product>;
+    case Reduction::min: return reduce_any<Number, Reduction::min>;
+    case Reduction::max: return reduce_any<Number, Reduction::max>;
+    default: break;
+  }
+  if constexpr (std::is_integral_v<Number>) {
+    switch (reduction) {
+      case Reduction::bit_and: return reduce_any<Number, Reduction::bit_and>;
+      case Reduction::bit_or: return reduce_any<Number, Reduction::bit_or>;
+      case Reduction::bit_xor: return reduce_any<Number, Reduction::bit_xor>;
+      default: break;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+size_t size_of(NumberType type) {
+  switch (type) {
+    case NumberType::float64:
+    case NumberType::int64:
+    case NumberType::uint64: return 8;
+    case NumberType::float32:
+    case NumberType::int32:
+    case NumberType::uint32: return 4;
+    case NumberType::float16:
+    case NumberType::bfloat16:
+    case NumberType::int16:
+    case NumberType::uint16: return 2;
+    default: return 1;
+  }
+}
+
+const char* name_of(NumberType type) {
+  static constexpr const char* kNames[] = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16",
+                                           "int8",    "uint64",  "uint32",  "uint16",   "uint8", "bool"};
+  return kNames[static_cast<size_t>(type)];
+}
+
+const char* name_of(Reduction reduction) {
+  static constexpr const char* kNames[] = {"sum", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
+  return kNames[static_cast<size_t>(reduction)];
+}
+
+Reduce* reduce_for(NumberType type, Reduction reduction) {
+  if (reduction == Reduction::sum) {
+    if (type == NumberType::float32) return sum_fast<float, sum_float_blocks>;
+    if (type == NumberType::float64) return sum_fast<double, sum_double_blocks>;
+    if (type == NumberType::bfloat16) return sum_fast<BFloat16, sum_bfloat16_blocks>;
+  }
+  switch (type) {
+    case NumberType::float64: return reduce_for_number<double>(reduction);
+    case NumberType::float32: return reduce_for_number<float>(reduction);
+    case NumberType::float16: return reduce_for_number<Float16>(reduction);
+    case NumberType::bfloat16: return reduce_for_number<BFloat16>(reduction);
+    case NumberType::int64: return reduce_for_number<int64_t>(reduction);
+    case NumberType::int32: return reduce_for_number<int32_t>(reduction);
+    case NumberType::int16: return reduce_for_number<int16_t>(reduction);
+    case NumberType::int8: return reduce_for_number<int8_t>(reduction);
+    case NumberType::uint64: return reduce_for_number<uint64_t>(reduction);
+    case NumberType::uint32: return reduce_for_number<uint32_t>(reduction);
+    case NumberType::uint16: return reduce_for_number<uint16_t>(reduction);
+    case NumberType::uint8: return reduce_for_number<uint8_t>(reduction);
+    case NumberType::boolean:
+      if (reduction == Reduction::sum) reduction = Reduction::max;
+      if (reduction == Reduction::product) reduction = Reduction::min;
+      return reduce_for_number<uint8_t>(reduction);
+  }
+  return nullptr;
+}
+
+void to_bfloat16(char* to, const char* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    float number;
+    std::memcpy(&number, from + 4 * i, 4);
+    const auto rounded = BFloat16::narrow(number);
+    std::memcpy(to + 2 * i, &rounded, 2);
+  }
+}
+
+void from_bfloat16(char* to, const char* from, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    BFloat16 number;
+    std::memcpy(&number, from + 2 * i, 2);
+    const float wide = BFloat16::widen(number);
+    std::memcpy(to + 4 * i, &wide, 4);
+  }
+}
+
+}  // namespace cpulaunch

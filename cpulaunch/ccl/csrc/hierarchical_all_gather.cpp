@@ -1,0 +1,115 @@
+#include <cstring>
+
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr size_t kGranule = 64;  // bytes
+
+// A piece is a stretch of the inputs of one host's ranks.  For those of another host, each input is received by one
+// local rank, which puts it into its slot for the others.
+class AllGather final : public Operation {
+ public:
+  AllGather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs, std::vector<size_t> sizes)
+      : Operation({Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, -1, total(sizes)},
+                  hierarchy.shape.slot_size),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        input_(input),
+        outputs_(std::move(outputs)),
+        sizes_(std::move(sizes)),
+        // As many as a local rank may have to put.
+        stretch_(cost / ((layout_.lanes + layout_.least - 1) / layout_.least) / kGranule * kGranule) {}
+
+  uint64_t pieces() const override {
+    const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
+    return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
+  }
+
+  void begin() override {
+    const size_t size = sizes_[layout_.rank];
+    if (size && outputs_[layout_.rank] != input_) std::memcpy(outputs_[layout_.rank], input_, size);
+  }
+
+  void enter(uint64_t piece) override {
+    const int host = host_of(piece);
+    for (const int rank : layout_.ranks_of[host]) {
+      const auto range = range_of(piece, rank);
+      if (range.size() == 0) continue;
+      const auto tag = hierarchy_.tag(*this, piece / layout_.hosts, 0, rank);
+      if (host != layout_.host && is_mine(rank)) {
+        hierarchy_.network().receive(rank, tag, signature, outputs_[rank] + range.begin, range.size(),
+                                     receiving_[hierarchy_.index(piece)]);
+      }
+      for (int step = 1; rank == layout_.rank && step < layout_.hosts; ++step) {
+        const int to = layout_.rank_with(layout_.local, (layout_.host + step) % layout_.hosts);
+        hierarchy_.network().send(to, tag, signature, input_ + range.begin, range.size(), sending_);
+      }
+    }
+  }
+
+  bool can_put(uint64_t piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
+
+  void put(uint64_t piece) override {
+    if (layout_.locals > 1) copy(piece, layout_.local, /*to_slot=*/true);
+  }
+
+  void take(uint64_t piece) override {
+    for (int local = 0; local < layout_.locals; ++local) {
+      if (local != layout_.local) copy(piece, local, /*to_slot=*/false);
+    }
+  }
+
+  bool is_drained() const override { return sending_ == 0; }
+
+ private:
+  static uint64_t total(const std::vector<size_t>& sizes) {
+    uint64_t sum = 0;
+    for (const size_t size : sizes) sum += size;
+    return sum;
+  }
+
+  int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + piece) % layout_.hosts); }
+
+  Range range_of(uint64_t piece, int rank) const {
+    const size_t begin = piece / layout_.hosts * stretch_;
+    return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  }
+
+  // Whether this rank brings that rank's input to its host.
+  bool is_mine(int rank) const {
+    return layout_.local_with(layout_.local_numbers[rank], layout_.host) == layout_.local;
+  }
+
+  // Copies what a local rank puts: to its slot, or from there.
+  void copy(uint64_t piece, int local, bool to_slot) {
+    char* slot = hierarchy_.slot(local, piece);
+    for (const int rank : layout_.ranks_of[host_of(piece)]) {
+      if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
+      const auto range = range_of(piece, rank);
+      char* output = outputs_[rank] + range.begin;
+      if (range.size()) std::memcpy(to_slot ? slot : output, to_slot ? output : slot, range.size());
+      slot += stretch_;
+    }
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  const char* const input_;
+  const std::vector<char*> outputs_;
+  const std::vector<size_t> sizes_;
+  const size_t stretch_;
+  std::array<int, SharedSlots::kMaxSlots> receiving_{};
+  int sending_ = 0;
+};
+
+}  // namespace
+
+OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
+                             std::vector<size_t> sizes) {
+  return std::make_shared<AllGather>(hierarchy, input, std::move(outputs), std::move(sizes));
+}
+
+}  // namespace cpulaunch

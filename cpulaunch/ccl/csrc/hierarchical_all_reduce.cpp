@@ -1,0 +1,147 @@
+#include <cstring>
+
+#include "host_exchange.hpp"
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// Up to so many bytes of all local ranks together, each rank reads all of them rather than wait for the others twice ...
+constexpr size_t kMaxWholeSize = 64 << 10;
+// ... and with other hosts less, because each of these ranks then sends all of it.
+constexpr size_t kMaxWholeSizeOfHosts = 8 << 10;
+constexpr size_t kGranule = 256;  // bytes: what the sums' loops take at once
+
+class AllReduce final : public Operation {
+ public:
+  AllReduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction)
+      : Operation({Signature::Kind::all_reduce, type, reduction, -1, bytes}, hierarchy.shape.slot_size),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        data_(data),
+        bytes_(bytes),
+        reduce_(reduce_for(type, reduction)) {}
+
+  uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
+
+  void put(uint64_t piece) override {
+    if (layout_.locals == 1) return;
+    const auto range = range_of(piece);
+    char* to = hierarchy_.slot(layout_.local, piece);
+    if (is_whole(range)) {
+      std::memcpy(to, data_ + range.begin, range.size());
+    } else {
+      copy_others(to - range.begin, data_, range);
+    }
+  }
+
+  void take(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (layout_.locals > 1) {
+      for (const auto& [lane, part] : lanes_of(range)) reduce_locally(piece, range, part);
+    }
+    if (layout_.hosts > 1) start_exchanges(piece, range);
+  }
+
+  bool exchange(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    if (state.done) return true;
+    for (auto& each : state.exchanges) {
+      if (!each.progress()) return false;
+    }
+    const auto range = range_of(piece);
+    for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
+      if (local == layout_.local) continue;
+      for (const auto& [lane, part] : lanes_of(range)) {
+        std::memcpy(hierarchy_.slot(local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
+      }
+    }
+    state.done = layout_.hosts > 1;
+    return true;
+  }
+
+  bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
+
+  void collect(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (collects(piece)) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
+    states_[hierarchy_.index(piece)] = {};
+  }
+
+ private:
+  struct LanePart {
+    int lane;
+    Range range;  // of the tensor
+  };
+  struct State {
+    std::vector<HostExchange> exchanges;
+    bool done = false;
+  };
+
+  Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
+
+  bool is_whole(Range range) const {
+    const size_t most = layout_.hosts == 1 ? kMaxWholeSize : kMaxWholeSizeOfHosts;
+    return range.size() * layout_.lanes <= most && layout_.is_even();
+  }
+
+  // What this rank reduces of a piece.
+  std::vector<LanePart> lanes_of(Range range) const {
+    if (is_whole(range)) return {{layout_.local, range}};
+    std::vector<LanePart> parts;
+    for (int lane = layout_.local; lane < layout_.lanes; lane += layout_.locals) {
+      const auto part = part_of(range, lane, layout_.lanes, kGranule);
+      if (part.size()) parts.push_back({lane, part});
+    }
+    return parts;
+  }
+
+  // Copies what other local ranks reduce.
+  void copy_others(char* to, const char* from, Range range) const {
+    size_t at = range.begin;
+    for (const auto& [lane, own] : lanes_of(range)) {
+      std::memcpy(to + at, from + at, own.begin - at);
+      at = own.end;
+    }
+    std::memcpy(to + at, from + at, range.end - at);
+  }
+
+  void reduce_locally(uint64_t piece, Range range, Range part) {
+    std::vector<const char*> from;
+    for (int local = 0; local < layout_.locals; ++local) {
+      const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
+      from.push_back(whole + part.begin - range.begin);
+    }
+    reduce_(data_ + part.begin, from.data(), from.size(), part.size());
+  }
+
+  void start_exchanges(uint64_t piece, Range range) {
+    const auto lanes = lanes_of(range);
+    size_t needed = 0;
+    for (const auto& each : lanes) needed += HostExchange::staging_size(layout_, each.range.size());
+    char* staging = hierarchy_.staging(piece, needed);
+    auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
+    exchanges.assign(lanes.size(), {hierarchy_, *this, piece, 0, reduce_});
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      exchanges[i] = {hierarchy_, *this, piece, lanes[i].lane, reduce_};
+      exchanges[i].start(data_ + lanes[i].range.begin, lanes[i].range.size(), staging);
+      staging += HostExchange::staging_size(layout_, lanes[i].range.size());
+    }
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  char* const data_;
+  const size_t bytes_;
+  Reduce* const reduce_;
+  std::array<State, SharedSlots::kMaxSlots> states_;
+};
+
+}  // namespace
+
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction) {
+  return std::make_shared<AllReduce>(hierarchy, data, bytes, type, reduction);
+}
+
+}  // namespace cpulaunch

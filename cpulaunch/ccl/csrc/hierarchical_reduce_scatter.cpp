@@ -1,0 +1,153 @@
+#include <cstring>
+
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr size_t kGranule = 256;  // bytes
+
+// A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
+// those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
+class ReduceScatter final : public Operation {
+ public:
+  ReduceScatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs, std::vector<size_t> sizes,
+                NumberType type, Reduction reduction)
+      : Operation({Signature::Kind::reduce_scatter, type, reduction, -1, total(sizes)}, hierarchy.shape.slot_size),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        output_(output),
+        inputs_(std::move(inputs)),
+        sizes_(std::move(sizes)),
+        reduce_(reduce_for(type, reduction)),
+        stretch_(std::max(cost / layout_.lanes / kGranule, size_t{1}) * kGranule) {}
+
+  uint64_t pieces() const override {
+    const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
+    return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
+  }
+
+  void enter(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    state = {hierarchy_.staging(piece, std::max(layout_.hosts - 1, most_of_lane()) * stretch_), 0, false};
+    const auto range = range_of(piece, layout_.rank);
+    if (host_of(piece) != layout_.host || range.size() == 0) return;
+    char* to = state.staging;
+    for (int host = 0; host < layout_.hosts; ++host) {
+      if (host == layout_.host) continue;
+      const int from = layout_.rank_with(layout_.local, host);
+      hierarchy_.network().receive(from, tag(piece, layout_.rank), signature, to, range.size(), state.pending);
+      to += stretch_;
+    }
+  }
+
+  void put(uint64_t piece) override {
+    for (int local = 0; local < layout_.locals; ++local) {
+      if (local == layout_.local) continue;
+      for_each(piece, local, [&](int rank, Range range, size_t at) {
+        std::memcpy(hierarchy_.slot(layout_.local, piece) + at, inputs_[rank] + range.begin, range.size());
+      });
+    }
+  }
+
+  void take(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    const bool ours = host_of(piece) == layout_.host;
+    char* staging = state.staging;
+    for_each(piece, layout_.local, [&](int rank, Range range, size_t at) {
+      const char* reduced = inputs_[rank] + range.begin;
+      if (layout_.locals > 1) {
+        char* to = ours ? output_ + range.begin : staging;
+        reduce_locally(piece, to, reduced, range, at);
+        reduced = to;
+      } else if (ours) {
+        std::memmove(output_ + range.begin, reduced, range.size());
+      }
+      if (!ours) hierarchy_.network().send(rank, tag(piece, rank), signature, reduced, range.size(), state.pending);
+      staging += stretch_;
+    });
+  }
+
+  bool exchange(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    if (state.pending > 0) return false;
+    if (!state.done && host_of(piece) == layout_.host && layout_.hosts > 1) reduce_hosts(state, piece);
+    state.done = true;
+    return true;
+  }
+
+ private:
+  struct State {
+    char* staging = nullptr;
+    int pending = 0;
+    bool done = false;
+  };
+
+  static uint64_t total(const std::vector<size_t>& sizes) {
+    uint64_t sum = 0;
+    for (const size_t size : sizes) sum += size;
+    return sum;
+  }
+
+  int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
+
+  // The ranks of a host for which one local rank of this host reduces.
+  int most_of_lane() const { return (layout_.lanes + layout_.least - 1) / layout_.least; }
+
+  Tag tag(uint64_t piece, int rank) const { return hierarchy_.tag(*this, piece / layout_.hosts, 0, rank); }
+
+  Range range_of(uint64_t piece, int rank) const {
+    const size_t begin = piece / layout_.hosts * stretch_;
+    return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  }
+
+  // Calls `act` for what a local rank reduces of a piece: for which rank, what of that rank's, and where it is in slots.
+  template <class Act>
+  void for_each(uint64_t piece, int local, const Act& act) const {
+    size_t at = 0;
+    for (const int rank : layout_.ranks_of[host_of(piece)]) {
+      const auto range = range_of(piece, rank);
+      const bool mine = layout_.local_with(layout_.local_numbers[rank], layout_.host) == local;
+      if (mine && range.size()) act(rank, range, at);
+      at += stretch_;
+    }
+  }
+
+  void reduce_locally(uint64_t piece, char* to, const char* own, Range range, size_t at) {
+    std::vector<const char*> from;
+    for (int local = 0; local < layout_.locals; ++local) {
+      from.push_back(local == layout_.local ? own : hierarchy_.slot(local, piece) + at);
+    }
+    reduce_(to, from.data(), from.size(), range.size());
+  }
+
+  void reduce_hosts(const State& state, uint64_t piece) {
+    const auto range = range_of(piece, layout_.rank);
+    std::vector<const char*> from;
+    const char* next = state.staging;
+    for (int host = 0; host < layout_.hosts; ++host) {
+      from.push_back(host == layout_.host ? output_ + range.begin : next);
+      if (host != layout_.host) next += stretch_;
+    }
+    reduce_(output_ + range.begin, from.data(), from.size(), range.size());
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  char* const output_;
+  const std::vector<const char*> inputs_;
+  const std::vector<size_t> sizes_;
+  Reduce* const reduce_;
+  const size_t stretch_;
+  std::array<State, SharedSlots::kMaxSlots> states_;
+};
+
+}  // namespace
+
+OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
+                                 std::vector<size_t> sizes, NumberType type, Reduction reduction) {
+  return std::make_shared<ReduceScatter>(hierarchy, output, std::move(inputs), std::move(sizes), type, reduction);
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,101 @@
+#include "host_exchange.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// Up to so many bytes, more than two hosts exchange all instead of shares.
+constexpr size_t kMaxWholeSize = 8 << 10;
+constexpr size_t kGranule = 64;  // bytes
+
+bool is_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeSize; }
+
+}  // namespace
+
+size_t HostExchange::staging_size(const Layout& layout, size_t bytes) {
+  const bool whole = is_whole(layout, bytes);
+  size_t size = 0;
+  for (const int hosts : layout.grid) {
+    const size_t share = whole ? bytes : part_of({0, bytes}, 0, hosts, kGranule).size();
+    size += (hosts - 1) * share;
+    bytes = share;
+  }
+  return size;
+}
+
+void HostExchange::start(char* data, size_t bytes, char* staging) {
+  const auto& layout = hierarchy_->layout;
+  data_ = data;
+  whole_ = is_whole(layout, bytes);
+  phase_ = 0;
+  phases_ = (whole_ ? 1 : 2) * layout.grid.size();
+  Range range{0, bytes};
+  int stride = 1;
+  for (const int hosts : layout.grid) {
+    dimensions_.push_back({hosts, layout.host / stride % hosts, stride, range, {}, staging, 0, 0});
+    auto& dimension = dimensions_.back();
+    dimension.share = share_of(dimension, dimension.own);
+    range = dimension.share;
+    staging += (hosts - 1) * range.size();
+    stride *= hosts;
+  }
+  for (size_t phase = 0; phase < phases_; ++phase) ask(phase);
+  send(0);
+}
+
+bool HostExchange::progress() {
+  while (phase_ < phases_) {
+    auto& dimension = dimension_of(phase_);
+    if ((reduces(phase_) ? dimension.reducing : dimension.coming) > 0) return false;
+    if (reduces(phase_)) reduce(dimension);
+    if (++phase_ < phases_) send(phase_);
+  }
+  return true;
+}
+
+int HostExchange::rank_at(const Dimension& dimension, int place) const {
+  return hierarchy_->layout.rank_with(lane_, hierarchy_->layout.host + (place - dimension.own) * dimension.stride);
+}
+
+Range HostExchange::share_of(const Dimension& dimension, int place) const {
+  return whole_ ? dimension.range : part_of(dimension.range, place, dimension.hosts, kGranule);
+}
+
+char* HostExchange::staging_for(const Dimension& dimension, int place) const {
+  return dimension.staging + (place - (place > dimension.own)) * dimension.share.size();
+}
+
+// Nothing is sent where there is nothing: the other side knows as well.
+void HostExchange::ask(size_t phase) {
+  auto& dimension = dimension_of(phase);
+  const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
+  for (int place = 0; place < dimension.hosts; ++place) {
+    const auto range = reduces(phase) ? dimension.share : share_of(dimension, place);
+    if (place == dimension.own || range.size() == 0) continue;
+    char* to = reduces(phase) ? staging_for(dimension, place) : data_ + range.begin;
+    hierarchy_->network().receive(rank_at(dimension, place), tag, operation_->signature, to, range.size(),
+                                  reduces(phase) ? dimension.reducing : dimension.coming);
+  }
+}
+
+void HostExchange::send(size_t phase) {
+  auto& dimension = dimension_of(phase);
+  const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
+  for (int step = 1; step < dimension.hosts; ++step) {  // each host begins with another one
+    const int place = (dimension.own + step) % dimension.hosts;
+    const auto range = reduces(phase) ? share_of(dimension, place) : dimension.share;
+    if (range.size() == 0) continue;
+    hierarchy_->network().send(rank_at(dimension, place), tag, operation_->signature, data_ + range.begin,
+                               range.size(), reduces(phase) ? dimension.reducing : dimension.coming);
+  }
+}
+
+void HostExchange::reduce(const Dimension& dimension) {
+  std::vector<const char*> from;
+  for (int place = 0; place < dimension.hosts; ++place) {
+    from.push_back(place == dimension.own ? data_ + dimension.share.begin : staging_for(dimension, place));
+  }
+  reduce_(data_ + dimension.share.begin, from.data(), from.size(), dimension.share.size());
+}
+
+}  // namespace cpulaunch

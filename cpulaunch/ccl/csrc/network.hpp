@@ -1,0 +1,145 @@
+// Messages between the ranks of different hosts, over TCP.
+//
+// A rank that sends to another opens a connection for that direction, when it first has something to send.  The
+// messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to the
+// receiver's without a copy but the kernel's: a message that nobody has asked for yet stays in the kernel's buffers,
+// and what comes behind it waits too.  So whoever sends must be sure that each message is asked for without the help of
+// a later one on the same connection; transport_hierarchical.hpp says why that is so here.
+//
+// Nothing here blocks and nothing is thread-safe: the caller has a lock, and calls progress() until it has what it
+// waits for.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "shared_slots.hpp"
+
+namespace cpulaunch {
+
+// Tells the messages of two ranks apart.
+struct Tag {
+  uint64_t operation;  // its number in this group
+  uint32_t piece = 0;  // of the operation
+  uint16_t phase = 0;  // of the piece
+  uint16_t lane = 0;
+
+  bool operator==(const Tag& other) const {
+    return operation == other.operation && piece == other.piece && phase == other.phase && lane == other.lane;
+  }
+};
+
+class Network {
+ public:
+  using Token = std::string;  // a secret of the group, by which its ranks know each other
+  static constexpr size_t kTokenSize = 16;
+
+  // Where a rank can be reached.  The port is 0 for ranks that are not sent anything, such as those of this host.
+  struct Address {
+    std::string ip;
+    int port = 0;
+  };
+
+  struct Listener {
+    int descriptor;
+    int port;
+  };
+  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address.
+  static Listener listen(const std::string& ip);
+
+  // Takes the listener over.  `addresses` has one for each rank of the group.
+  Network(int rank, Listener listener, std::vector<Address> addresses, Token token);
+  ~Network() { close(); }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // Both add 1 to `pending` and take it off again when the memory is free to be used: the data is on its way, or is
+  // here.  The memory and the counter must stay until then, or until close().
+  void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending);
+  void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending);
+
+  // Sends and receives what it can.  Returns how many bytes that was, or 1 if something else has changed; 0: nothing
+  // can be done now.  Throws std::runtime_error where a rank sends something else than is expected of it.
+  size_t progress();
+
+  // What has become of a connection that is still needed; "" when all is well.
+  const std::string& lost() const { return lost_; }
+  // The ranks from which something is expected.
+  std::vector<int> awaited() const;
+  // The peers notice.  Nothing moves any more.
+  void close();
+
+ private:
+  struct Header {
+    Tag tag;
+    Signature signature;
+    uint64_t bytes;
+  };
+  struct Hello {
+    uint64_t magic;
+    char token[kTokenSize];
+    int32_t rank;
+    int32_t reserved;
+  };
+  struct Sent {
+    Header header;
+    const char* data;
+    int* pending;
+  };
+  struct Outgoing {
+    int descriptor = -1;
+    size_t hello_left = sizeof(Hello);
+    size_t done = 0;  // bytes of the first message, with its header
+    std::deque<Sent> queue;
+    bool listed = false;  // in sending_
+  };
+  struct Expected {
+    Tag tag;
+    Signature signature;
+    char* data;
+    size_t bytes;
+    int* pending;
+  };
+  struct Incoming {
+    static constexpr size_t kRoom = 8192;  // so that a small message takes one call of the kernel
+
+    int descriptor = -1;
+    std::vector<char> buffer;    // kRoom bytes, of which those from `begin` to `end` have not been used yet
+    size_t begin = 0, end = 0;
+    bool in_message = false;     // `header` is of a message whose expected data has partly come
+    bool in_header = false;      // `header` is of a message that nobody has asked for yet
+    Header header{};
+    size_t done = 0;             // bytes of the message
+    std::vector<Expected> expected;  // with the one that is being received in front
+  };
+  struct Unknown {  // a connection whose hello has not fully come
+    int descriptor;
+    size_t done;
+    Hello hello;
+  };
+
+  size_t accept_connections();
+  size_t read_hello(Unknown& unknown);
+  void connect(int to);
+  size_t write_to(int to);
+  size_t read_from(int from);
+  bool begin_message(int from);
+  size_t read_some(int from, char* data, size_t bytes);
+  size_t fill(int from);
+  void lose(int peer, const std::string& what);
+
+  const int rank_;
+  Listener listener_;
+  const std::vector<Address> addresses_;
+  const Token token_;
+  std::vector<Outgoing> outgoing_;  // of each rank, as incoming_
+  std::vector<Incoming> incoming_;
+  std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
+  std::vector<Unknown> unknown_;
+  std::string lost_;
+};
+
+}  // namespace cpulaunch

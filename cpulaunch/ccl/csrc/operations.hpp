@@ -1,0 +1,38 @@
+// The collective operations of cpulaunch's own transport: one file for each family, hierarchical_*.cpp.
+//
+// They read and write the memory that they are given until their transfer is done.  Sizes are in bytes.
+
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "transport_hierarchical.hpp"
+
+namespace cpulaunch {
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+// `data` becomes the reduction over all ranks, in place.
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction);
+
+// `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
+OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
+                             std::vector<size_t> sizes);
+
+// `output` becomes the reduction, over all ranks, of what they have for this rank among their `inputs`.
+OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
+                                 std::vector<size_t> sizes, NumberType type, Reduction reduction);
+
+OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
+
+// What goes to a rank, or comes from it; null where nothing ever does.
+struct Part {
+  char* data;
+  size_t bytes;
+};
+// The ranks exchange what each has for each other one.  These are two operations, to be started one after the other.
+std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received);
+
+}  // namespace cpulaunch

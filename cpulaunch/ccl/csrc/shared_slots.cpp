@@ -1,0 +1,87 @@
+#include "shared_slots.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace cpulaunch {
+
+namespace {
+
+// A piece has so many bytes for each rank, and at most so many in all: enough that a step costs more than the wait for
+// it, and few enough that two slots, of which one is filled while the other is read, stay in a core's cache beside the
+// tensor.  Both are measured.
+constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
+constexpr size_t kPage = 4096;  // bytes
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+size_t memory_size(int locals, SharedSlots::Shape shape) {
+  return round_up(locals * sizeof(SharedSlots::Counters), kPage) + locals * shape.slots * shape.slot_size;
+}
+
+int open_memory(const ShmOffer& offer) {
+  if (offer.pid == getpid()) return dup(offer.descriptor);
+  const auto path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.descriptor);
+  return open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+}  // namespace
+
+bool Signature::operator==(const Signature& other) const {
+  return kind == other.kind && type == other.type && reduction == other.reduction && root == other.root &&
+         bytes == other.bytes && sequence == other.sequence;
+}
+
+std::string Signature::text() const {
+  static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
+  std::string text = kNames[static_cast<size_t>(kind)];
+  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += std::string(" (") + name_of(reduction) + ")";
+  if (kind != Kind::all_to_all) {
+    text += " of " + std::to_string(bytes / size_of(type)) + " numbers of type " + name_of(type);
+  }
+  if (root >= 0) text += " from rank " + std::to_string(root);
+  return text;
+}
+
+// Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
+// at the same time, each at another stage.
+SharedSlots::Shape::Shape(int lanes, int hosts)
+    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(std::min(lanes * kPartSize, kMaxSlotSize)) {}
+
+int SharedSlots::offer(int locals, Shape shape) {
+  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
+  if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(memory_size(locals, shape))) != 0) {
+    close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
+std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals, Shape shape) {
+  if (offer.descriptor < 0) return nullptr;
+  const int descriptor = open_memory(offer);
+  if (descriptor < 0) return nullptr;
+  void* memory = mmap(nullptr, memory_size(locals, shape), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  close(descriptor);
+  if (memory == MAP_FAILED) return nullptr;
+  return std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape));
+}
+
+SharedSlots::SharedSlots(void* memory, int locals, Shape shape)
+    : memory_(static_cast<char*>(memory)),
+      counters_(static_cast<Counters*>(memory)),  // zeroes at first, as all memory of a new file
+      locals_(locals),
+      shape_(shape) {}
+
+SharedSlots::~SharedSlots() { munmap(memory_, memory_size(locals_, shape_)); }
+
+char* SharedSlots::slot(int local, uint64_t piece) const {
+  return memory_ + round_up(locals_ * sizeof(Counters), kPage) +
+         (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,94 @@
+// Memory that the ranks of a host share, through which they pass data on in pieces.
+//
+// The memory: a page-aligned block of counters, then some slots for each rank (here three ranks with two slots each).
+// Piece n of a rank goes to its slot n % (number of slots).
+//
+//     counters            slots of rank 0           slots of rank 1           slots of rank 2
+//   ┌───────────┐     ┌──────────┬──────────┐   ┌──────────┬──────────┐   ┌──────────┬──────────┐
+//   │ put       │     │ piece 6  │ piece 7  │   │ piece 6  │ piece 7  │   │ piece 6  │ piece 7  │
+//   │ signatures│     │          │          │   │          │          │   │          │          │
+//   │ taken     │     │          │          │   │          │          │   │          │          │
+//   │ of each   │     │          │          │   │          │          │   │          │          │
+//   │ rank      │     │          │          │   │          │          │   │          │          │
+//   └───────────┘     └──────────┴──────────┘   └──────────┴──────────┘   └──────────┴──────────┘
+//
+// transport_hierarchical.hpp says in which order ranks read and write them.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "arithmetic.hpp"
+#include "layout.hpp"
+
+namespace cpulaunch {
+
+// What a rank calls.  The ranks of a group have to call the same.
+struct Signature {
+  enum class Kind : uint32_t { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all };
+
+  Kind kind;
+  NumberType type = NumberType::uint8;
+  Reduction reduction = Reduction::sum;
+  int32_t root = -1;
+  uint64_t bytes = 0;     // of this operation's tensor; 0 where the ranks' sizes may differ
+  uint64_t sequence = 0;  // how many operations came before
+
+  bool operator==(const Signature& other) const;
+  bool operator!=(const Signature& other) const { return !(*this == other); }
+  std::string text() const;
+};
+
+// Memory that a rank offers to the others of its host: a descriptor, in its process.
+struct ShmOffer {
+  int pid = 0;
+  int descriptor = -1;  // -1: there is none
+};
+
+class SharedSlots {
+ public:
+  static constexpr size_t kMaxSlots = 4;
+  static constexpr size_t kCacheLine = 64;  // bytes
+
+  // How many pieces a rank has put and taken since the beginning, and what it puts.
+  struct Counters {
+    // On a cache line of its own with what is read with it: it is written once for each piece, and polled by all.
+    alignas(kCacheLine) std::atomic<uint64_t> put;
+    Signature signatures[kMaxSlots];  // written before `put`, read after it
+    alignas(kCacheLine) std::atomic<uint64_t> taken;
+  };
+
+  // The slots of a rank, and the bytes of each.
+  struct Shape {
+    Shape(int lanes, int hosts);
+
+    size_t slots, slot_size;
+  };
+
+  // A descriptor of memory for the ranks of one host: without a name, so that nothing of it can stay behind.  -1 where
+  // there is none to be had.
+  static int offer(int locals, Shape shape);
+  // Null where this rank may not open the memory: it belongs to another user, for example.
+  static std::shared_ptr<SharedSlots> map(const ShmOffer& offer, int locals, Shape shape);
+
+  ~SharedSlots();
+  SharedSlots(const SharedSlots&) = delete;
+  SharedSlots& operator=(const SharedSlots&) = delete;
+
+  Counters& counters(int local) const { return counters_[local]; }
+  char* slot(int local, uint64_t piece) const;
+
+ private:
+  SharedSlots(void* memory, int locals, Shape shape);
+
+  char* const memory_;
+  Counters* const counters_;
+  const int locals_;
+  const Shape shape_;
+};
+
+}  // namespace cpulaunch

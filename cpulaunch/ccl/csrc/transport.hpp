@@ -1,0 +1,46 @@
+// What carries a group's collectives: cpulaunch's own (transport_own.hpp) or oneCCL (transport_oneccl.hpp).
+
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transfer.hpp"
+#include "work.hpp"
+
+namespace cpulaunch {
+
+// All tensors are contiguous host memory and stay alive until the transfer is done.  Lists have a tensor for each rank
+// of the group, or are empty where this rank has no part.  What a transport needs beside them it keeps in the
+// operation, `work`.  A reduction is a plain one: scaling is the caller's.
+class Transport {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Result = std::unique_ptr<Transfer>;
+  using Op = c10d::ReduceOp::RedOpType;
+
+  virtual ~Transport() = default;
+
+  // Throws where it can't reduce this: TypeError for types, ValueError for reductions.
+  virtual void check_reduction(c10::ScalarType type, Op op) const = 0;
+  virtual bool reduces_bitwise() const = 0;
+
+  // The ranks start the same operations in the same order; so one thread at a time may start some.
+  virtual std::unique_lock<std::mutex> lock() = 0;
+
+  virtual Result all_reduce(CclWork& work, const at::Tensor& data, Op op) = 0;
+  // Only the root's `to` gets the result; the others' is room to work in.
+  virtual Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) = 0;
+  virtual Result broadcast(CclWork& work, const at::Tensor& data, int root) = 0;
+  virtual Result all_gather(CclWork& work, const Tensors& outputs, const at::Tensor& input) = 0;
+  virtual Result reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, Op op) = 0;
+  virtual Result all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) = 0;
+  virtual Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) = 0;
+  virtual Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) = 0;
+
+  // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
+  virtual void close(bool in_flight) = 0;
+};
+
+}  // namespace cpulaunch

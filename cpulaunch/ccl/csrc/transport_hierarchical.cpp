@@ -1,0 +1,218 @@
+#include "transport_hierarchical.hpp"
+
+#include <stdexcept>
+
+namespace cpulaunch {
+
+class Hierarchy::Progress final : public Transfer {
+ public:
+  Progress(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<Operation> operation)
+      : hierarchy_(std::move(hierarchy)), operation_(std::move(operation)) {}
+
+  bool test() override { return hierarchy_->advance(*operation_); }
+  void abort() override { hierarchy_->abort(); }
+  std::string stragglers() override { return hierarchy_->stragglers(); }
+  std::string lost() override { return hierarchy_->lost(); }
+  uint64_t steps() const override { return hierarchy_->steps_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::shared_ptr<Hierarchy> hierarchy_;
+  const std::shared_ptr<Operation> operation_;
+};
+
+Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network)
+    : layout(std::move(layout)),
+      shape(this->layout.lanes, this->layout.hosts),
+      slots_(std::move(slots)),
+      network_(std::move(network)) {}
+
+std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  operation->signature.sequence = gone_ + operations_.size();
+  operations_.push_back(operation);
+  return std::make_unique<Progress>(shared_from_this(), std::move(operation));
+}
+
+char* Hierarchy::staging(uint64_t piece, size_t bytes) {
+  auto& staging = staging_[index(piece)];
+  if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
+  return staging.memory.get();
+}
+
+Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, size_t lane) const {
+  return {operation.signature.sequence, static_cast<uint32_t>(piece), static_cast<uint16_t>(phase),
+          static_cast<uint16_t>(lane)};
+}
+
+bool Hierarchy::advance(const Operation& operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto done = [&] { return operation.collected_ && operation.is_drained(); };
+  // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
+  for (size_t moved = 0; !done() && !aborted_ && moved < shape.slot_size;) {
+    size_t bytes = step();
+    if (bytes == 0 && network_) bytes = network_->progress();
+    if (bytes == 0) break;
+    moved += bytes;
+    steps_.fetch_add(1, std::memory_order_relaxed);
+  }
+  return done();
+}
+
+// The other local ranks then find this rank before its first piece and go no further.  A rank that has read the
+// counters earlier may go on with this rank's slots: they stay as they are, because nothing is put any more.  The
+// stores have the default order, which is stronger than they need: they order nothing, and this is no hot path.
+void Hierarchy::abort() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  aborted_ = true;
+  if (network_) network_->close();
+  if (!slots_) return;
+  for (const auto counter : {&SharedSlots::Counters::put, &SharedSlots::Counters::taken}) {
+    (slots_->counters(layout.local).*counter).store(0);
+  }
+}
+
+std::string Hierarchy::stragglers() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> late;  // local ranks that have put less than this one, or else those that others are waited for
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    // Relaxed: nothing is read on its account.
+    const auto put = slots_->counters(local).put.load(std::memory_order_relaxed);
+    if (put < put_.number) late.push_back(layout.ranks_of[layout.host][local]);
+  }
+  if (late.empty() && network_) late = network_->awaited();
+  std::string ranks;
+  for (const int rank : late) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return ranks;
+}
+
+std::string Hierarchy::lost() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return network_ ? network_->lost() : "";
+}
+
+// --- the stages
+
+// Moves the cursor to the operation that its next piece belongs to.
+Operation* Hierarchy::at(Cursor& cursor) {
+  if (cursor.operation < gone_) cursor = {cursor.number, gone_, 0};
+  for (; cursor.operation < gone_ + operations_.size(); ++cursor.operation, cursor.piece = 0) {
+    auto& operation = *operations_[cursor.operation - gone_];
+    if (!operation.begun_ || !operation.is_ready()) return nullptr;
+    if (cursor.piece < operation.pieces()) {
+      first_ = cursor.number - cursor.piece;
+      return &operation;
+    }
+  }
+  return nullptr;
+}
+
+// The last stage first, which frees slots.
+size_t Hierarchy::step() {
+  for (const auto stage : {&Hierarchy::collect, &Hierarchy::exchange, &Hierarchy::take, &Hierarchy::put}) {
+    if (const size_t bytes = (this->*stage)()) return bytes;
+  }
+  return enter();
+}
+
+size_t Hierarchy::collect() {
+  auto* operation = at(collected_);
+  size_t moved = 0;
+  if (operation && collected_.number < exchanged_.number &&
+      (!operation->collects(collected_.piece) || others_passed(&SharedSlots::Counters::taken, collected_.number))) {
+    operation->collect(collected_.piece);
+    collected_.pass();
+    moved = operation->cost;
+    at(collected_);
+  }
+  // Operations that the cursor has left are complete but for what is not in pieces.
+  for (; gone_ < collected_.operation; ++gone_) {
+    operations_.front()->collected_ = true;
+    operations_.pop_front();
+    moved += 1;
+  }
+  return moved;
+}
+
+size_t Hierarchy::exchange() {
+  for (Cursor each = exchanged_; auto* operation = at(each);) {
+    if (each.number >= taken_.number) break;
+    const bool done = operation->exchange(each.piece);
+    if (each.number == exchanged_.number && done) {
+      each.pass();
+      exchanged_ = each;
+      // Release: a rank that sees the piece taken sees what this rank has written to its slot, too.  This rank's reads
+      // of that slot are over, so that it may be overwritten.
+      if (slots_) slots_->counters(layout.local).taken.store(each.number, std::memory_order_release);
+      return operation->cost;
+    }
+    each.pass();
+  }
+  return 0;
+}
+
+size_t Hierarchy::take() {
+  auto* operation = at(taken_);
+  if (!operation || taken_.number >= put_.number || !others_passed(&SharedSlots::Counters::put, taken_.number)) return 0;
+  check_alike(*operation);
+  operation->take(taken_.piece);
+  taken_.pass();
+  return operation->cost;
+}
+
+size_t Hierarchy::put() {
+  auto* operation = at(put_);
+  if (!operation || put_.number >= entered_.number) return 0;
+  const bool is_free = put_.number < shape.slots ||
+                       others_passed(&SharedSlots::Counters::taken, put_.number - shape.slots);
+  if (!is_free || !operation->can_put(put_.piece)) return 0;
+  operation->put(put_.piece);
+  if (slots_) {
+    auto& counters = slots_->counters(layout.local);
+    counters.signatures[put_.number % shape.slots] = operation->signature;
+    // Release: a rank that sees the piece put sees what is in the slot, too, and its signature.
+    counters.put.store(put_.number + 1, std::memory_order_release);
+  }
+  put_.pass();
+  return operation->cost;
+}
+
+size_t Hierarchy::enter() {
+  at(entered_);
+  if (entered_.operation < gone_ + operations_.size() && entered_.piece == 0) {
+    auto& next = *operations_[entered_.operation - gone_];
+    // With other hosts, one operation after the other: the messages of each precede those of the next.
+    if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
+      next.begin();
+      next.begun_ = true;
+      at(entered_);
+    }
+  }
+  auto* operation = at(entered_);
+  if (!operation || entered_.number >= collected_.number + shape.slots) return 0;
+  operation->enter(entered_.piece);
+  entered_.pass();
+  return 1;
+}
+
+// Ranks that call something else, or with other tensors, would take what lies in the slots by chance.
+void Hierarchy::check_alike(const Operation& operation) const {
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    const auto& theirs = slots_->counters(local).signatures[taken_.number % shape.slots];
+    if (theirs != operation.signature) {
+      throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
+                               " of the group calls " + theirs.text() + ", this rank " + operation.signature.text());
+    }
+  }
+}
+
+bool Hierarchy::others_passed(Counter counter, uint64_t number) const {
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    // Acquire: what this rank reads or overwrites next comes after what that rank did before it stored the counter.
+    if (local != layout.local && (slots_->counters(local).*counter).load(std::memory_order_acquire) <= number) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,169 @@
+// cpulaunch's own transport: collectives through memory that the ranks of a host share, and over TCP between hosts.
+//
+// An operation is cut into pieces, which go through stages one after the other.  Several pieces are under way at the
+// same time, so that the network works while memory does.  Each rank goes through the stages at its own pace:
+//
+//     enter        put              take                      exchange                          collect
+//   receives ─► own slot ─► from the slots of all ─► between the hosts, and back into ─► from own slot to tensor
+//   are posted              local ranks to tensor    the slots that it was taken from
+//
+//   needs: the   the slot    put[q] > n of all        what comes from other hosts          taken[q] > n of all
+//   window       is free     local ranks q                                                 local ranks q
+//   then:                    put[r] = n + 1           taken[r] = n + 1
+//
+// Which of these an operation needs, and what happens in them, is the operation's (hierarchical_*.cpp).  For a sum:
+//   put       the parts of the piece that other local ranks sum go to this rank's slot
+//   take      this rank sums its part over all local ranks
+//   exchange  this rank sums its part over all hosts, and writes the sum to the other local ranks' slots
+//   collect   the parts that the others have summed go from this rank's slot to its tensor
+//
+//
+// Why no rank reads or writes a slot that is being overwritten.  With s slots, rank r overwrites slot n % s when it
+// puts piece n + s.  Before that
+//   1. it has collected piece n itself, so that it reads nothing from there any more (threads of one rank take turns
+//      under mutex_), and
+//   2. it has seen taken[q] > n of every other local rank q.  Rank q reads rank r's slot and its signature, and writes
+//      to it, only while it takes and exchanges piece n.  It raises taken[q] after that.
+// Nobody else touches the slot: for the pieces between, the ranks use the other slots, and they turn to piece n + s in
+// this one only after rank r has raised put[r] to n + s + 1, which it does after it has written the slot.
+//
+// Why the ranks of a host cannot block each other.  Take the first piece n that some rank has not collected.  All ranks
+// have collected, and so taken, all pieces before n.  So the slots for piece n are free (or hold it already), and every
+// rank can put it; then every rank can take it; then, once other hosts have sent what it needs, every rank can collect
+// it.
+//
+// Why the hosts cannot block each other.  A message waits in its connection until it is asked for, and holds up those
+// behind it.  An operation enters only when all pieces of the one before have been exchanged, which implies that its
+// messages are all in their connections; so no message waits for one of a later operation.  Within an operation, a
+// rank is ahead of another by no more pieces than there are slots, because its pieces need that one's messages; and
+// what a piece in a slot expects is asked for without any message of another piece.  An operation that sends without
+// receiving (a broadcast's root) may get further ahead: its messages stay in order.
+//
+// Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
+// thus sees the data that was written before it, and whatever was read before it had been read when the slot is
+// overwritten.  The counters are the only atomics that order data; each is written by its own rank only.
+
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "layout.hpp"
+#include "network.hpp"
+#include "shared_slots.hpp"
+#include "transfer.hpp"
+
+namespace cpulaunch {
+
+class Hierarchy;
+
+// A collective operation of this rank, in pieces.  Pieces are numbered from 0; the ranks of a host have equally many.
+class Operation {
+ public:
+  Operation(Signature signature, size_t cost) : signature(signature), cost(cost) {}
+  virtual ~Operation() = default;
+
+  virtual uint64_t pieces() const = 0;
+  // Whether pieces() is known by now.
+  virtual bool is_ready() const { return true; }
+  // Called once before the first piece enters, also where there are no pieces.
+  virtual void begin() {}
+
+  // The stages of a piece.  A stage that answers false is called again later.
+  virtual void enter(uint64_t) {}
+  virtual bool can_put(uint64_t) { return true; }
+  virtual void put(uint64_t) {}
+  virtual void take(uint64_t) {}
+  virtual bool exchange(uint64_t) { return true; }
+  // Whether the piece has something to collect, once the others have taken theirs.
+  virtual bool collects(uint64_t) const { return false; }
+  virtual void collect(uint64_t) {}
+
+  // Whether nothing that began outside of the pieces is under way.
+  virtual bool is_drained() const { return true; }
+
+  Signature signature;  // its sequence number is set when the operation starts
+  const size_t cost;    // of a step, in bytes that it is about: a caller that waits wants to look at the clock, too
+
+ private:
+  friend class Hierarchy;
+  bool begun_ = false, collected_ = false;
+};
+
+class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
+ public:
+  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.
+  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network);
+
+  // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
+  // don't.
+  std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
+
+  // --- for operations
+
+  const Layout layout;
+  const SharedSlots::Shape shape;
+  char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
+  // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
+  size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
+  // Memory for a piece from its entry until it is collected.
+  char* staging(uint64_t piece, size_t bytes);
+  Network& network() { return *network_; }
+  Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
+
+ private:
+  class Progress;  // the transfer of one operation
+
+  // How far a stage has come.
+  struct Cursor {
+    uint64_t number = 0;     // of pieces since the beginning
+    uint64_t operation = 0;  // since the beginning
+    uint64_t piece = 0;      // of the operation
+
+    void pass() { ++number, ++piece; }
+  };
+  using Counter = std::atomic<uint64_t> SharedSlots::Counters::*;
+
+  // Does the next steps that can be done now, for whichever operation.
+  // True when `operation` is complete.
+  bool advance(const Operation& operation);
+  void abort();
+  std::string stragglers();
+  std::string lost();
+
+  // The operation of the cursor's next piece; null where there is none, or not yet.
+  Operation* at(Cursor& cursor);
+  bool others_passed(Counter counter, uint64_t number) const;
+  void check_alike(const Operation& operation) const;
+
+  // Each returns how many bytes it was about; 0: nothing can be done now.
+  size_t step();
+  size_t collect();
+  size_t exchange();
+  size_t take();
+  size_t put();
+  size_t enter();
+
+  const std::shared_ptr<SharedSlots> slots_;
+  const std::unique_ptr<Network> network_;
+  struct Staging {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+  };
+  std::array<Staging, SharedSlots::kMaxSlots> staging_;
+
+  // Relaxed: it orders nothing, and a poller that reads an old value polls once more.
+  std::atomic<uint64_t> steps_{0};
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Operation>> operations_;  // those that are not collected
+  uint64_t gone_ = 0;                                  // operations before these
+  Cursor entered_, put_, taken_, exchanged_, collected_;
+  uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
+  bool aborted_ = false;
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,138 @@
+#include "transport_own.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// A complex number is reduced as two of its parts.
+NumberType number_type_of(c10::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kComplexFloat: return NumberType::float32;
+    case at::kDouble:
+    case at::kComplexDouble: return NumberType::float64;
+    case at::kHalf:
+    case at::kComplexHalf: return NumberType::float16;
+    case at::kBFloat16: return NumberType::bfloat16;
+    case at::kLong: return NumberType::int64;
+    case at::kInt: return NumberType::int32;
+    case at::kShort: return NumberType::int16;
+    case at::kChar: return NumberType::int8;
+    case at::kByte: return NumberType::uint8;
+    case at::kBool: return NumberType::boolean;
+    case at::kUInt16: return NumberType::uint16;
+    case at::kUInt32: return NumberType::uint32;
+    case at::kUInt64: return NumberType::uint64;
+    default: TORCH_CHECK_TYPE(false, "ccl: cannot reduce tensors of type ", type);
+  }
+}
+
+Reduction reduction_of(Transport::Op op) {
+  using c10d::ReduceOp;
+  switch (op) {
+    case ReduceOp::SUM:
+    case ReduceOp::AVG:
+    case ReduceOp::PREMUL_SUM: return Reduction::sum;  // scaled before or after
+    case ReduceOp::PRODUCT: return Reduction::product;
+    case ReduceOp::MIN: return Reduction::min;
+    case ReduceOp::MAX: return Reduction::max;
+    case ReduceOp::BAND: return Reduction::bit_and;
+    case ReduceOp::BOR: return Reduction::bit_or;
+    case ReduceOp::BXOR: return Reduction::bit_xor;
+    default: TORCH_CHECK_VALUE(false, "ccl: unknown reduction ", static_cast<int>(op));
+  }
+}
+
+char* data_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
+
+// Where there are no numbers there is no memory either, and yet the other rank is to know that none will come.
+Part part_of(const at::Tensor& tensor) {
+  static char nothing;
+  return {tensor.numel() ? data_of(tensor) : &nothing, tensor.nbytes()};
+}
+
+std::vector<Part> parts_of(const Transport::Tensors& tensors) {
+  std::vector<Part> parts;
+  for (const auto& tensor : tensors) parts.push_back(part_of(tensor));
+  return parts;
+}
+
+// Only what goes to one rank, or comes from it.
+std::vector<Part> only(const at::Tensor& tensor, int rank, int size) {
+  std::vector<Part> parts(size);
+  parts[rank] = part_of(tensor);
+  return parts;
+}
+
+std::vector<size_t> sizes_of(const Transport::Tensors& tensors) {
+  std::vector<size_t> sizes;
+  for (const auto& tensor : tensors) sizes.push_back(tensor.nbytes());
+  return sizes;
+}
+
+}  // namespace
+
+void OwnTransport::check_reduction(c10::ScalarType type, Op op) const {
+  using c10d::ReduceOp;
+  const auto number = number_type_of(type);
+  const auto reduction = cpulaunch::reduction_of(op);
+  TORCH_CHECK_VALUE(type != at::kBool || (op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM),
+                    "ccl: bool tensors have no average and no scaled sum");
+  TORCH_CHECK_VALUE(!c10::isComplexType(type) || reduction == Reduction::sum,
+                    "ccl: complex tensors can be reduced with SUM and AVG only");
+  TORCH_CHECK_VALUE(reduce_for(number, reduction), "ccl: tensors of type ", type, " have no ", name_of(reduction));
+}
+
+OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
+  auto all = std::make_unique<CombinedTransfer>();
+  for (auto& operation : operations) all->add(hierarchy_->start(std::move(operation)));
+  return all;
+}
+
+OwnTransport::Result OwnTransport::all_reduce(CclWork&, const at::Tensor& data, Op op) {
+  return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(),
+                                           number_type_of(data.scalar_type()), cpulaunch::reduction_of(op)));
+}
+
+// All ranks get the sum, in memory that all but the root throw away.
+OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int) {
+  if (!to.is_same(from)) to.copy_(from);
+  return all_reduce(work, to, op);
+}
+
+OwnTransport::Result OwnTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
+  return hierarchy_->start(make_broadcast(*hierarchy_, data_of(data), data.nbytes(), root));
+}
+
+OwnTransport::Result OwnTransport::all_gather(CclWork&, const Tensors& outputs, const at::Tensor& input) {
+  std::vector<char*> to;
+  for (const auto& output : outputs) to.push_back(data_of(output));
+  return hierarchy_->start(make_all_gather(*hierarchy_, data_of(input), std::move(to), sizes_of(outputs)));
+}
+
+OwnTransport::Result OwnTransport::reduce_scatter(CclWork&, const at::Tensor& output, const Tensors& inputs, Op op) {
+  std::vector<const char*> from;
+  for (const auto& input : inputs) from.push_back(data_of(input));
+  return hierarchy_->start(make_reduce_scatter(*hierarchy_, data_of(output), std::move(from), sizes_of(inputs),
+                                               number_type_of(output.scalar_type()), cpulaunch::reduction_of(op)));
+}
+
+OwnTransport::Result OwnTransport::exchange(std::vector<Part> sent, std::vector<Part> received) {
+  return start(make_all_to_all(*hierarchy_, std::move(sent), std::move(received)));
+}
+
+OwnTransport::Result OwnTransport::all_to_all(CclWork&, const Tensors& outputs, const Tensors& inputs) {
+  return exchange(parts_of(inputs), parts_of(outputs));
+}
+
+OwnTransport::Result OwnTransport::gather(CclWork&, const Tensors& outputs, const at::Tensor& input, int root) {
+  const int size = hierarchy_->layout.size;
+  return exchange(only(input, root, size), outputs.empty() ? std::vector<Part>(size) : parts_of(outputs));
+}
+
+OwnTransport::Result OwnTransport::scatter(CclWork&, const at::Tensor& output, const Tensors& inputs, int root) {
+  const int size = hierarchy_->layout.size;
+  return exchange(inputs.empty() ? std::vector<Part>(size) : parts_of(inputs), only(output, root, size));
+}
+
+}  // namespace cpulaunch

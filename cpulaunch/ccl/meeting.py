@@ -1,0 +1,131 @@
+"""How the ranks of a new group learn of each other, through torch's store.
+
+Each rank asks the store for as many keys, however many ranks there are: rank 0 collects what all have to say and
+publishes it as one value.  So rank 0's store, which has one thread, gets O(N) requests for N ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import zlib
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from torch import distributed
+
+from cpulaunch.errors import HostError
+
+_NAMED = 20
+"""So many missing ranks are named in a message."""
+
+
+class Peer(NamedTuple):
+    """What a rank tells the others about itself."""
+
+    host: str  # the same for ranks that see each other's processes and shared memory
+    pid: int
+    cpus: list[int]
+
+    @classmethod
+    def this_process(cls) -> Peer:
+        """This rank's own."""
+        return cls(_host(), os.getpid(), sorted(os.sched_getaffinity(0)))
+
+
+class Meeting:
+    """One group's ranks, while it is made."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self.rank = rank
+        self._store, self._size, self._timeout = store, size, timeout
+        self._names: list[str] = []
+
+    def exchange(self, name: str, mine: Any) -> list[Any]:
+        """What all ranks say, in their order; ``mine`` is what this one says, as JSON can hold it.
+
+        Raises torch's DistBackendError where some don't come in time.
+        """
+        self._names.append(name)
+        keys = [f"{name}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self.rank], json.dumps(mine))
+        try:
+            if self.rank == 0:
+                self._store.wait(keys, self._timeout)
+                said = b"[" + b",".join(self._store.multi_get(keys)) + b"]"
+                self._store.set(name, zlib.compress(said, level=1))
+                self._delete(keys)
+            else:
+                self._store.wait([name], self._timeout)
+        except RuntimeError as error:
+            raise self._missing(keys) from error
+        every: list[Any] = json.loads(zlib.decompress(self._store.get(name)))
+        return every
+
+    def end(self) -> None:
+        """Leave nothing in the store: the last one deletes what all have read."""
+        if self._store.add("read", 1) == self._size:
+            self._delete([*self._names, "read"])
+
+    def _delete(self, keys: list[str]) -> None:
+        with suppress(RuntimeError):  # not every store can
+            for key in keys:
+                self._store.delete_key(key)
+
+    def _missing(self, keys: list[str]) -> Exception:
+        missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        seconds = self._timeout.total_seconds()
+        return distributed.DistBackendError(
+            f"ccl: {len(missing)} of {self._size} ranks did not come within {seconds:g} s: "
+            f"{', '.join(missing[:_NAMED])}"
+        )
+
+
+def own_address(variables: dict[str, str]) -> str:
+    """This host's address for the ranks of other hosts: of the named interface, else on the way to the master.
+
+    Raises HostError where there is none.
+    """
+    for name in ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE"):
+        if interface := variables.get(name, "").split(",")[0]:
+            return _address_of(interface, name)
+    master = variables.get("MASTER_ADDR", "localhost")
+    address = _source_address(master)
+    if not address.startswith("127.") or master in ("localhost", address):
+        return address
+    # On the master's own host, its name often stands for a loopback address.
+    for interface, status in psutil.net_if_stats().items():
+        if status.isup and "loopback" not in status.flags:
+            with suppress(HostError):
+                return _address_of(interface, "")
+    raise HostError("no network interface of this host leads to the other hosts: name one in GLOO_SOCKET_IFNAME")
+
+
+def _address_of(interface: str, variable: str) -> str:
+    found = {each.family: each.address for each in psutil.net_if_addrs().get(interface, [])}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        if address := found.get(family):
+            return address
+    raise HostError(f"{variable} names the interface {interface!r}, which has no address on this host")
+
+
+def _source_address(master: str) -> str:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HostError(f"the master's address {master} can't be reached from this host: {error}") from error
+
+
+def _host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{socket.gethostname()} {boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
