@@ -1,6 +1,7 @@
 """Several hosts: how long a start takes, and how fast training is over links of known speed.
 
-    python scripts/bench/multihost.py [start] [training] [--rounds N]
+    python scripts/bench/multihost.py [start] [training] [collectives] [--rounds N]
+    python scripts/bench/multihost.py collectives --layouts 2x2 3+1 --sizes 1048576 --operations broadcast
 
 Needs root: the hosts are network namespaces of this machine (tests/support/namespaces.py), with a real sshd
 each, so all ranks share its cores.  Prints Markdown tables: min / median / max of rounds in turn, ratios
@@ -11,27 +12,46 @@ bare mpiexec.hydra, cpulaunch without and with preflight.
 ``training``: milliseconds of a DDP step of an MLP with 8 M parameters (fp32 gradients of 32 MB), 2 hosts
 with one rank each, over a link shaped with tc; with gloo, and with ccl where its group is built; gradients
 as they are, and with `--compress-gradients bf16`.
+``collectives``: milliseconds of an operation on float32 tensors (of the slowest rank's median repetition),
+and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  A layout is hosts x ranks on
+each, or as 3+1.  ccl and gloo are pinned, and "gloo, free" is not: rank i of a host to core i, so that the
+two ranks of 2x1 share a core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and
+all_to_all, the size is that of all ranks' parts; send_recv is half a round trip between rank 0 and another.
+``--json FILE`` keeps every sample.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from support.faults import Cluster  # noqa: E402
 from support.namespaces import why_not  # noqa: E402
+from support.ranks import answers, hosts_of, started_ranks  # noqa: E402
+from support.wire import least_wire  # noqa: E402
 
 TIMEOUT = 300.0
 """Seconds that one run may take."""
+
+LAYOUTS = ("2x1", "2x2", "4x2", "2x4")
+SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+CONTENDERS = {"gloo": ("gloo", True), "gloo, free": ("gloo", False), "ccl": ("ccl", True)}
+"""The backend of each, and whether its ranks are pinned."""
+
+PINS = {"local": "the rank on the host", "rank": "the rank"}
+RANK = Path(__file__).with_name("collectives_rank.py")
 
 COMPRESSION = {"fp32": "none", "bf16": "bf16"}
 PRINT = "print('line', flush=True)"
@@ -60,13 +80,32 @@ dist.destroy_process_group()
 """
 
 
+class Case(NamedTuple):
+    """What one set of ranks measures."""
+
+    operation: str
+    layout: str
+    contender: str
+    pin: str  # how its ranks are pinned, where they are
+
+
+class Sample(NamedTuple):
+    """What it has measured in one round for one size."""
+
+    operation: str
+    layout: str
+    contender: str
+    pin: str
+    size: int  # bytes
+    round: int
+    ms: float  # of the slowest rank's median repetition
+    mean_ms: float
+    wire: float  # of the busiest host
+    repetitions: int
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", nargs="*", choices=[[], "start", "training"], default=[])
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = arguments()
     if problem := why_not():
         print(f"no hosts: {problem}", file=sys.stderr)
         return 1
@@ -78,7 +117,23 @@ def main() -> int:
             start(cluster, cluster.hostfile(work / "four", hosts), work, options.rounds)
         if "training" in options.what or not options.what:
             training(cluster, cluster.hostfile(work / "two", hosts[:2]), work, options.rounds)
+        if "collectives" in options.what or not options.what:
+            return collectives(cluster, options)
     return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", choices=[[], "start", "training", "collectives"], default=[])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="HOSTSxRANKS")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
+    parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS[:1])
+    parser.add_argument("--pin", choices=PINS, default="local")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
 
 
 def start(cluster: Cluster, hostfile: Path, work: Path, rounds: int) -> None:
@@ -148,6 +203,89 @@ def backends() -> tuple[str, ...]:
     from cpulaunch.ccl.installed import state
 
     return ("gloo", "ccl") if state().built else ("gloo",)
+
+
+# --- collectives
+
+
+def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
+    """Measure the contenders in turn, and print a table for each operation; 1 where one has failed."""
+    samples: list[Sample] = []
+    failed = 0
+    for number in range(options.rounds):
+        for operation, layout, contender in cases(options):
+            case = Case(operation, layout, contender, options.pin)
+            try:
+                samples += measure(cluster, case, options.sizes, number)
+            except RuntimeError as error:  # the others, and what was measured, are of use all the same
+                print(f"{case} failed: {error}", file=sys.stderr, flush=True)
+                failed = 1
+            if options.json:
+                options.json.write_text(json.dumps([sample._asdict() for sample in samples], indent=1))
+        print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
+    for operation in dict.fromkeys(sample.operation for sample in samples):
+        print(table([sample for sample in samples if sample.operation == operation]))
+    return failed
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Operation, layout and contender; send_recv to the last rank, and to rank 1 where that is another."""
+    contenders = [name for name, (backend, _) in CONTENDERS.items() if backend in backends()]
+    for operation in options.operations:
+        for end in (":last", ":1") if operation == "send_recv" else ("",):
+            for layout in options.layouts:
+                if end != ":1" or len(hosts_of(layout)) > 2:
+                    yield from ((f"{operation}{end}", layout, contender) for contender in contenders)
+
+
+def measure(cluster: Cluster, case: Case, sizes: Iterable[int], number: int) -> list[Sample]:
+    """Run the ranks of one contender, for all sizes."""
+    backend, pinned = CONTENDERS[case.contender]
+    argv = [sys.executable, str(RANK), backend, case.pin if pinned else "free", case.operation]
+    argv += map(str, sizes)
+    with started_ranks(cluster, hosts_of(case.layout), argv, TIMEOUT) as processes:
+        found = answers(processes)
+    samples = []
+    for size in sizes:
+        of_ranks = [each[str(size)] for each in found]
+        ms, mean, wire, repetitions = (
+            max(each[what] for each in of_ranks) for what in ("ms", "mean_ms", "wire", "repetitions")
+        )
+        samples.append(Sample(*case, size, number, ms, mean, wire, repetitions))
+    return samples
+
+
+def table(samples: list[Sample]) -> str:
+    """The samples of one operation: medians of the rounds, and ratios of each round's."""
+    operation, pin = samples[0].operation, samples[0].pin
+    lines = [
+        f"\n{operation}, float32, ms, pinned by {PINS[pin]}; ratios min/median/max of the rounds\n",
+        "| layout | bytes | gloo | gloo, free | ccl | better gloo ÷ ccl | wire: gloo | ccl | least |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for layout, size in dict.fromkeys((sample.layout, sample.size) for sample in samples):
+        here = [sample for sample in samples if (sample.layout, sample.size) == (layout, size)]
+        of = {name: {each.round: each for each in here if each.contender == name} for name in CONTENDERS}
+        ms = {name: {number: each.ms for number, each in by.items()} for name, by in of.items()}
+        # A round in which one failed has no ratio.
+        complete = set.intersection(*map(set, of.values()))
+        ratios = [min(ms["gloo"][r], ms["gloo, free"][r]) / ms["ccl"][r] for r in sorted(complete)]
+        wires = ([each.wire for each in of[name].values()] for name in ("gloo", "ccl"))
+        cells = [
+            layout, f"{size:,}", *(median(by.values()) for by in ms.values()),
+            spread(ratios) if ratios else "–", *map(median, wires),
+            f"{least_wire(operation, hosts_of(layout)):.2f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def median(values: Iterable[float]) -> str:
+    """With three digits; "–" of nothing."""
+    if not (each := list(values)):
+        return "–"
+    middle = statistics.median(each)
+    return f"{middle:.{3 if middle < 1 else 2 if middle < 10 else 1 if middle < 100 else 0}f}"
 
 
 def spread(values: list[float], digits: int = 2) -> str:

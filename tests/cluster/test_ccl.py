@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command import bounded, clean_environment, mpi_options
+from support.command import mpi_options
 from support.faults import Cluster
+from support.ranks import started_ranks
 
 from cluster.conftest import Run
 from cpulaunch.ccl.installed import state
@@ -73,18 +74,8 @@ def test_several_ranks_on_each_of_four_hosts_meet(
 @contextlib.contextmanager
 def ranks(cluster: Cluster, hosts: list[str], idle: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Ranks of WAIT, one for each of ``hosts``, started by nobody who would end them; all have met."""
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for rank, host in enumerate(hosts):
-            variables = {
-                "RANK": rank, "WORLD_SIZE": len(hosts), "LOCAL_RANK": hosts[:rank].count(host),
-                "LOCAL_WORLD_SIZE": hosts.count(host), "MASTER_ADDR": cluster.addresses[hosts[0]],
-                "MASTER_PORT": 29400, "OMP_NUM_THREADS": 1, "IDLE": idle, "TORCH_CPP_LOG_LEVEL": "ERROR",
-                **dict.fromkeys(("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE"), cluster.interfaces[host]),
-            }  # fmt: skip
-            env = clean_environment(**{name: str(value) for name, value in variables.items()})
-            started = cluster.start(host, [sys.executable, "-c", WAIT], env=env)
-            processes.append(stack.enter_context(bounded(started, limit=150)))
+    argv = [sys.executable, "-c", WAIT]
+    with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle) as processes:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
