@@ -12,11 +12,13 @@ constexpr size_t kMaxWholeSize = 64 << 10;
 // ... and with other hosts less, because each of these ranks then sends all of it.
 constexpr size_t kMaxWholeSizeOfHosts = 8 << 10;
 constexpr size_t kGranule = 256;  // bytes: what the sums' loops take at once
+constexpr size_t kLeastPart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
+constexpr size_t kPieces = 16;
 
 class AllReduce final : public Operation {
  public:
   AllReduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction)
-      : Operation({Signature::Kind::all_reduce, type, reduction, -1, bytes}, hierarchy.shape.slot_size),
+      : Operation({Signature::Kind::all_reduce, type, reduction, -1, bytes}, piece_size(hierarchy, bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         data_(data),
@@ -70,6 +72,13 @@ class AllReduce final : public Operation {
   }
 
  private:
+  // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
+  static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
+    const size_t least = std::min(hierarchy.layout.lanes * kLeastPart, hierarchy.shape.slot_size);
+    const size_t even = (bytes / kPieces + kGranule - 1) / kGranule * kGranule;
+    return std::clamp(even, least, hierarchy.shape.slot_size);
+  }
+
   struct LanePart {
     int lane;
     Range range;  // of the tensor

@@ -1,6 +1,5 @@
 #include "progress.hpp"
 
-#include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -27,10 +26,12 @@ constexpr auto kLongSleep = std::chrono::microseconds(200);
 // The background thread checks timeouts and failed groups once in so many rounds (13 ms while it sleeps).
 constexpr unsigned kRoundsPerCheck = 64;
 // A driving caller spins; after so many polls it yields its core in between, whoever may want it ...
-constexpr unsigned kSpinsBeforeYield = 1000;
-// ... and after so many (some ms) it sleeps in between: its peer is really late.
+constexpr unsigned kSpinsBeforeYield = 20;
+// ... and after so many (some ms) it sleeps in between: its peer is really late ...
 constexpr unsigned kSpinsBeforeSleep = 20000;
-constexpr auto kCallerSleep = std::chrono::microseconds(30);
+// ... or, where ranks share cores, it waits for one that would compute here.
+constexpr unsigned kYieldsBeforeSleep = 1000;
+constexpr auto kCallerSleep = std::chrono::microseconds(50);
 // A process that ends gives its operations so long to complete, because a peer may be waiting for them ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
 // ... and then its background threads so long to end.
@@ -41,6 +42,15 @@ std::chrono::nanoseconds thread_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Tells the processor that this thread waits for memory to change.
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 }  // namespace
@@ -54,8 +64,8 @@ void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(o
 
 void ProgressEngine::pause(unsigned idle) const {
   if (!options_.yield && idle < kSpinsBeforeYield) {
-    _mm_pause();
-  } else if (options_.yield || idle < kSpinsBeforeSleep) {
+    relax();
+  } else if (idle < (options_.yield ? kYieldsBeforeSleep : kSpinsBeforeSleep)) {
     sched_yield();
   } else {
     std::this_thread::sleep_for(kCallerSleep);

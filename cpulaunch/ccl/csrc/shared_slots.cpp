@@ -50,7 +50,7 @@ std::string Signature::text() const {
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(int lanes, int hosts)
-    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(std::min(lanes * kPartSize, kMaxSlotSize)) {}
+    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize) {}
 
 int SharedSlots::offer(int locals, Shape shape) {
   const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
