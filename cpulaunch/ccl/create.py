@@ -47,6 +47,10 @@ def create(options: Any, backend_options: Any) -> Any:
         atexit.register(_leave, module)
         _state.ready = True
     here = peers[rank].host
+    own = _own_transport(module, meeting, peers)
+    if own is None:
+        # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
+        gloo = _gloo_fallback(store, rank, size, timeout)
     group = module.ProcessGroupCCL(
         store,
         rank,
@@ -55,8 +59,8 @@ def create(options: Any, backend_options: Any) -> Any:
         name=options.group_id,
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers),
-        own=_own_transport(module, meeting, peers),
-        gloo_fallback=_gloo_fallback(store, rank, size, timeout),
+        own=own,
+        make_gloo=(lambda: _gloo_fallback(store, rank, size, timeout)) if own else (lambda: gloo),
     )
     meeting.end()
     if distributed.group.WORLD is None:
@@ -99,7 +103,7 @@ def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> A
         return None
     addresses = [(ip, port) for _, (ip, port), _ in offers]
     token = bytes.fromhex(offers[0][2])
-    return module.Hierarchy(layout, slots=slots, listener=listener, addresses=addresses, token=token)
+    return module.OwnTransport(layout, slots=slots, listener=listener, addresses=addresses, token=token)
 
 
 def _transport(hosts: int, local_ranks: int) -> str:

@@ -21,15 +21,15 @@ constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
-                                 std::shared_ptr<Hierarchy> own, c10::intrusive_ptr<c10d::Backend> gloo_fallback)
+                                 std::unique_ptr<Transport> own, MakeGloo make_gloo)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
-      gloo_fallback_(std::move(gloo_fallback)),
+      make_gloo_(std::move(make_gloo)),
       timeout_(timeout) {
   Watchdog::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
   if (own) {
-    transport_ = std::make_unique<OwnTransport>(std::move(own));
+    transport_ = std::move(own);
     return;
   }
   try {
@@ -93,28 +93,45 @@ void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
   timeout_ = timeout;
   options_->timeout = timeout;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 8
-  gloo_fallback_->setTimeout(timeout);
+  if (gloo_fallback_) gloo_fallback_->setTimeout(timeout);
 #endif
 }
 
 void ProcessGroupCCL::abort() {
   state_->fail("the group was aborted");
-  gloo_fallback_->abort();
+  if (gloo_fallback_) gloo_fallback_->abort();
 }
 
 c10d::ErrorType ProcessGroupCCL::getError() {
   return state_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
+// All ranks call this for the same operation, so that they make the group together.
+c10d::Backend& ProcessGroupCCL::gloo() {
+  std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
+  return *gloo_fallback_;
+}
+
 ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* profiling_title,
-                                                       Tensors inputs, Milliseconds timeout) {
+                                                     Tensors inputs, Milliseconds timeout) {
+  return make_work(type, name, profiling_title, std::move(inputs), timeout, sequence_);
+}
+
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin_message(c10d::OpType type, const char* name,
+                                                             const char* profiling_title, Tensors inputs) {
+  return make_work(type, name, profiling_title, std::move(inputs), kNoTimeout, messages_);
+}
+
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, const char* name,
+                                                         const char* profiling_title, Tensors inputs,
+                                                         Milliseconds timeout, std::atomic<uint64_t>& sequence) {
   if (state_->failed()) {
     C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
                                                "' cannot be used any more: ", state_->reason()));
   }
   static_cast<void>(transport(name));
   const auto limit = timeout > kNoTimeout ? timeout : timeout_;
-  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence_++, limit);
+  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence++, limit);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,

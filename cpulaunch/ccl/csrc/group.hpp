@@ -2,10 +2,13 @@
 
 #pragma once
 
+#include <functional>
+#include <mutex>
+
 #include <c10/util/FunctionRef.h>
 
 #include "progress.hpp"
-#include "transport_own.hpp"
+#include "transport.hpp"
 #include "watchdog.hpp"
 
 namespace cpulaunch {
@@ -14,14 +17,15 @@ struct Invalid;  // buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
+  // Makes a gloo group of the same ranks: for sparse reductions and monitored barriers, which all ranks call, and
+  // where oneCCL carries the collectives also for messages and bitwise reductions.
+  using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+
   // `own` is cpulaunch's own transport for these ranks; null: oneCCL carries the collectives.
-  // `gloo_fallback` is a gloo group of the same ranks, for what the transports do not have: point to point, sparse
-  // reductions, monitored barriers.  It is made together with this group: a rank that takes no part in a send would
-  // never come to help make it later.
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<Peer> local_peers, Heartbeat heartbeat, std::shared_ptr<Hierarchy> own,
-                  c10::intrusive_ptr<c10d::Backend> gloo_fallback);
+                  std::vector<Peer> local_peers, Heartbeat heartbeat, std::unique_ptr<Transport> own,
+                  MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
@@ -70,19 +74,27 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
   Ptr<Work> scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
 
+  // collective_send.cpp
+  Ptr<Work> send(Tensors& tensors, int to, int tag) override;
+  Ptr<Work> recv(Tensors& tensors, int from, int tag) override;
+  Ptr<Work> recvAnysource(Tensors& tensors, int tag) override;
+
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
-    gloo_fallback_->monitoredBarrier(opts, wait_all_ranks);
+    gloo().monitoredBarrier(opts, wait_all_ranks);
   }
-  Ptr<Work> send(Tensors& tensors, int to, int tag) override { return gloo_fallback_->send(tensors, to, tag); }
-  Ptr<Work> recv(Tensors& tensors, int from, int tag) override { return gloo_fallback_->recv(tensors, from, tag); }
-  Ptr<Work> recvAnysource(Tensors& tensors, int tag) override { return gloo_fallback_->recvAnysource(tensors, tag); }
 
  private:
+  // An operation that all ranks call, or a message.
   Ptr<CclWork> begin(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                      Milliseconds timeout);
+  Ptr<CclWork> begin_message(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs);
+  Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
+                         Milliseconds timeout, std::atomic<uint64_t>& sequence);
   // Starts the operation: `submit`, which is called inside the transport's lock, adds the transfers to wait for.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, c10::function_ref<void(CombinedTransfer&)> submit);
 
+  c10d::Backend& gloo();
+  Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);
   bool needs_gloo(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts);
@@ -101,10 +113,13 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   const std::shared_ptr<GroupState> state_;
   const Ptr<Options> options_;
-  const Ptr<c10d::Backend> gloo_fallback_;
+  const MakeGloo make_gloo_;
+  std::once_flag gloo_made_;
+  Ptr<c10d::Backend> gloo_fallback_;  // null until it is needed
   Milliseconds timeout_;
   std::unique_ptr<Transport> transport_;  // null once the group is closed
   std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> messages_{0};  // sent and received
 };
 
 }  // namespace cpulaunch

@@ -6,9 +6,16 @@
 
 #include "group.hpp"
 #include "transport_oneccl.hpp"
+#include "transport_own.hpp"
 
 namespace py = pybind11;
 using namespace cpulaunch;
+
+// What a group needs of cpulaunch's own transport.
+struct Own {
+  std::shared_ptr<Hierarchy> hierarchy;
+  std::shared_ptr<PointToPoint> messages;
+};
 
 // torch keeps its objects in this holder; the group is registered as a subclass of its Backend.
 template <class T>
@@ -22,21 +29,32 @@ PYBIND11_MODULE(_group, module) {
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat,
-                       std::shared_ptr<Hierarchy> own, Holder<c10d::Backend> gloo_fallback) {
+                       const std::shared_ptr<Own>& own, py::function make_gloo) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own_key, next_key, next_host] = std::move(heartbeat);
+             // The function outlives the group's Python object, and is let go of with the GIL.
+             std::shared_ptr<py::function> function(new py::function(std::move(make_gloo)), [](py::function* held) {
+               py::gil_scoped_acquire acquire;
+               delete held;
+             });
+             std::unique_ptr<Transport> transport;
+             if (own) transport = std::make_unique<OwnTransport>(own->hierarchy, own->messages);
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
                  std::move(peers), Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
-                 std::move(own), std::move(gloo_fallback));
+                 std::move(transport), [function] {
+                   py::gil_scoped_acquire acquire;
+                   return (*function)().cast<Holder<c10d::Backend>>();
+                 });
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("own"), py::arg("gloo_fallback"),
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("own"), py::arg("make_gloo"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
-           "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives.");
+           "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives; `make_gloo` makes the gloo\n"
+           "group of the same ranks, when it is first needed.");
 
   py::class_<Layout>(module, "Layout")
       .def(py::init<std::vector<int>, int>(), py::arg("host_of"), py::arg("rank"),
@@ -62,22 +80,25 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "listen",
       [](const std::string& ip) {
-        const auto listener = Network::listen(ip);
+        const auto listener = Connector::listen(ip);
         return std::make_pair(listener.descriptor, listener.port);
       },
       py::arg("ip"), "A socket, (descriptor, port), for the connections of other hosts' ranks.");
-  py::class_<Hierarchy, std::shared_ptr<Hierarchy>>(module, "Hierarchy")
+  py::class_<Own, std::shared_ptr<Own>>(module, "OwnTransport")
       .def(py::init([](const Layout& layout, std::shared_ptr<SharedSlots> slots,
                        std::optional<std::pair<int, int>> listener,
                        const std::vector<std::pair<std::string, int>>& addresses, const py::bytes& token) {
+             std::shared_ptr<Connector> connector;
              std::unique_ptr<Network> network;
              if (listener) {
-               std::vector<Network::Address> all;
+               std::vector<Connector::Address> all;
                for (const auto& [ip, port] : addresses) all.push_back({ip, port});
-               network = std::make_unique<Network>(layout.rank, Network::Listener{listener->first, listener->second},
-                                                   std::move(all), std::string(token));
+               const Connector::Listener ours{listener->first, listener->second};
+               connector = std::make_shared<Connector>(layout.rank, ours, std::move(all), std::string(token));
+               network = std::make_unique<Network>(layout.size, connector);
              }
-             return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
+             return std::make_shared<Own>(Own{std::make_shared<Hierarchy>(layout, slots, std::move(network)),
+                                              std::make_shared<PointToPoint>(layout, slots, connector)});
            }),
            py::arg("layout"), py::kw_only(), py::arg("slots"), py::arg("listener"), py::arg("addresses"),
            py::arg("token"),

@@ -1,15 +1,6 @@
 #include "network.hpp"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 
@@ -17,76 +8,14 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
-constexpr int kBacklog = 1024;                   // connections that have not been accepted
-constexpr size_t kMaxUnknown = 64;               // connections without a hello: strangers', mostly
-constexpr size_t kMaxParts = 16;                 // of what one call of the kernel sends
-
-struct ResolvedAddress {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-
-  ResolvedAddress(const std::string& ip, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    const int error = getaddrinfo(ip.c_str(), std::to_string(port).c_str(), &hints, &found);
-    if (error) throw std::runtime_error("'" + ip + "' is not an address: " + gai_strerror(error));
-    std::memcpy(&storage, found->ai_addr, found->ai_addrlen);
-    length = found->ai_addrlen;
-    freeaddrinfo(found);
-  }
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
-int open_socket(const ResolvedAddress& address) {
-  const int descriptor = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) throw std::runtime_error(std::string("no socket: ") + std::strerror(errno));
-  return descriptor;
-}
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS; }
+constexpr size_t kMaxParts = 16;  // of what one call of the kernel sends
 
 }  // namespace
 
-Network::Listener Network::listen(const std::string& ip) {
-  ResolvedAddress address(ip, 0);
-  const int descriptor = open_socket(address);
-  if (bind(descriptor, address.get(), address.length) != 0 || ::listen(descriptor, kBacklog) != 0 ||
-      getsockname(descriptor, address.get(), &address.length) != 0) {
-    const std::string reason = std::strerror(errno);
-    ::close(descriptor);
-    throw std::runtime_error("this host can't listen on " + ip + ": " + reason);
-  }
-  const bool v6 = address.storage.ss_family == AF_INET6;
-  const auto port = v6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
-                       : reinterpret_cast<sockaddr_in*>(address.get())->sin_port;
-  return {descriptor, ntohs(port)};
-}
-
-Network::Network(int rank, Listener listener, std::vector<Address> addresses, Token token)
-    : rank_(rank),
-      listener_(listener),
-      addresses_(std::move(addresses)),
-      token_(std::move(token)),
-      outgoing_(addresses_.size()),
-      incoming_(addresses_.size()) {
-  if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
-}
-
 void Network::close() {
-  for (const auto& each : outgoing_) {
-    if (each.descriptor >= 0) ::close(each.descriptor);
-  }
-  for (const auto& each : incoming_) {
-    if (each.descriptor >= 0) ::close(each.descriptor);
-  }
-  for (const auto& each : unknown_) ::close(each.descriptor);
-  if (listener_.descriptor >= 0) ::close(listener_.descriptor);
-  listener_.descriptor = -1;
+  connector_->close();
   outgoing_.clear();
   incoming_.clear();
-  unknown_.clear();
   sending_.clear();
   receiving_.clear();
 }
@@ -131,9 +60,7 @@ size_t Network::progress() {
       ++i;
     }
   }
-  const bool unconnected = std::any_of(receiving_.begin(), receiving_.end(),
-                                       [&](int from) { return incoming_[from].descriptor < 0; });
-  return unconnected ? moved + accept_connections() : moved;
+  return moved;
 }
 
 std::vector<int> Network::awaited() const {
@@ -148,32 +75,15 @@ void Network::lose(int peer, const std::string& what) {
 
 // --- sending
 
-void Network::connect(int to) {
-  ResolvedAddress own(addresses_[rank_].ip, 0), address(addresses_[to].ip, addresses_[to].port);
-  auto& peer = outgoing_[to];
-  peer.descriptor = open_socket(address);
-  const int on = 1;
-  setsockopt(peer.descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // From the address that the others know, so that the data takes the chosen interface.
-  if (bind(peer.descriptor, own.get(), own.length) != 0 ||
-      (::connect(peer.descriptor, address.get(), address.length) != 0 && !would_block(errno))) {
-    lose(to, addresses_[to].ip + " can't be reached: " + std::strerror(errno));
-  }
-}
-
 // Returns the bytes written; takes what is complete off the queue.
 size_t Network::write_to(int to) {
   auto& peer = outgoing_[to];
   if (peer.queue.empty() || !lost_.empty()) return 0;
-  if (peer.descriptor < 0) connect(to);
   iovec parts[kMaxParts];
   size_t count = 0;
   const auto add = [&](const void* data, size_t bytes) {
     if (bytes) parts[count++] = {const_cast<void*>(data), bytes};
   };
-  Hello hello{kMagic, {}, rank_, 0};
-  std::memcpy(hello.token, token_.data(), kTokenSize);
-  add(reinterpret_cast<const char*>(&hello) + sizeof(hello) - peer.hello_left, peer.hello_left);
   size_t skip = peer.done;
   for (auto message = peer.queue.begin(); message != peer.queue.end() && count + 2 <= kMaxParts; ++message) {
     if (skip < sizeof(Header)) add(reinterpret_cast<const char*>(&message->header) + skip, sizeof(Header) - skip);
@@ -181,18 +91,15 @@ size_t Network::write_to(int to) {
     add(message->data + of_data, message->header.bytes - of_data);
     skip = 0;
   }
-  msghdr call{};
-  call.msg_iov = parts;
-  call.msg_iovlen = count;
-  const auto written = sendmsg(peer.descriptor, &call, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (written < 0) {
-    if (!would_block(errno)) lose(to, std::strerror(errno));
-    return 0;
+  size_t written = 0;
+  try {
+    if (!peer.sender.is_open()) peer.sender = connector_->connect(to, Channel::collectives);
+    written = peer.sender.write(parts, count);
+  } catch (const ConnectionLost& error) {
+    lose(to, error.what());
   }
+  if (written == 0) return 0;
   size_t left = written;
-  const size_t of_hello = std::min(left, peer.hello_left);
-  peer.hello_left -= of_hello;
-  left -= of_hello;
   while (!peer.queue.empty()) {
     const auto& message = peer.queue.front();
     const size_t rest = sizeof(Header) + message.header.bytes - peer.done;
@@ -210,50 +117,13 @@ size_t Network::write_to(int to) {
 
 // --- receiving
 
-size_t Network::accept_connections() {
-  size_t moved = 0;
-  while (unknown_.size() < kMaxUnknown) {
-    const int descriptor = accept4(listener_.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (descriptor < 0) break;
-    unknown_.push_back({descriptor, 0, {}});
-    moved = 1;
-  }
-  for (auto& unknown : unknown_) moved += read_hello(unknown);
-  unknown_.erase(std::remove_if(unknown_.begin(), unknown_.end(), [](const auto& one) { return one.descriptor < 0; }),
-                 unknown_.end());
-  return moved;
-}
-
-// Closes the connections of those who don't know the token.
-size_t Network::read_hello(Unknown& unknown) {
-  const auto got = recv(unknown.descriptor, reinterpret_cast<char*>(&unknown.hello) + unknown.done,
-                        sizeof(Hello) - unknown.done, MSG_DONTWAIT);
-  if (got < 0 && would_block(errno)) return 0;
-  unknown.done += std::max<ssize_t>(got, 0);
-  const auto& hello = unknown.hello;
-  if (got > 0 && unknown.done < sizeof(Hello)) return got;
-  const bool known = got > 0 && hello.magic == kMagic && hello.rank >= 0 &&
-                     hello.rank < static_cast<int>(incoming_.size()) &&
-                     std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
-  if (known && incoming_[hello.rank].descriptor < 0) {
-    incoming_[hello.rank].descriptor = unknown.descriptor;
-    incoming_[hello.rank].buffer.resize(Incoming::kRoom);
-  } else {
-    ::close(unknown.descriptor);
-  }
-  unknown.descriptor = -1;
-  return 1;
-}
-
 size_t Network::read_some(int from, char* data, size_t bytes) {
-  const auto got = recv(incoming_[from].descriptor, data, bytes, MSG_DONTWAIT);
-  if (got > 0) return got;
-  if (got == 0) {
-    lose(from, "it was closed there");
-  } else if (!would_block(errno)) {
-    lose(from, std::strerror(errno));
+  try {
+    return incoming_[from].receiver.read(data, bytes);
+  } catch (const ConnectionLost& error) {
+    lose(from, error.what());
+    return 0;
   }
-  return 0;
 }
 
 // Reads into the peer's buffer.
@@ -301,7 +171,12 @@ bool Network::begin_message(int from) {
 size_t Network::read_from(int from) {
   size_t moved = 0;
   auto& peer = incoming_[from];
-  if (peer.descriptor < 0 || !lost_.empty()) return 0;
+  if (!lost_.empty()) return 0;
+  if (!peer.receiver.is_open()) {
+    peer.receiver = connector_->accept(from, Channel::collectives);
+    if (!peer.receiver.is_open()) return 0;
+    peer.buffer.resize(Incoming::kRoom);
+  }
   while (!peer.expected.empty()) {
     if (!peer.in_message && !begin_message(from)) {
       if (peer.in_header) break;

@@ -1,7 +1,6 @@
 // Messages between the ranks of different hosts, over TCP.
 //
-// A rank that sends to another opens a connection for that direction, when it first has something to send.  The
-// messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to the
+// The messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to the
 // receiver's without a copy but the kernel's: a message that nobody has asked for yet stays in the kernel's buffers,
 // and what comes behind it waits too.  So whoever sends must be sure that each message is asked for without the help of
 // a later one on the same connection; transport_hierarchical.hpp says why that is so here.
@@ -13,9 +12,11 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "connector.hpp"
 #include "shared_slots.hpp"
 
 namespace cpulaunch {
@@ -34,25 +35,8 @@ struct Tag {
 
 class Network {
  public:
-  using Token = std::string;  // a secret of the group, by which its ranks know each other
-  static constexpr size_t kTokenSize = 16;
-
-  // Where a rank can be reached.  The port is 0 for ranks that are not sent anything, such as those of this host.
-  struct Address {
-    std::string ip;
-    int port = 0;
-  };
-
-  struct Listener {
-    int descriptor;
-    int port;
-  };
-  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address.
-  static Listener listen(const std::string& ip);
-
-  // Takes the listener over.  `addresses` has one for each rank of the group.
-  Network(int rank, Listener listener, std::vector<Address> addresses, Token token);
-  ~Network() { close(); }
+  Network(int size, std::shared_ptr<Connector> connector)
+      : connector_(std::move(connector)), outgoing_(size), incoming_(size) {}
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
@@ -78,20 +62,13 @@ class Network {
     Signature signature;
     uint64_t bytes;
   };
-  struct Hello {
-    uint64_t magic;
-    char token[kTokenSize];
-    int32_t rank;
-    int32_t reserved;
-  };
   struct Sent {
     Header header;
     const char* data;
     int* pending;
   };
   struct Outgoing {
-    int descriptor = -1;
-    size_t hello_left = sizeof(Hello);
+    Sender sender;
     size_t done = 0;  // bytes of the first message, with its header
     std::deque<Sent> queue;
     bool listed = false;  // in sending_
@@ -106,7 +83,7 @@ class Network {
   struct Incoming {
     static constexpr size_t kRoom = 8192;  // so that a small message takes one call of the kernel
 
-    int descriptor = -1;
+    Receiver receiver;
     std::vector<char> buffer;    // kRoom bytes, of which those from `begin` to `end` have not been used yet
     size_t begin = 0, end = 0;
     bool in_message = false;     // `header` is of a message whose expected data has partly come
@@ -115,15 +92,6 @@ class Network {
     size_t done = 0;             // bytes of the message
     std::vector<Expected> expected;  // with the one that is being received in front
   };
-  struct Unknown {  // a connection whose hello has not fully come
-    int descriptor;
-    size_t done;
-    Hello hello;
-  };
-
-  size_t accept_connections();
-  size_t read_hello(Unknown& unknown);
-  void connect(int to);
   size_t write_to(int to);
   size_t read_from(int from);
   bool begin_message(int from);
@@ -131,14 +99,10 @@ class Network {
   size_t fill(int from);
   void lose(int peer, const std::string& what);
 
-  const int rank_;
-  Listener listener_;
-  const std::vector<Address> addresses_;
-  const Token token_;
+  const std::shared_ptr<Connector> connector_;
   std::vector<Outgoing> outgoing_;  // of each rank, as incoming_
   std::vector<Incoming> incoming_;
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
-  std::vector<Unknown> unknown_;
   std::string lost_;
 };
 

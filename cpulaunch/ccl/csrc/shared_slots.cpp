@@ -19,8 +19,14 @@ constexpr size_t kPage = 4096;  // bytes
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
+size_t slots_begin(int locals) { return round_up(locals * sizeof(SharedSlots::Counters), kPage); }
+
+size_t rings_begin(int locals, SharedSlots::Shape shape) {
+  return slots_begin(locals) + locals * shape.slots * shape.slot_size;
+}
+
 size_t memory_size(int locals, SharedSlots::Shape shape) {
-  return round_up(locals * sizeof(SharedSlots::Counters), kPage) + locals * shape.slots * shape.slot_size;
+  return rings_begin(locals, shape) + sizeof(SharedSlots::Ring) * locals * locals;
 }
 
 int open_memory(const ShmOffer& offer) {
@@ -80,8 +86,11 @@ SharedSlots::SharedSlots(void* memory, int locals, Shape shape)
 SharedSlots::~SharedSlots() { munmap(memory_, memory_size(locals_, shape_)); }
 
 char* SharedSlots::slot(int local, uint64_t piece) const {
-  return memory_ + round_up(locals_ * sizeof(Counters), kPage) +
-         (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;
+  return memory_ + slots_begin(locals_) + (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;
+}
+
+SharedSlots::Ring& SharedSlots::ring(int from, int to) const {
+  return reinterpret_cast<Ring*>(memory_ + rings_begin(locals_, shape_))[from * locals_ + to];
 }
 
 }  // namespace cpulaunch

@@ -13,6 +13,8 @@
 //   └───────────┘     └──────────┴──────────┘   └──────────┴──────────┘   └──────────┴──────────┘
 //
 // transport_hierarchical.hpp says in which order ranks read and write them.
+//
+// Then a ring for each pair of ranks, for what one sends another.  Memory that nobody touches takes no room.
 
 #pragma once
 
@@ -62,6 +64,14 @@ class SharedSlots {
     alignas(kCacheLine) std::atomic<uint64_t> taken;
   };
 
+  // A stream of bytes from one rank to another.  Byte n is at data[n % kRingSize].
+  static constexpr size_t kRingSize = 64 << 10;
+  struct Ring {
+    alignas(kCacheLine) std::atomic<uint64_t> written;  // since the beginning, by the one
+    alignas(kCacheLine) std::atomic<uint64_t> read;     // and by the other
+    alignas(kCacheLine) char data[kRingSize];
+  };
+
   // The slots of a rank, and the bytes of each.
   struct Shape {
     Shape(int lanes, int hosts);
@@ -81,6 +91,7 @@ class SharedSlots {
 
   Counters& counters(int local) const { return counters_[local]; }
   char* slot(int local, uint64_t piece) const;
+  Ring& ring(int from, int to) const;
 
  private:
   SharedSlots(void* memory, int locals, Shape shape);

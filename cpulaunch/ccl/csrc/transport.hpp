@@ -39,6 +39,13 @@ class Transport {
   virtual Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) = 0;
   virtual Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) = 0;
 
+  // Messages from one rank to another, in any order of tags.  `source` becomes the rank that the message came from;
+  // `from` may be kAnySource.
+  static constexpr int kAnySource = -1;
+  virtual bool has_messages() const = 0;
+  virtual Result send(const at::Tensor& tensor, int to, int tag) = 0;
+  virtual Result receive(const at::Tensor& tensor, int from, int tag, std::shared_ptr<int> source) = 0;
+
   // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
   virtual void close(bool in_flight) = 0;
 };

@@ -38,6 +38,13 @@ class OneCclTransport final : public Transport {
   Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) override;
   Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) override;
 
+  // oneCCL has them for GPUs only.
+  bool has_messages() const override { return false; }
+  Result send(const at::Tensor&, int, int) override { TORCH_CHECK(false, "oneCCL sends no messages"); }
+  Result receive(const at::Tensor&, int, int, std::shared_ptr<int>) override {
+    TORCH_CHECK(false, "oneCCL receives no messages");
+  }
+
   void close(bool in_flight) override;
 
  private:

@@ -135,4 +135,12 @@ OwnTransport::Result OwnTransport::scatter(CclWork&, const at::Tensor& output, c
   return exchange(inputs.empty() ? std::vector<Part>(size) : parts_of(inputs), only(output, root, size));
 }
 
+OwnTransport::Result OwnTransport::send(const at::Tensor& tensor, int to, int tag) {
+  return messages_->send(to, tag, data_of(tensor), tensor.nbytes());
+}
+
+OwnTransport::Result OwnTransport::receive(const at::Tensor& tensor, int from, int tag, std::shared_ptr<int> source) {
+  return messages_->receive(from, tag, data_of(tensor), tensor.nbytes(), std::move(source));
+}
+
 }  // namespace cpulaunch

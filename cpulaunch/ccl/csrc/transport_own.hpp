@@ -1,15 +1,17 @@
-// cpulaunch's own transport for torch's tensors: transport_hierarchical.hpp does the work, on bytes.
+// cpulaunch's own transport for torch's tensors.  Hierarchy and PointToPoint do the work, on bytes.
 
 #pragma once
 
 #include "operations.hpp"
+#include "point_to_point.hpp"
 #include "transport.hpp"
 
 namespace cpulaunch {
 
 class OwnTransport final : public Transport {
  public:
-  explicit OwnTransport(std::shared_ptr<Hierarchy> hierarchy) : hierarchy_(std::move(hierarchy)) {}
+  OwnTransport(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<PointToPoint> messages)
+      : hierarchy_(std::move(hierarchy)), messages_(std::move(messages)) {}
 
   void check_reduction(c10::ScalarType type, Op op) const override;
   bool reduces_bitwise() const override { return true; }
@@ -24,14 +26,22 @@ class OwnTransport final : public Transport {
   Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) override;
   Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) override;
 
-  // What is in flight holds the hierarchy, which closes its connections when it goes.
-  void close(bool) override { hierarchy_.reset(); }
+  bool has_messages() const override { return true; }
+  Result send(const at::Tensor& tensor, int to, int tag) override;
+  Result receive(const at::Tensor& tensor, int from, int tag, std::shared_ptr<int> source) override;
+
+  // What is in flight holds these two, whose connections are closed when they go.
+  void close(bool) override {
+    hierarchy_.reset();
+    messages_.reset();
+  }
 
  private:
   Result start(std::vector<OperationPtr> operations);
   Result exchange(std::vector<Part> sent, std::vector<Part> received);
 
   std::shared_ptr<Hierarchy> hierarchy_;
+  std::shared_ptr<PointToPoint> messages_;
   std::mutex mutex_;
 };
 

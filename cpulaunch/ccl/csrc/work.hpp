@@ -58,6 +58,7 @@ class CclWork final : public c10d::Work {
   // thread-local state that the caller has now: grad mode, inference mode, dispatch keys and the like.
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
+  void set_source(std::shared_ptr<int> source) { source_ = std::move(source); }  // of a message, once it is here
   void started(std::unique_ptr<Transfer> transfer) { transfer_ = std::move(transfer); }
 
   // --- from the start on
@@ -91,6 +92,7 @@ class CclWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return sequence_; }
+  int sourceRank() const override { return source_ ? *source_ : Work::sourceRank(); }
 
  private:
   enum class State { running, claimed, done };
@@ -107,6 +109,7 @@ class CclWork final : public c10d::Work {
   const Clock::time_point started_at_ = Clock::now();
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> outputs_;
+  std::shared_ptr<int> source_;
   std::vector<std::function<void()>> afterwards_;
   std::optional<at::ThreadLocalState> callers_state_;  // present when there is something to do afterwards
   std::unique_ptr<Transfer> transfer_;

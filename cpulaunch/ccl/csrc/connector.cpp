@@ -1,0 +1,171 @@
+#include "connector.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
+constexpr int kBacklog = 1024;                   // connections that have not been accepted
+constexpr size_t kMaxUnknown = 256;              // connections without a hello: strangers', mostly
+
+struct ResolvedAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  ResolvedAddress(const std::string& ip, int port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    const int error = getaddrinfo(ip.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (error) throw std::runtime_error("'" + ip + "' is not an address: " + gai_strerror(error));
+    std::memcpy(&storage, found->ai_addr, found->ai_addrlen);
+    length = found->ai_addrlen;
+    freeaddrinfo(found);
+  }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+int open_socket(const ResolvedAddress& address) {
+  const int descriptor = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) throw std::runtime_error(std::string("no socket: ") + std::strerror(errno));
+  return descriptor;
+}
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS; }
+
+}  // namespace
+
+// --- the ends of a connection
+
+Receiver& Receiver::operator=(Receiver&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+Receiver::~Receiver() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+size_t Receiver::read(char* data, size_t bytes) {
+  const auto got = recv(descriptor_, data, bytes, MSG_DONTWAIT);
+  if (got > 0) return got;
+  if (got == 0) throw ConnectionLost("it was closed there");
+  if (!would_block(errno)) throw ConnectionLost(std::strerror(errno));
+  return 0;
+}
+
+size_t Sender::write(const iovec* parts, size_t count) {
+  iovec all[kMaxParts];
+  size_t filled = 0;
+  const size_t hello_left = sizeof(hello_) - hello_done_;
+  if (hello_left) all[filled++] = {reinterpret_cast<char*>(&hello_) + hello_done_, hello_left};
+  for (size_t i = 0; i < count && filled < kMaxParts; ++i) all[filled++] = parts[i];
+  msghdr call{};
+  call.msg_iov = all;
+  call.msg_iovlen = filled;
+  const auto written = sendmsg(descriptor_, &call, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (written < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
+  if (written <= 0) return 0;
+  const size_t of_hello = std::min<size_t>(written, hello_left);
+  hello_done_ += of_hello;
+  return written - of_hello;
+}
+
+// --- how they are made
+
+Connector::Listener Connector::listen(const std::string& ip) {
+  ResolvedAddress address(ip, 0);
+  const int descriptor = open_socket(address);
+  if (bind(descriptor, address.get(), address.length) != 0 || ::listen(descriptor, kBacklog) != 0 ||
+      getsockname(descriptor, address.get(), &address.length) != 0) {
+    const std::string reason = std::strerror(errno);
+    ::close(descriptor);
+    throw std::runtime_error("this host can't listen on " + ip + ": " + reason);
+  }
+  const bool v6 = address.storage.ss_family == AF_INET6;
+  const auto port = v6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
+                       : reinterpret_cast<sockaddr_in*>(address.get())->sin_port;
+  return {descriptor, ntohs(port)};
+}
+
+Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)
+    : rank_(rank), addresses_(std::move(addresses)), token_(std::move(token)), listener_(listener) {
+  if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
+}
+
+void Connector::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (listener_.descriptor >= 0) ::close(listener_.descriptor);
+  listener_.descriptor = -1;
+  unknown_.clear();
+  known_.clear();
+}
+
+Sender Connector::connect(int to, Channel channel) {
+  ResolvedAddress own(addresses_[rank_].ip, 0), address(addresses_[to].ip, addresses_[to].port);
+  const int descriptor = open_socket(address);
+  Hello hello{kMagic, {}, rank_, channel};
+  std::memcpy(hello.token, token_.data(), kTokenSize);
+  Sender sender(descriptor, hello);
+  const int on = 1;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  // From the address that the others know, so that the data takes the chosen interface.
+  if (bind(descriptor, own.get(), own.length) != 0 ||
+      (::connect(descriptor, address.get(), address.length) != 0 && !would_block(errno))) {
+    throw ConnectionLost(addresses_[to].ip + " can't be reached: " + std::strerror(errno));
+  }
+  return sender;
+}
+
+Receiver Connector::accept(int from, Channel channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  accept_all();
+  const auto found = known_.find({from, channel});
+  if (found == known_.end()) return Receiver();
+  Receiver receiver = std::move(found->second);
+  known_.erase(found);
+  return receiver;
+}
+
+void Connector::accept_all() {
+  while (unknown_.size() < kMaxUnknown) {
+    const int descriptor = accept4(listener_.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (descriptor < 0) break;
+    unknown_.push_back({Receiver(descriptor), 0, {}});
+  }
+  for (size_t i = 0; i < unknown_.size();) {
+    if (read_hello(unknown_[i])) {
+      unknown_.erase(unknown_.begin() + i);
+    } else {
+      ++i;
+    }
+  }
+}
+
+// True when the connection is known, or closed because it is a stranger's.
+bool Connector::read_hello(Unknown& unknown) {
+  auto& hello = unknown.hello;
+  try {
+    unknown.done += unknown.receiver.read(reinterpret_cast<char*>(&hello) + unknown.done, sizeof(hello) - unknown.done);
+  } catch (const ConnectionLost&) {
+    return true;
+  }
+  if (unknown.done < sizeof(hello)) return false;
+  const bool ours = hello.magic == kMagic && std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
+  if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
+  return true;
+}
+
+}  // namespace cpulaunch
