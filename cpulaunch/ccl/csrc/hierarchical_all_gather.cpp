@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -21,16 +22,12 @@ class AllGather final : public Operation {
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
-        stretch_(cost / ((layout_.lanes + layout_.least - 1) / layout_.least) / kGranule * kGranule) {}
+        stretch_(cost / ((layout_.lanes + layout_.least - 1) / layout_.least) / kGranule * kGranule),
+        copy_(signature.bytes) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
     return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
-  }
-
-  void begin() override {
-    const size_t size = sizes_[layout_.rank];
-    if (size && outputs_[layout_.rank] != input_) std::memcpy(outputs_[layout_.rank], input_, size);
   }
 
   void enter(uint64_t piece) override {
@@ -53,12 +50,15 @@ class AllGather final : public Operation {
   bool can_put(uint64_t piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
 
   void put(uint64_t piece) override {
-    if (layout_.locals > 1) copy(piece, layout_.local, /*to_slot=*/true);
+    const auto own = range_of(piece, layout_.rank);
+    const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
+    if (layout_.locals > 1) put_all(piece);
+    if (copied && own.size()) copy_.run(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size());
   }
 
   void take(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
-      if (local != layout_.local) copy(piece, local, /*to_slot=*/false);
+      if (local != layout_.local) take_from(local, piece);
     }
   }
 
@@ -83,14 +83,23 @@ class AllGather final : public Operation {
     return layout_.local_with(layout_.local_numbers[rank], layout_.host) == layout_.local;
   }
 
-  // Copies what a local rank puts: to its slot, or from there.
-  void copy(uint64_t piece, int local, bool to_slot) {
-    char* slot = hierarchy_.slot(local, piece);
+  void put_all(uint64_t piece) {
+    char* slot = hierarchy_.slot(layout_.local, piece);
+    for (const int rank : layout_.ranks_of[host_of(piece)]) {
+      if (!is_mine(rank)) continue;
+      const auto range = range_of(piece, rank);
+      const char* from = rank == layout_.rank ? input_ : outputs_[rank];
+      if (range.size()) std::memcpy(slot, from + range.begin, range.size());
+      slot += stretch_;
+    }
+  }
+
+  void take_from(int local, uint64_t piece) {
+    const char* slot = hierarchy_.slot(local, piece);
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      char* output = outputs_[rank] + range.begin;
-      if (range.size()) std::memcpy(to_slot ? slot : output, to_slot ? output : slot, range.size());
+      if (range.size()) copy_.run(outputs_[rank] + range.begin, slot, range.size());
       slot += stretch_;
     }
   }
@@ -101,6 +110,7 @@ class AllGather final : public Operation {
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;
   const size_t stretch_;
+  const Copy copy_;
   std::array<int, SharedSlots::kMaxSlots> receiving_{};
   int sending_ = 0;
 };

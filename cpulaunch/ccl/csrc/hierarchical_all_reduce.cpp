@@ -40,9 +40,7 @@ class AllReduce final : public Operation {
 
   void take(uint64_t piece) override {
     const auto range = range_of(piece);
-    if (layout_.locals > 1) {
-      for (const auto& [lane, part] : lanes_of(range)) reduce_locally(piece, range, part);
-    }
+    if (layout_.locals > 1) for_each_lane(range, [&](int, Range part) { reduce_locally(piece, range, part); });
     if (layout_.hosts > 1) start_exchanges(piece, range);
   }
 
@@ -55,9 +53,10 @@ class AllReduce final : public Operation {
     const auto range = range_of(piece);
     for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
       if (local == layout_.local) continue;
-      for (const auto& [lane, part] : lanes_of(range)) {
-        std::memcpy(hierarchy_.slot(local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
-      }
+      char* slot = hierarchy_.slot(local, piece) - range.begin;
+      for_each_lane(range, [&](int, Range part) {
+        std::memcpy(slot + part.begin, data_ + part.begin, part.size());
+      });
     }
     state.done = layout_.hosts > 1;
     return true;
@@ -68,7 +67,7 @@ class AllReduce final : public Operation {
   void collect(uint64_t piece) override {
     const auto range = range_of(piece);
     if (collects(piece)) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
-    states_[hierarchy_.index(piece)] = {};
+    if (layout_.hosts > 1) states_[hierarchy_.index(piece)] = {};
   }
 
  private:
@@ -79,10 +78,6 @@ class AllReduce final : public Operation {
     return std::clamp(even, least, hierarchy.shape.slot_size);
   }
 
-  struct LanePart {
-    int lane;
-    Range range;  // of the tensor
-  };
   struct State {
     std::vector<HostExchange> exchanges;
     bool done = false;
@@ -95,48 +90,51 @@ class AllReduce final : public Operation {
     return range.size() * layout_.lanes <= most && layout_.is_even();
   }
 
-  // What this rank reduces of a piece.
-  std::vector<LanePart> lanes_of(Range range) const {
-    if (is_whole(range)) return {{layout_.local, range}};
-    std::vector<LanePart> parts;
+  // Calls `act` for what this rank reduces of a piece: with the lane, and the range of the tensor.
+  template <class Act>
+  void for_each_lane(Range range, const Act& act) const {
+    if (is_whole(range)) {
+      act(layout_.local, range);
+      return;
+    }
     for (int lane = layout_.local; lane < layout_.lanes; lane += layout_.locals) {
       const auto part = part_of(range, lane, layout_.lanes, kGranule);
-      if (part.size()) parts.push_back({lane, part});
+      if (part.size()) act(lane, part);
     }
-    return parts;
   }
 
   // Copies what other local ranks reduce.
   void copy_others(char* to, const char* from, Range range) const {
     size_t at = range.begin;
-    for (const auto& [lane, own] : lanes_of(range)) {
+    for_each_lane(range, [&](int, Range own) {
       std::memcpy(to + at, from + at, own.begin - at);
       at = own.end;
-    }
+    });
     std::memcpy(to + at, from + at, range.end - at);
   }
 
   void reduce_locally(uint64_t piece, Range range, Range part) {
-    std::vector<const char*> from;
+    sources_.resize(layout_.locals);
     for (int local = 0; local < layout_.locals; ++local) {
       const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
-      from.push_back(whole + part.begin - range.begin);
+      sources_[local] = whole + part.begin - range.begin;
     }
-    reduce_(data_ + part.begin, from.data(), from.size(), part.size());
+    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
   }
 
   void start_exchanges(uint64_t piece, Range range) {
-    const auto lanes = lanes_of(range);
     size_t needed = 0;
-    for (const auto& each : lanes) needed += HostExchange::staging_size(layout_, each.range.size());
-    char* staging = hierarchy_.staging(piece, needed);
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
-    exchanges.assign(lanes.size(), {hierarchy_, *this, piece, 0, reduce_});
-    for (size_t i = 0; i < lanes.size(); ++i) {
-      exchanges[i] = {hierarchy_, *this, piece, lanes[i].lane, reduce_};
-      exchanges[i].start(data_ + lanes[i].range.begin, lanes[i].range.size(), staging);
-      staging += HostExchange::staging_size(layout_, lanes[i].range.size());
-    }
+    for_each_lane(range, [&](int lane, Range part) {
+      exchanges.emplace_back(hierarchy_, *this, piece, lane, reduce_);
+      needed += HostExchange::staging_size(layout_, part.size());
+    });
+    char* staging = hierarchy_.staging(piece, needed);
+    auto exchange = exchanges.begin();  // they stay where they are from here on
+    for_each_lane(range, [&](int, Range part) {
+      (exchange++)->start(data_ + part.begin, part.size(), staging);
+      staging += HostExchange::staging_size(layout_, part.size());
+    });
   }
 
   Hierarchy& hierarchy_;
@@ -145,6 +143,7 @@ class AllReduce final : public Operation {
   const size_t bytes_;
   Reduce* const reduce_;
   std::array<State, SharedSlots::kMaxSlots> states_;
+  std::vector<const char*> sources_;
 };
 
 }  // namespace

@@ -65,7 +65,7 @@ class AllToAll final : public Operation {
         sent_(std::move(sent)),
         received_(std::move(received)),
         counts_(std::move(counts)),
-        stretch_(cost / layout_.locals / kGranule * kGranule) {}
+        stretch_(cost / std::max(layout_.locals - 1, 1) / kGranule * kGranule) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
   uint64_t pieces() const override { return (*counts_->most() + stretch_ - 1) / stretch_; }
@@ -84,22 +84,27 @@ class AllToAll final : public Operation {
   }
 
   void put(uint64_t piece) override {
-    char* slot = hierarchy_.slot(layout_.local, piece);
-    for (int local = 0; local < layout_.locals; ++local, slot += stretch_) {
-      if (local != layout_.local) copy(slot, nullptr, sent_[layout_.ranks_of[layout_.host][local]], piece);
+    for (int local = 0; local < layout_.locals; ++local) {
+      if (local == layout_.local) continue;
+      char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch_;
+      copy(slot, nullptr, sent_[layout_.ranks_of[layout_.host][local]], piece);
     }
   }
 
   void take(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
-      const char* slot = hierarchy_.slot(local, piece) + layout_.local * stretch_;
-      if (local != layout_.local) copy(nullptr, slot, received_[layout_.ranks_of[layout_.host][local]], piece);
+      if (local == layout_.local) continue;
+      const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch_;
+      copy(nullptr, slot, received_[layout_.ranks_of[layout_.host][local]], piece);
     }
   }
 
   bool is_drained() const override { return pending_ == 0; }
 
  private:
+  // The place, in a slot of `from`, of what is for `to`: it has none for itself.
+  static size_t place_of(int to, int from) { return to - (to > from); }
+
   // Copies a piece's stretch of a part to a slot, or from there.
   void copy(char* to_slot, const char* from_slot, const Part& part, uint64_t piece) const {
     const size_t begin = std::min(piece * stretch_, part.bytes), end = std::min(begin + stretch_, part.bytes);

@@ -107,15 +107,17 @@ PYBIND11_MODULE(_group, module) {
 
   module.def(
       "configure",
-      [](bool offload, bool yield_cores, bool only_core, std::vector<int> cores) {
+      [](bool offload, bool yield_cores, bool network, bool only_core, std::vector<int> cores) {
         ProgressOptions options;
         options.offload = offload;
         options.yield = yield_cores;
+        options.network = network;
         options.only_core = only_core;
         options.cores = std::move(cores);
         ProgressEngine::instance().configure(std::move(options));
       },
-      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
+      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("network"),
+      py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
   module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");

@@ -26,7 +26,9 @@ constexpr auto kLongSleep = std::chrono::microseconds(200);
 // The background thread checks timeouts and failed groups once in so many rounds (13 ms while it sleeps).
 constexpr unsigned kRoundsPerCheck = 64;
 // A driving caller spins; after so many polls it yields its core in between, whoever may want it ...
-constexpr unsigned kSpinsBeforeYield = 20;
+constexpr unsigned kSpinsBeforeYield = 1000;
+// ... (after so many where peers answer through the kernel) ...
+constexpr unsigned kSpinsBeforeYieldToKernel = 20;
 // ... and after so many (some ms) it sleeps in between: its peer is really late ...
 constexpr unsigned kSpinsBeforeSleep = 20000;
 // ... or, where ranks share cores, it waits for one that would compute here.
@@ -63,7 +65,7 @@ ProgressEngine& ProgressEngine::instance() {
 void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
 
 void ProgressEngine::pause(unsigned idle) const {
-  if (!options_.yield && idle < kSpinsBeforeYield) {
+  if (!options_.yield && idle < (options_.network ? kSpinsBeforeYieldToKernel : kSpinsBeforeYield)) {
     relax();
   } else if (idle < (options_.yield ? kYieldsBeforeSleep : kSpinsBeforeSleep)) {
     sched_yield();

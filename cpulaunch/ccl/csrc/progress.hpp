@@ -19,6 +19,7 @@ namespace cpulaunch {
 struct ProgressOptions {
   bool offload = false;    // oneCCL's workers make progress on cores of their own
   bool yield = false;      // there are more ranks than cores: give up the core between polls
+  bool network = false;    // peers on other hosts answer through the kernel, which may need this core
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
   std::vector<int> cores;  // where the background thread runs; empty: anywhere
 };

@@ -156,7 +156,7 @@ size_t Hierarchy::take() {
   check_alike(*operation);
   operation->take(taken_.piece);
   taken_.pass();
-  return operation->cost;
+  return operation->cost + exchange();
 }
 
 size_t Hierarchy::put() {
