@@ -72,8 +72,7 @@ class AllToAll final : public Operation {
 
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
-    const auto& own = sent_[layout_.rank];
-    if (own.data) std::memcpy(received_[layout_.rank].data, own.data, own.bytes);
+    copy_own(pieces() * stretch_, received_[layout_.rank].bytes);  // what no piece covers
     for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
@@ -99,9 +98,18 @@ class AllToAll final : public Operation {
     }
   }
 
+  // The others don't wait for what this rank has for itself.
+  void collect(uint64_t piece) override { copy_own(piece * stretch_, (piece + 1) * stretch_); }
+
   bool is_drained() const override { return pending_ == 0; }
 
  private:
+  void copy_own(size_t begin, size_t end) const {
+    const auto &from = sent_[layout_.rank], &to = received_[layout_.rank];
+    end = std::min(end, to.bytes);
+    if (begin < end) std::memcpy(to.data + begin, from.data + begin, end - begin);
+  }
+
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
