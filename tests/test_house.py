@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"agent", "messages", "model", "discovery", "plan"},
     "agent.bootstrap": {"messages", "agent.gloo"},
     "agent.gloo": set(),
-    "ccl": {"ccl", "config.rank_settings", "plan.communication", "torch"},
+    "ccl": {"ccl", "config.rank_settings", "plan.communication", "psutil", "torch"},
     "runtime": {
         "runtime",
         "config.rank_settings",

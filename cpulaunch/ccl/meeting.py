@@ -102,7 +102,9 @@ def own_address(variables: dict[str, str]) -> str:
         if status.isup and "loopback" not in status.flags:
             with suppress(HostError):
                 return _address_of(interface, "")
-    raise HostError("no network interface of this host leads to the other hosts: name one in GLOO_SOCKET_IFNAME")
+    raise HostError(
+        "no network interface of this host leads to the other hosts: name one in GLOO_SOCKET_IFNAME"
+    )
 
 
 def _address_of(interface: str, variable: str) -> str:

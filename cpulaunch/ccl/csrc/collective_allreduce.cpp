@@ -10,15 +10,13 @@ using c10d::OpType;
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const auto& tensor = single({"all_reduce"}, tensors);
-  if (needs_gloo(tensor, opts.reduceOp)) return gloo().allreduce(tensors, opts);
+  if (tensor.is_sparse() || lacks(opts.reduceOp)) return gloo().allreduce(tensors, opts);
   return allreduce_each(OpType::ALLREDUCE, "all_reduce", tensors, opts);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  if (!tensors.empty() && needs_gloo(tensors[0], opts.reduceOp)) {
-    return gloo().allreduce_coalesced(tensors, opts);
-  }
+  if (lacks(opts.reduceOp)) return gloo().allreduce_coalesced(tensors, opts);
   return allreduce_each(OpType::ALLREDUCE_COALESCED, "all_reduce_coalesced", tensors, opts);
 }
 
@@ -48,7 +46,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   const Invalid invalid{"reduce"};
   const auto& tensor = single(invalid, tensors);
   c10d::assertRootRank(invalid, opts.rootRank, getSize());
-  if (needs_gloo(tensor, opts.reduceOp)) return gloo().reduce(tensors, opts);
+  if (tensor.is_sparse() || lacks(opts.reduceOp)) return gloo().reduce(tensors, opts);
   check_tensor(invalid, tensor);
   transport("reduce").check_reduction(tensor.scalar_type(), opts.reduceOp);
   const auto work = begin(OpType::REDUCE, "reduce", "ccl:reduce", tensors, opts.timeout);
@@ -69,8 +67,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   });
 }
 
-bool ProcessGroupCCL::needs_gloo(const at::Tensor& tensor, const c10d::ReduceOp& op) const {
-  return tensor.is_sparse() || (is_bitwise(op) && transport_ && !transport_->reduces_bitwise());
+bool ProcessGroupCCL::lacks(const c10d::ReduceOp& op) const {
+  return is_bitwise(op) && transport_ && !transport_->reduces_bitwise();
 }
 
 }  // namespace cpulaunch

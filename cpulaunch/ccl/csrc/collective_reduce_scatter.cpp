@@ -35,7 +35,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
 
 void ProcessGroupCCL::check_scattered(const Invalid& invalid, const at::Tensor& output,
                                       const c10d::ReduceOp& op) const {
-  if (needs_gloo(output, op)) invalid("oneCCL has no bitwise reductions");
+  if (lacks(op)) invalid("oneCCL has no bitwise reductions");
   transport(invalid.operation).check_reduction(output.scalar_type(), op);
 }
 

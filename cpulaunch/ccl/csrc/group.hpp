@@ -95,7 +95,8 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   c10d::Backend& gloo();
   Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);
-  bool needs_gloo(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  // Whether the reduction goes through gloo.
+  bool lacks(const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts);
   Ptr<Work> allgather_lists(c10d::OpType type, const char* name, std::vector<Tensors>& outputs, Tensors& inputs,

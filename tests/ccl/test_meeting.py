@@ -1,0 +1,86 @@
+"""How the ranks of a group learn of each other: how much they ask the store, and what they leave there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+from torch.distributed import DistBackendError, HashStore, TCPStore
+
+from cpulaunch.ccl.meeting import Meeting, own_address
+from cpulaunch.errors import HostError
+
+LIMIT = timedelta(seconds=60)
+
+
+class CountingStore:
+    """A store that counts the requests to it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.requests: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.requests[name] += 1
+            return getattr(self._store, name)(*arguments)
+
+        return call
+
+
+def meet(stores: list[CountingStore]) -> None:
+    """As many ranks, each a thread, exchange two values."""
+    size = len(stores)
+    heard: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        meeting = Meeting(stores[rank], rank, size, LIMIT)
+        heard[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
+        meeting.end()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT.total_seconds())
+    expected = [{"rank": rank} for rank in range(size)], [-rank for rank in range(size)]
+    assert heard == [expected] * size
+
+
+@pytest.mark.parametrize("size", [2, 64, 1024])
+def test_each_rank_asks_the_store_as_often_however_many_there_are(size: int) -> None:
+    store = HashStore()  # not torch's TCPStore, which looks up a name for each connection
+    stores = [CountingStore(store) for _ in range(size)]
+    meet(stores)
+    deletions = sum(each.requests.pop("delete_key", 0) for each in stores)
+    assert deletions <= 2 * size + 3
+    # To set, wait for and get two values, and to say that it has read them; rank 0 publishes what all have said.
+    assert sorted(sum(each.requests.values()) for each in stores) == [7] * (size - 1) + [11]
+
+
+def test_nothing_is_left_in_the_store() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT)
+    before = store.num_keys()
+    meet([CountingStore(store.clone()) for _ in range(5)])
+    assert store.num_keys() == before
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
+        Meeting(HashStore(), 0, 3, timedelta(seconds=0.1)).exchange("peer", "here")
+
+
+def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master() -> None:
+    assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.1"}) == "127.0.0.1"
+    assert own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
+    others = [each.address for name, found in psutil.net_if_addrs().items() for each in found
+              if name != "lo" and each.family == socket.AF_INET]  # fmt: skip
+    for address in others:
+        assert own_address({"MASTER_ADDR": address}) == address
+    with pytest.raises(HostError, match="FI_TCP_IFACE names the interface 'eth99', which has no address"):
+        own_address({"FI_TCP_IFACE": "eth99"})
