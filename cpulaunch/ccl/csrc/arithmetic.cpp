@@ -82,12 +82,23 @@ struct Stored<Float16> : Float16 {};
 
 // --- reductions of any numbers, in blocks for which a compiler uses vectors
 
+// In which numbers are added and multiplied: of integers, unsigned ones may overflow, and wrap around as torch's do.
+template <class Wide, bool = std::is_integral_v<Wide>>
+struct Calculated {
+  using Type = Wide;
+};
+template <class Wide>
+struct Calculated<Wide, true> {
+  using Type = std::make_unsigned_t<decltype(Wide{} + Wide{})>;
+};
+
 template <Reduction reduction, class Wide>
 CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
+  using Number = typename Calculated<Wide>::Type;
   if constexpr (reduction == Reduction::sum) {
-    return static_cast<Wide>(a + b);
+    return static_cast<Wide>(static_cast<Number>(a) + static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::product) {
-    return static_cast<Wide>(a * b);
+    return static_cast<Wide>(static_cast<Number>(a) * static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::min) {
     return std::min(a, b);
   } else if constexpr (reduction == Reduction::max) {
