@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 namespace cpulaunch {
@@ -264,12 +265,14 @@ size_t size_of(NumberType type) {
 const char* name_of(NumberType type) {
   static constexpr const char* kNames[] = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16",
                                            "int8",    "uint64",  "uint32",  "uint16",   "uint8", "bool"};
-  return kNames[static_cast<size_t>(type)];
+  const auto number = static_cast<size_t>(type);
+  return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 const char* name_of(Reduction reduction) {
   static constexpr const char* kNames[] = {"sum", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
-  return kNames[static_cast<size_t>(reduction)];
+  const auto number = static_cast<size_t>(reduction);
+  return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 Reduce* reduce_for(NumberType type, Reduction reduction) {
