@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 namespace cpulaunch {
@@ -82,12 +83,23 @@ struct Stored<Float16> : Float16 {};
 
 // --- reductions of any numbers, in blocks for which a compiler uses vectors
 
+// In which numbers are added and multiplied: of integers, unsigned ones may overflow, and wrap around as torch's do.
+template <class Wide, bool = std::is_integral_v<Wide>>
+struct Calculated {
+  using Type = Wide;
+};
+template <class Wide>
+struct Calculated<Wide, true> {
+  using Type = std::make_unsigned_t<decltype(Wide{} + Wide{})>;
+};
+
 template <Reduction reduction, class Wide>
 CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
+  using Number = typename Calculated<Wide>::Type;
   if constexpr (reduction == Reduction::sum) {
-    return static_cast<Wide>(a + b);
+    return static_cast<Wide>(static_cast<Number>(a) + static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::product) {
-    return static_cast<Wide>(a * b);
+    return static_cast<Wide>(static_cast<Number>(a) * static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::min) {
     return std::min(a, b);
   } else if constexpr (reduction == Reduction::max) {
@@ -253,12 +265,14 @@ size_t size_of(NumberType type) {
 const char* name_of(NumberType type) {
   static constexpr const char* kNames[] = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16",
                                            "int8",    "uint64",  "uint32",  "uint16",   "uint8", "bool"};
-  return kNames[static_cast<size_t>(type)];
+  const auto number = static_cast<size_t>(type);
+  return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 const char* name_of(Reduction reduction) {
   static constexpr const char* kNames[] = {"sum", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
-  return kNames[static_cast<size_t>(reduction)];
+  const auto number = static_cast<size_t>(reduction);
+  return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 Reduce* reduce_for(NumberType type, Reduction reduction) {

@@ -13,6 +13,7 @@ enum class NumberType : uint8_t {
 enum class Reduction : uint8_t { sum, product, min, max, bit_and, bit_or, bit_xor };
 
 size_t size_of(NumberType type);  // bytes
+// "unknown" where another rank has sent something that is none.
 const char* name_of(NumberType type);
 const char* name_of(Reduction reduction);
 

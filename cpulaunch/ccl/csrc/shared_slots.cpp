@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace cpulaunch {
 
@@ -44,13 +45,23 @@ bool Signature::operator==(const Signature& other) const {
 
 std::string Signature::text() const {
   static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
-  std::string text = kNames[static_cast<size_t>(kind)];
-  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) text += std::string(" (") + name_of(reduction) + ")";
-  if (kind != Kind::all_to_all) {
-    text += " of " + std::to_string(bytes / size_of(type)) + " numbers of type " + name_of(type);
+  const auto number = static_cast<size_t>(kind);
+  std::string text = number < std::size(kNames) ? kNames[number] : "unknown";
+  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) {
+    text += std::string(" (") + name_of(reduction) + ") of " + std::to_string(bytes / size_of(type)) +
+            " numbers of type " + name_of(type);
+  } else if (kind != Kind::all_to_all) {
+    text += " of " + std::to_string(bytes) + " bytes";
   }
   if (root >= 0) text += " from rank " + std::to_string(root);
   return text;
+}
+
+std::string Signature::mismatch(int rank, const Signature& own) const {
+  const auto said = [&](const Signature& one) {
+    return one.text() + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
+  };
+  return "rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " + said(own);
 }
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way

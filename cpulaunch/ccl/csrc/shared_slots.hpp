@@ -42,7 +42,10 @@ struct Signature {
 
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
+  // It may have come over the network: no value is taken for granted.
   std::string text() const;
+  // What is wrong where `rank` calls this while this rank calls `own`.
+  std::string mismatch(int rank, const Signature& own) const;
 };
 
 // Memory that a rank offers to the others of its host: a descriptor, in its process.

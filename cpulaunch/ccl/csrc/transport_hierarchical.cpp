@@ -199,8 +199,7 @@ void Hierarchy::check_alike(const Operation& operation) const {
   for (int local = 0; slots_ && local < layout.locals; ++local) {
     const auto& theirs = slots_->counters(local).signatures[taken_.number % shape.slots];
     if (theirs != operation.signature) {
-      throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
-                               " of the group calls " + theirs.text() + ", this rank " + operation.signature.text());
+      throw std::runtime_error(theirs.mismatch(layout.ranks_of[layout.host][local], operation.signature));
     }
   }
 }
