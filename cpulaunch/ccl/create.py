@@ -102,8 +102,8 @@ def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> A
             os.close(listener[0])
         return None
     addresses = [(ip, port) for _, (ip, port), _ in offers]
-    token = bytes.fromhex(offers[0][2])
-    return module.OwnTransport(layout, slots=slots, listener=listener, addresses=addresses, token=token)
+    secret = bytes.fromhex(offers[0][2])
+    return module.OwnTransport(layout, slots=slots, listener=listener, addresses=addresses, token=secret)
 
 
 def _transport(hosts: int, local_ranks: int) -> str:

@@ -1,7 +1,7 @@
 """How the ranks of a new group learn of each other, through torch's store.
 
-Each rank asks the store for as many keys, however many ranks there are: rank 0 collects what all have to say and
-publishes it as one value.  So rank 0's store, which has one thread, gets O(N) requests for N ranks.
+Each rank makes the same number of requests, however many ranks there are: rank 0 collects what all have to
+say, and publishes it as one value.  So the store, whose server has one thread, gets O(N) requests for N ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Meeting:
 
 
 def own_address(variables: dict[str, str]) -> str:
-    """This host's address for the ranks of other hosts: of the named interface, else on the way to the master.
+    """This host's address for the other hosts: of the interface that is named, else on the way to the master.
 
     Raises HostError where there is none.
     """
