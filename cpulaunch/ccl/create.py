@@ -80,30 +80,32 @@ def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> A
     most = max(hosts.count(host) for host in set(hosts))
     if _transport(layout.hosts, most) not in OWN_TRANSPORTS:
         return None
-    listener, address = None, ("", 0)
+    listener, address, memory = None, ("", 0), -1
     with ExitStack() as stack:
         if layout.hosts > 1:
             ip = own_address(_state.variables)
             listener = module.listen(ip)
+            stack.callback(os.close, listener[0])
             address = (ip, listener[1])
-        memory = -1
         if layout.locals > 1 and meeting.rank == layout.first:
             memory = module.offer_memory(layout)
-            stack.callback(os.close, memory)
+            if memory >= 0:
+                stack.callback(os.close, memory)
         token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
         offers = meeting.exchange("offer", (memory, address, token))
         slots = None
         if layout.locals > 1:
-            first = layout.first
-            slots = module.map_memory(layout, pid=peers[first].pid, descriptor=offers[first][0])
-        joined = meeting.exchange("joined", layout.locals == 1 or slots is not None)
-    if not all(joined):
-        if listener:
-            os.close(listener[0])
-        return None
-    addresses = [(ip, port) for _, (ip, port), _ in offers]
-    secret = bytes.fromhex(offers[0][2])
-    return module.OwnTransport(layout, slots=slots, listener=listener, addresses=addresses, token=secret)
+            pid, descriptor = peers[layout.first].pid, offers[layout.first][0]
+            slots = module.map_memory(layout, pid=pid, descriptor=descriptor)
+        if not all(meeting.exchange("joined", layout.locals == 1 or slots is not None)):
+            return None
+        return module.OwnTransport(
+            layout,
+            slots=slots,
+            listener=listener and (os.dup(listener[0]), listener[1]),
+            addresses=[(ip, port) for _, (ip, port), _ in offers],
+            token=bytes.fromhex(offers[0][2]),
+        )
 
 
 def _transport(hosts: int, local_ranks: int) -> str:

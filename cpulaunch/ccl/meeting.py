@@ -1,7 +1,7 @@
 """How the ranks of a new group learn of each other, through torch's store.
 
 Each rank makes the same number of requests, however many ranks there are: rank 0 collects what all have to
-say, and publishes it as one value.  So the store, whose server has one thread, gets O(N) requests for N ranks.
+say, and publishes it as one value.  So the store's one thread answers O(N) requests for N ranks.
 """
 
 from __future__ import annotations
