@@ -53,7 +53,7 @@ def test_a_subgroup_made_and_used_by_some_ranks_only(three: Ranks) -> None:
     assert three.call("pairs") == ["ok"] * 3
 
 
-def test_bitwise_reductions_and_monitored_barrier_go_through_gloo(ranks: Ranks) -> None:
+def test_bitwise_reductions_and_monitored_barrier(ranks: Ranks) -> None:
     everyone = (1 << ranks.size) - 1
     assert ranks.call("bitwise") == [[everyone, 0, everyone]] * ranks.size
 

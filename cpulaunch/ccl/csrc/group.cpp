@@ -24,6 +24,7 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
                                  std::unique_ptr<Transport> own, MakeGloo make_gloo)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
+      store_(store),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       make_gloo_(std::move(make_gloo)),
       timeout_(timeout) {

@@ -17,8 +17,8 @@ struct Invalid;  // buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
-  // Makes a gloo group of the same ranks: for sparse reductions and monitored barriers, which all ranks call, and
-  // where oneCCL carries the collectives also for messages and bitwise reductions.
+  // Makes a gloo group of the same ranks: for sparse reductions, which all ranks call, and where oneCCL carries the
+  // collectives also for messages and bitwise reductions.
   using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
   // `own` is cpulaunch's own transport for these ranks; null: oneCCL carries the collectives.
@@ -79,9 +79,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> recv(Tensors& tensors, int from, int tag) override;
   Ptr<Work> recvAnysource(Tensors& tensors, int tag) override;
 
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
-    gloo().monitoredBarrier(opts, wait_all_ranks);
-  }
+  // collective_monitored_barrier.cpp
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
   // An operation that all ranks call, or a message.
@@ -113,6 +112,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   void close();
 
   const std::shared_ptr<GroupState> state_;
+  const Ptr<c10d::Store> store_;
+  std::atomic<uint64_t> monitored_barriers_{0};
   const Ptr<Options> options_;
   const MakeGloo make_gloo_;
   std::once_flag gloo_made_;

@@ -33,8 +33,8 @@
 // it.
 //
 // Why the hosts cannot block each other.  A message waits in its connection until it is asked for, and holds up those
-// behind it.  An operation enters only when all pieces of the one before have been exchanged, which implies that its
-// messages are all in their connections; so no message waits for one of a later operation.  Within an operation, a
+// behind it.  An operation enters only when all pieces of the one before have been exchanged, and so all its messages
+// have been queued; so no message waits for one of a later operation.  Within an operation, a
 // rank is ahead of another by no more pieces than there are slots, because its pieces need that one's messages; and
 // what a piece in a slot expects is asked for without any message of another piece.  An operation that sends without
 // receiving (a broadcast's root) may get further ahead: its messages stay in order.
