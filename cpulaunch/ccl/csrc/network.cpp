@@ -137,7 +137,7 @@ size_t Network::progress() {
 }
 
 std::vector<int> Network::awaited() const {
-  auto ranks = receiving_;
+  auto ranks = receiving_.empty() ? sending_ : receiving_;
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
