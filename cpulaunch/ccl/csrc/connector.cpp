@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
-constexpr size_t kMaxUnknown = 256;              // connections without a hello: strangers', mostly
+constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 
 struct ResolvedAddress {
   sockaddr_storage storage{};
@@ -121,7 +121,9 @@ Sender Connector::connect(int to, Channel channel) {
   Sender sender(descriptor, hello);
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // From the address that the others know, so that the data takes the chosen interface.
+  // From the address that the others know, so that the data takes the chosen interface.  The port is chosen when the
+  // destination is known: without that, all connections of a host together could be no more than it has ports.
+  setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
   if (bind(descriptor, own.get(), own.length) != 0 ||
       (::connect(descriptor, address.get(), address.length) != 0 && !would_block(errno))) {
     throw ConnectionLost(addresses_[to].ip + " can't be reached: " + std::strerror(errno));
@@ -140,9 +142,14 @@ Receiver Connector::accept(int from, Channel channel) {
 }
 
 void Connector::accept_all() {
-  while (unknown_.size() < kMaxUnknown) {
+  const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
+  for (size_t accepted = 0; accepted < most; ++accepted) {
     const int descriptor = accept4(listener_.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (descriptor < 0) break;
+    if (descriptor < 0) {
+      const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (full) throw ConnectionLost(std::string("this rank can't accept it: ") + std::strerror(errno));
+      break;
+    }
     unknown_.push_back({Receiver(descriptor), 0, {}});
   }
   for (size_t i = 0; i < unknown_.size();) {
@@ -152,6 +159,9 @@ void Connector::accept_all() {
       ++i;
     }
   }
+  // Those that have been silent for longest make room for the ones to come.
+  const size_t surplus = unknown_.size() - std::min(unknown_.size(), most);
+  unknown_.erase(unknown_.begin(), unknown_.begin() + surplus);
 }
 
 // True when the connection is known, or closed because it is a stranger's.
@@ -163,7 +173,8 @@ bool Connector::read_hello(Unknown& unknown) {
     return true;
   }
   if (unknown.done < sizeof(hello)) return false;
-  const bool ours = hello.magic == kMagic && std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
+  const bool ours = hello.magic == kMagic && hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
+                    std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
   if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
   return true;
 }

@@ -18,7 +18,7 @@
 namespace cpulaunch {
 
 // What a connection is for: the messages of one don't wait for those of the other.
-enum class Channel : int32_t { collectives, point_to_point };
+enum class Channel : int32_t { collectives, point_to_point, last };
 
 struct ConnectionLost : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -92,7 +92,8 @@ class Connector {
 
   // Throws ConnectionLost where the rank can't be reached.
   Sender connect(int to, Channel channel);
-  // The connection that another rank has opened; not open while there is none.
+  // The connection that another rank has opened; not open while there is none.  Throws ConnectionLost where this rank
+  // may not open more of them.
   Receiver accept(int from, Channel channel);
   void close();
 

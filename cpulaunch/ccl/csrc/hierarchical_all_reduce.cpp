@@ -47,9 +47,9 @@ class AllReduce final : public Operation {
   bool exchange(uint64_t piece) override {
     auto& state = states_[hierarchy_.index(piece)];
     if (state.done) return true;
-    for (auto& each : state.exchanges) {
-      if (!each.progress()) return false;
-    }
+    bool all = true;
+    for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
+    if (!all) return false;
     const auto range = range_of(piece);
     for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
       if (local == layout_.local) continue;

@@ -21,7 +21,7 @@ class ReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(type, reduction)),
-        stretch_(std::max(cost / layout_.lanes / kGranule, size_t{1}) * kGranule) {}
+        stretch_(cost / layout_.lanes / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -29,17 +29,8 @@ class ReduceScatter final : public Operation {
   }
 
   void enter(uint64_t piece) override {
-    auto& state = states_[hierarchy_.index(piece)];
-    state = {hierarchy_.staging(piece, std::max(layout_.hosts - 1, most_of_lane()) * stretch_), 0, false};
-    const auto range = range_of(piece, layout_.rank);
-    if (host_of(piece) != layout_.host || range.size() == 0) return;
-    char* to = state.staging;
-    for (int host = 0; host < layout_.hosts; ++host) {
-      if (host == layout_.host) continue;
-      const int from = layout_.rank_with(layout_.local, host);
-      hierarchy_.network().receive(from, tag(piece, layout_.rank), signature, to, range.size(), state.pending);
-      to += stretch_;
-    }
+    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, most_of_lane() * stretch_), 0, false};
+    if (layout_.hosts > 1 && piece % layout_.hosts == 0) ask(piece);
   }
 
   void put(uint64_t piece) override {
@@ -64,25 +55,36 @@ class ReduceScatter final : public Operation {
       } else if (ours) {
         std::memmove(output_ + range.begin, reduced, range.size());
       }
-      if (!ours) hierarchy_.network().send(rank, tag(piece, rank), signature, reduced, range.size(), state.pending);
+      if (!ours) hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
       staging += stretch_;
     });
   }
 
   bool exchange(uint64_t piece) override {
     auto& state = states_[hierarchy_.index(piece)];
-    if (state.pending > 0) return false;
-    if (!state.done && host_of(piece) == layout_.host && layout_.hosts > 1) reduce_hosts(state, piece);
-    state.done = true;
-    return true;
+    if (state.done) return true;
+    if (state.sending > 0) return false;
+    if (layout_.hosts > 1 && host_of(piece) == layout_.host) {
+      const auto& coming = coming_for(piece);
+      if (coming.pending > 0) return false;
+      reduce_hosts(coming.memory.get(), piece);
+    }
+    return state.done = true;
   }
 
  private:
   struct State {
-    char* staging = nullptr;
-    int pending = 0;
+    char* staging = nullptr;  // for what goes to another host
+    int sending = 0;
     bool done = false;
   };
+  // What other hosts have for this rank in one stretch.
+  struct Coming {
+    std::unique_ptr<char[]> memory;
+    int pending = 0;
+  };
+  // How many stretches may be under way at the same time, with two pieces or more each.
+  static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
 
   static uint64_t total(const std::vector<size_t>& sizes) {
     uint64_t sum = 0;
@@ -95,11 +97,29 @@ class ReduceScatter final : public Operation {
   // The ranks of a host for which one local rank of this host reduces.
   int most_of_lane() const { return (layout_.lanes + layout_.least - 1) / layout_.least; }
 
-  Tag tag(uint64_t piece, int rank) const { return hierarchy_.tag(*this, piece / layout_.hosts, 0, rank); }
+  Tag tag(uint64_t piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
 
   Range range_of(uint64_t piece, int rank) const {
     const size_t begin = piece / layout_.hosts * stretch_;
     return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  }
+
+  Coming& coming_for(uint64_t piece) { return coming_[piece / layout_.hosts % kStretches]; }
+
+  // This is done before any of the stretch is sent: a piece waits until what it sends is on its way, and the others
+  // would wait like that, too, instead of asking for it in their last piece.
+  void ask(uint64_t piece) {
+    const auto range = range_of(piece, layout_.rank);
+    if (range.size() == 0) return;
+    auto& coming = coming_for(piece);
+    if (!coming.memory) coming.memory.reset(new char[(layout_.hosts - 1) * range.size()]);  // none after it is longer
+    char* to = coming.memory.get();
+    for (int host = 0; host < layout_.hosts; ++host) {
+      if (host == layout_.host) continue;
+      const int from = layout_.rank_with(layout_.local, host);
+      hierarchy_.network().receive(from, tag(piece), signature, to, range.size(), coming.pending);
+      to += range.size();
+    }
   }
 
   // Calls `act` for what a local rank reduces of a piece: for which rank, what of that rank's, and where it is in slots.
@@ -122,13 +142,12 @@ class ReduceScatter final : public Operation {
     reduce_(to, from.data(), from.size(), range.size());
   }
 
-  void reduce_hosts(const State& state, uint64_t piece) {
+  void reduce_hosts(const char* coming, uint64_t piece) {
     const auto range = range_of(piece, layout_.rank);
     std::vector<const char*> from;
-    const char* next = state.staging;
     for (int host = 0; host < layout_.hosts; ++host) {
-      from.push_back(host == layout_.host ? output_ + range.begin : next);
-      if (host != layout_.host) next += stretch_;
+      from.push_back(host == layout_.host ? output_ + range.begin : coming);
+      if (host != layout_.host) coming += range.size();
     }
     reduce_(output_ + range.begin, from.data(), from.size(), range.size());
   }
@@ -141,6 +160,7 @@ class ReduceScatter final : public Operation {
   Reduce* const reduce_;
   const size_t stretch_;
   std::array<State, SharedSlots::kMaxSlots> states_;
+  std::array<Coming, kStretches> coming_;
 };
 
 }  // namespace

@@ -8,7 +8,8 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr size_t kMaxParts = 16;  // of what one call of the kernel sends
+constexpr size_t kMaxParts = 16;   // of what one call of the kernel sends
+constexpr size_t kTurn = 1 << 20;  // bytes of one peer after which another one's turn comes
 
 }  // namespace
 
@@ -64,7 +65,7 @@ size_t Network::progress() {
 }
 
 std::vector<int> Network::awaited() const {
-  auto ranks = receiving_;
+  auto ranks = receiving_.empty() ? sending_ : receiving_;
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
@@ -172,11 +173,15 @@ size_t Network::read_from(int from) {
   auto& peer = incoming_[from];
   if (!lost_.empty()) return 0;
   if (!peer.receiver.is_open()) {
-    peer.receiver = connector_->accept(from, Channel::collectives);
+    try {
+      peer.receiver = connector_->accept(from, Channel::collectives);
+    } catch (const ConnectionLost& error) {
+      lose(from, error.what());
+    }
     if (!peer.receiver.is_open()) return 0;
     peer.buffer.resize(Incoming::kRoom);
   }
-  while (!peer.expected.empty()) {
+  while (!peer.expected.empty() && moved < kTurn) {
     if (!peer.in_message && !begin_message(from)) {
       if (peer.in_header) break;
       const size_t got = fill(from);

@@ -51,7 +51,7 @@ class Network {
 
   // What has become of a connection that is still needed; "" when all is well.
   const std::string& lost() const { return lost_; }
-  // The ranks from which something is expected.
+  // The ranks from which something is expected; where there are none, those that have not taken what is sent to them.
   std::vector<int> awaited() const;
   // The peers notice.  Nothing moves any more.
   void close();

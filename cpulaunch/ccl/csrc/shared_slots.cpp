@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,7 +17,8 @@ namespace {
 // it, and few enough that two slots, of which one is filled while the other is read, stay in a core's cache beside the
 // tensor.  Both are measured.
 constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
-constexpr size_t kPage = 4096;  // bytes
+constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
+constexpr size_t kPage = 4096;      // bytes
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -31,7 +33,7 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 }
 
 int open_memory(const ShmOffer& offer) {
-  if (offer.pid == getpid()) return dup(offer.descriptor);
+  if (offer.pid == getpid()) return fcntl(offer.descriptor, F_DUPFD_CLOEXEC, 0);
   const auto path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.descriptor);
   return open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
@@ -67,7 +69,8 @@ std::string Signature::mismatch(int rank, const Signature& own) const {
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(int lanes, int hosts)
-    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize) {}
+    : slots(hosts == 1 ? 2 : kMaxSlots),
+      slot_size(std::max(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize, lanes * kLeastPart)) {}
 
 int SharedSlots::offer(int locals, Shape shape) {
   const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
@@ -82,7 +85,13 @@ std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals,
   if (offer.descriptor < 0) return nullptr;
   const int descriptor = open_memory(offer);
   if (descriptor < 0) return nullptr;
-  void* memory = mmap(nullptr, memory_size(locals, shape), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const size_t size = memory_size(locals, shape);
+  struct stat found {};
+  void* memory = MAP_FAILED;
+  // Beyond the end of a file, memory can't be read: it would end this process.
+  if (fstat(descriptor, &found) == 0 && static_cast<size_t>(found.st_size) == size) {
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  }
   close(descriptor);
   if (memory == MAP_FAILED) return nullptr;
   return std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape));
