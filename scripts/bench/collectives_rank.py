@@ -39,6 +39,7 @@ def main() -> int:
     dist.init_process_group(backend, timeout=timedelta(seconds=120))
     meeting = Meeting()
     print(json.dumps({size: measure(meeting, operation, int(size)) for size in sizes}), flush=True)
+    dist.barrier()  # the store that the others still read from ends with rank 0
     dist.destroy_process_group()
     return 0
 
