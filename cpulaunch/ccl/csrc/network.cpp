@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
-constexpr size_t kMaxUnknown = 64;               // connections without a hello: strangers', mostly
+constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 constexpr size_t kMaxParts = 16;                 // of what one call of the kernel sends
 
 struct ResolvedAddress {
@@ -210,39 +211,52 @@ size_t Network::write_to(int to) {
 
 // --- receiving
 
+// Returns how many ranks have come.  What strangers do is no progress.
 size_t Network::accept_connections() {
-  size_t moved = 0;
-  while (unknown_.size() < kMaxUnknown) {
+  const size_t most = kMaxStrangers + incoming_.size();
+  for (size_t accepted = 0; accepted < most; ++accepted) {
     const int descriptor = accept4(listener_.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (descriptor < 0) break;
+    if (descriptor < 0) {
+      const int error = errno;
+      const bool full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+      pollfd waiting{listener_.descriptor, POLLIN, 0};  // the kernel says EMFILE even where nobody waits
+      if (full && poll(&waiting, 1, 0) > 0 && lost_.empty()) {
+        lost_ = std::string("other ranks can't connect to this one: ") + std::strerror(error);
+      }
+      break;
+    }
     unknown_.push_back({descriptor, 0, {}});
-    moved = 1;
   }
-  for (auto& unknown : unknown_) moved += read_hello(unknown);
+  const auto known = static_cast<size_t>(
+      std::count_if(unknown_.begin(), unknown_.end(), [this](auto& unknown) { return read_hello(unknown); }));
   unknown_.erase(std::remove_if(unknown_.begin(), unknown_.end(), [](const auto& one) { return one.descriptor < 0; }),
                  unknown_.end());
-  return moved;
+  // Those that have been silent for longest make room for the ones to come.
+  const auto surplus = unknown_.begin() + static_cast<ssize_t>(unknown_.size() - std::min(unknown_.size(), most));
+  for (auto each = unknown_.begin(); each != surplus; ++each) ::close(each->descriptor);
+  unknown_.erase(unknown_.begin(), surplus);
+  return known;
 }
 
-// Closes the connections of those who don't know the token.
-size_t Network::read_hello(Unknown& unknown) {
+// Closes the connections of those who don't know the token.  True when a rank has come.
+bool Network::read_hello(Unknown& unknown) {
   const auto got = recv(unknown.descriptor, reinterpret_cast<char*>(&unknown.hello) + unknown.done,
                         sizeof(Hello) - unknown.done, MSG_DONTWAIT);
-  if (got < 0 && would_block(errno)) return 0;
+  if (got < 0 && would_block(errno)) return false;
   unknown.done += std::max<ssize_t>(got, 0);
   const auto& hello = unknown.hello;
-  if (got > 0 && unknown.done < sizeof(Hello)) return got;
+  if (got > 0 && unknown.done < sizeof(Hello)) return false;
   const bool known = got > 0 && hello.magic == kMagic && hello.rank >= 0 &&
-                     hello.rank < static_cast<int>(incoming_.size()) &&
+                     hello.rank < static_cast<int>(incoming_.size()) && incoming_[hello.rank].descriptor < 0 &&
                      std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
-  if (known && incoming_[hello.rank].descriptor < 0) {
+  if (known) {
     incoming_[hello.rank].descriptor = unknown.descriptor;
     incoming_[hello.rank].buffer.resize(Incoming::kRoom);
   } else {
     ::close(unknown.descriptor);
   }
   unknown.descriptor = -1;
-  return 1;
+  return known;
 }
 
 size_t Network::read_some(int from, char* data, size_t bytes) {

@@ -122,7 +122,7 @@ class Network {
   };
 
   size_t accept_connections();
-  size_t read_hello(Unknown& unknown);
+  bool read_hello(Unknown& unknown);
   void connect(int to);
   size_t write_to(int to);
   size_t read_from(int from);
