@@ -22,6 +22,7 @@ constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what foll
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 constexpr size_t kMaxParts = 16;                 // of what one call of the kernel sends
+constexpr size_t kTurn = 1 << 20;                // bytes of one peer after which another one's turn comes
 
 struct ResolvedAddress {
   sockaddr_storage storage{};
@@ -315,7 +316,7 @@ size_t Network::read_from(int from) {
   size_t moved = 0;
   auto& peer = incoming_[from];
   if (peer.descriptor < 0 || !lost_.empty()) return 0;
-  while (!peer.expected.empty()) {
+  while (!peer.expected.empty() && moved < kTurn) {
     if (!peer.in_message && !begin_message(from)) {
       if (peer.in_header) break;
       const size_t got = fill(from);
