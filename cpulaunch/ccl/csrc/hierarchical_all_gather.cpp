@@ -38,7 +38,7 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host]) {
       const auto range = range_of(piece, rank);
       if (range.size() == 0) continue;
-      const auto tag = hierarchy_.tag(*this, piece / layout_.hosts, 0, rank);
+      const auto tag = hierarchy_.tag(*this, piece / layout_.hosts);
       if (host != layout_.host && is_mine(rank)) {
         hierarchy_.network().receive(rank, tag, signature, outputs_[rank] + range.begin, range.size(),
                                      receiving_[hierarchy_.index(piece)]);

@@ -55,7 +55,7 @@ class ReduceScatter final : public Operation {
       } else if (ours) {
         std::memmove(output_ + range.begin, reduced, range.size());
       }
-      if (!ours) hierarchy_.network().send(rank, tag(piece, rank), signature, reduced, range.size(), state.sending);
+      if (!ours) hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
       staging += stretch_;
     });
   }
@@ -97,7 +97,7 @@ class ReduceScatter final : public Operation {
   // The ranks of a host for which one local rank of this host reduces.
   int most_of_lane() const { return (layout_.lanes + layout_.least - 1) / layout_.least; }
 
-  Tag tag(uint64_t piece, int rank) const { return hierarchy_.tag(*this, piece / layout_.hosts, 0, rank); }
+  Tag tag(uint64_t piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
 
   Range range_of(uint64_t piece, int rank) const {
     const size_t begin = piece / layout_.hosts * stretch_;
@@ -117,7 +117,7 @@ class ReduceScatter final : public Operation {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       const int from = layout_.rank_with(layout_.local, host);
-      hierarchy_.network().receive(from, tag(piece, layout_.rank), signature, to, range.size(), coming.pending);
+      hierarchy_.network().receive(from, tag(piece), signature, to, range.size(), coming.pending);
       to += range.size();
     }
   }
