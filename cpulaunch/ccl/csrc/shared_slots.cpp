@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,7 +26,7 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 }
 
 int open_memory(const ShmOffer& offer) {
-  if (offer.pid == getpid()) return dup(offer.descriptor);
+  if (offer.pid == getpid()) return fcntl(offer.descriptor, F_DUPFD_CLOEXEC, 0);
   const auto path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.descriptor);
   return open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
@@ -76,7 +77,13 @@ std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals,
   if (offer.descriptor < 0) return nullptr;
   const int descriptor = open_memory(offer);
   if (descriptor < 0) return nullptr;
-  void* memory = mmap(nullptr, memory_size(locals, shape), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const size_t size = memory_size(locals, shape);
+  struct stat found {};
+  void* memory = MAP_FAILED;
+  // Beyond the end of a file, memory can't be read: it would end this process.
+  if (fstat(descriptor, &found) == 0 && static_cast<size_t>(found.st_size) == size) {
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  }
   close(descriptor);
   if (memory == MAP_FAILED) return nullptr;
   return std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape));

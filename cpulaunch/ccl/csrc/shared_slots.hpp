@@ -75,7 +75,8 @@ class SharedSlots {
   // A descriptor of memory for the ranks of one host: without a name, so that nothing of it can stay behind.  -1 where
   // there is none to be had.
   static int offer(int locals, Shape shape);
-  // Null where this rank may not open the memory: it belongs to another user, for example.
+  // Null where this rank may not open the memory (it belongs to another user, for example), or where it is something
+  // else.
   static std::shared_ptr<SharedSlots> map(const ShmOffer& offer, int locals, Shape shape);
 
   ~SharedSlots();
