@@ -156,7 +156,9 @@ void Network::connect(int to) {
   peer.descriptor = open_socket(address);
   const int on = 1;
   setsockopt(peer.descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // From the address that the others know, so that the data takes the chosen interface.
+  // From the address that the others know, so that the data takes the chosen interface.  The port is chosen when the
+  // destination is known: without that, all connections of a host together could be no more than it has ports.
+  setsockopt(peer.descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
   if (bind(peer.descriptor, own.get(), own.length) != 0 ||
       (::connect(peer.descriptor, address.get(), address.length) != 0 && !would_block(errno))) {
     lose(to, addresses_[to].ip + " can't be reached: " + std::strerror(errno));
