@@ -21,7 +21,7 @@ class ReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(type, reduction)),
-        stretch_(std::max(cost / layout_.lanes / kGranule, size_t{1}) * kGranule) {}
+        stretch_(cost / layout_.lanes / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());

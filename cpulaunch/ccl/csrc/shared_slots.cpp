@@ -17,7 +17,8 @@ namespace {
 // it, and few enough that two slots, of which one is filled while the other is read, stay in a core's cache beside the
 // tensor.  Both are measured.
 constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
-constexpr size_t kPage = 4096;  // bytes
+constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
+constexpr size_t kPage = 4096;      // bytes
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -62,7 +63,8 @@ std::string Signature::mismatch(int rank, const Signature& own) const {
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(int lanes, int hosts)
-    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize) {}
+    : slots(hosts == 1 ? 2 : kMaxSlots),
+      slot_size(std::max(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize, lanes * kLeastPart)) {}
 
 int SharedSlots::offer(int locals, Shape shape) {
   const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
