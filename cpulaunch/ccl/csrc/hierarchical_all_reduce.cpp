@@ -49,9 +49,9 @@ class AllReduce final : public Operation {
   bool exchange(uint64_t piece) override {
     auto& state = states_[hierarchy_.index(piece)];
     if (state.done) return true;
-    for (auto& each : state.exchanges) {
-      if (!each.progress()) return false;
-    }
+    bool all = true;
+    for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
+    if (!all) return false;
     const auto range = range_of(piece);
     for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
       if (local == layout_.local) continue;
@@ -131,11 +131,11 @@ class AllReduce final : public Operation {
     for (const auto& each : lanes) needed += HostExchange::staging_size(layout_, each.range.size());
     char* staging = hierarchy_.staging(piece, needed);
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
-    exchanges.assign(lanes.size(), {hierarchy_, *this, piece, 0, reduce_});
-    for (size_t i = 0; i < lanes.size(); ++i) {
-      exchanges[i] = {hierarchy_, *this, piece, lanes[i].lane, reduce_};
-      exchanges[i].start(data_ + lanes[i].range.begin, lanes[i].range.size(), staging);
-      staging += HostExchange::staging_size(layout_, lanes[i].range.size());
+    exchanges.reserve(lanes.size());
+    for (const auto& [lane, part] : lanes) {
+      exchanges.emplace_back(hierarchy_, *this, piece, lane, reduce_);
+      exchanges.back().start(data_ + part.begin, part.size(), staging);
+      staging += HostExchange::staging_size(layout_, part.size());
     }
   }
 
