@@ -26,10 +26,11 @@ def free_port() -> int:
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     """What torchrun gives a rank, one thread each, and nothing of the surrounding job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CCL_", "FI_", "GLOO_", "PMI"))}
+    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return clean | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(HERE), **more,
+        "PYTHONPATH": os.pathsep.join(path), **more,
     }  # fmt: skip
 
 
