@@ -150,12 +150,14 @@ def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
-    here = [r for r, peer in enumerate(peers) if peer.host == peers[rank].host]
+    hosts = [peer.host for peer in peers]
+    here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     cpus = {cpu for r in here for cpu in peers[r].cpus}
     return load.Neighbours(
-        hosts=len({peer.host for peer in peers}),
+        hosts=len(set(hosts)),
         local_rank=here.index(rank),
         local_ranks=len(here),
+        most_local_ranks=max(hosts.count(host) for host in set(hosts)),
         cores=len(peers[rank].cpus),
         oversubscribed=len(here) > len(cpus),
     )
