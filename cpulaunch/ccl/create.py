@@ -124,17 +124,18 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
     """The key that this rank writes, the one that it reads, and the name of the host that writes that.
 
     The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
-    rank asks the store for one key, however many hosts there are.
+    rank asks the store for one key, however many hosts there are.  A key names a process, which writes the same
+    one for all its groups.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
         return "", "", ""
-    own = hosts.index(peers[rank].host)
-    after = (own + 1) % len(hosts)
-    first = next(r for r, peer in enumerate(peers) if peer.host == hosts[own])
-    name = hosts[after].partition(" ")[0]
-    others = ", ".join(str(r) for r, peer in enumerate(peers) if peer.host == hosts[after])
-    return f"heartbeat/{own}" if rank == first else "", f"heartbeat/{after}", f"{name} (rank {others})"
+    own = peers[rank].host
+    after = hosts[(hosts.index(own) + 1) % len(hosts)]
+    ours, theirs = ([r for r, peer in enumerate(peers) if peer.host == host] for host in (own, after))
+    keys = [f"cpulaunch-ccl/heartbeat/{peers[r].host}/{peers[r].pid}" for r in (ours[0], theirs[0])]
+    name = f"{after.partition(' ')[0]} (rank {', '.join(map(str, theirs))})"
+    return keys[0] if rank == ours[0] else "", keys[1], name
 
 
 class _State:
@@ -150,12 +151,14 @@ def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
-    here = [r for r, peer in enumerate(peers) if peer.host == peers[rank].host]
+    hosts = [peer.host for peer in peers]
+    here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     cpus = {cpu for r in here for cpu in peers[r].cpus}
     return load.Neighbours(
-        hosts=len({peer.host for peer in peers}),
+        hosts=len(set(hosts)),
         local_rank=here.index(rank),
         local_ranks=len(here),
+        most_local_ranks=max(hosts.count(host) for host in set(hosts)),
         cores=len(peers[rank].cpus),
         oversubscribed=len(here) > len(cpus),
     )

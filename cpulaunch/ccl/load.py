@@ -19,11 +19,12 @@ _MODULE = "cpulaunch.ccl._group"
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The ranks of this host, as the ranks told each other when the first group was made."""
+    """The ranks around this one, as all told each other when the first group was made."""
 
     hosts: int
     local_rank: int
     local_ranks: int
+    most_local_ranks: int  # on the host with the most
     cores: int  # CPUs that this rank may use
     oversubscribed: bool  # more ranks than CPUs on this host
 
@@ -65,7 +66,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, st
     situation = Situation(
         backend="ccl",
         hosts=neighbours.hosts,
-        local_ranks=neighbours.local_ranks,
+        local_ranks=neighbours.most_local_ranks,
         comm_cores=1 if offload else 0,
         oversubscribed=neighbours.oversubscribed,
         intel_mpi="PMI_RANK" in environ,  # or MPICH, which can't be told from it here

@@ -53,7 +53,7 @@ class Situation(NamedTuple):
 
     backend: str  # one of BACKENDS
     hosts: int
-    local_ranks: int  # ranks on this host
+    local_ranks: int  # on the host with the most
     comm_cores: int = 0  # physical cores set aside for oneCCL's workers (0: none)
     worker_count: int = 1  # oneCCL's worker threads
     oversubscribed: bool = False  # more ranks than cores
@@ -124,7 +124,8 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         "CCL_LOG_LEVEL": situation.log_level,
     }
     if situation.transport == "ofi":
-        # Shared memory triples the speed within a host, and needs other ranks to share it with.
+        # Shared memory triples the speed within a host, and needs other ranks to share it with.  All ranks
+        # have to choose alike, those that are alone on their host, too: oneCCL doesn't start otherwise.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed:
         variables["CCL_YIELD"] = "sched_yield"

@@ -108,8 +108,10 @@ def reduction(
                 wait(dist.reduce(tensor, root, used, group, async_op=late))
             if rank != root:
                 output = before if reference else tensor
-        elif kind == "reduce_scatter":
-            parts = [as_gloo(value(seed + r, rank, shape, dtype, layout)) for r in range(size)]
+        elif kind in ("reduce_scatter", "reduce_scatter_uneven"):
+            even = kind == "reduce_scatter"
+            shapes = [shape if even else [(seed + r) % 4, *shape[1:]] for r in range(size)]
+            parts = [as_gloo(value(seed + r, rank, shapes[r], dtype, layout)) for r in range(size)]
             output = torch.empty_like(parts[rank])
             if reference:
                 reduced = [part.clone().contiguous() for part in parts]

@@ -1,6 +1,13 @@
 """The names of what `programs` can do, for tests that must not import torch."""
 
-REDUCTIONS = ("all_reduce", "coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+REDUCTIONS = (
+    "all_reduce",
+    "coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_uneven",
+    "reduce_scatter_tensor",
+)
 MOVEMENTS = (
     "broadcast", "all_gather", "all_gather_uneven", "all_gather_into_tensor", "all_gather_in_place", "gather",
     "scatter", "all_to_all", "all_to_all_single", "all_to_all_single_equal", "send_recv", "recv_any",
@@ -15,6 +22,11 @@ NOT_FOR = {
     "complex64": ("PRODUCT", "MIN", "MAX"),
     "complex128": ("PRODUCT", "MIN", "MAX"),
 }
+REDUCED = [(op, dtype) for op in OPS for dtype in DTYPES if op not in NOT_FOR.get(dtype, ())]
+BITWISE = [
+    (op, dtype) for op in ("BAND", "BOR", "BXOR") for dtype in ("uint8", "int8", "int16", "int32", "int64")
+]
+MOVED = (*DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn")
 # Point to point goes through gloo, with gloo's types (and it fails to receive nothing from anybody).
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
 

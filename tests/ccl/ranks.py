@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+WORKER = [sys.executable, str(HERE / "worker.py")]
 START_LIMIT = 120.0  # seconds; importing torch is slow where cores are few
 
 
@@ -26,24 +27,34 @@ def free_port() -> int:
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
     """What torchrun gives a rank, one thread each, and nothing of the surrounding job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CCL_", "FI_", "GLOO_", "PMI"))}
+    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return clean | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(HERE), **more,
+        "PYTHONPATH": os.pathsep.join(path), **more,
     }  # fmt: skip
 
 
 class Ranks:
-    """`size` processes in one ccl group; `call` runs a function in each of them."""
+    """`size` processes in one ccl group, on this host; `call` runs a function in each of them."""
 
     def __init__(self, size: int, **variables: str) -> None:
-        self.size = size
         port = free_port()
-        self.processes = [
-            subprocess.Popen([sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             env=environment(rank, size, port, **variables), text=True, start_new_session=True)
+        self._meet([
+            subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                             env=environment(rank, size, port, **variables))
             for rank in range(size)
-        ]  # fmt: skip
+        ])  # fmt: skip
+
+    @classmethod
+    def of(cls, processes: list[subprocess.Popen[str]]) -> Ranks:
+        """Those that run WORKER, wherever, and can be written to."""
+        ranks = cls.__new__(cls)
+        ranks._meet(processes)
+        return ranks
+
+    def _meet(self, processes: list[subprocess.Popen[str]]) -> None:
+        self.processes, self.size = processes, len(processes)
         try:
             self.call("hello", limit=START_LIMIT)
         except BaseException:
@@ -82,7 +93,10 @@ class Ranks:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
-        return json.loads(line) if line else {"error": f"ended with {process.wait(10)}"}
+        if line:
+            return json.loads(line)
+        said = process.stderr.read() if process.stderr else ""
+        return {"error": f"ended with {process.wait(10)} {said}"}
 
     def close(self) -> list[int]:
         """End the ranks, forcibly after 20 s, and return their exit codes."""

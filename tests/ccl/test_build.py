@@ -429,9 +429,21 @@ def test_oneccl_bind_pt(
 def test_the_group_sets_what_nobody_has_set(environ: dict[str, str], expected: dict[str, str | None]) -> None:
     from cpulaunch.ccl.load import Neighbours, settings
 
-    neighbours = Neighbours(hosts=1, local_rank=1, local_ranks=2, cores=1, oversubscribed=False)
+    neighbours = Neighbours(
+        hosts=1, local_rank=1, local_ranks=2, most_local_ranks=2, cores=1, oversubscribed=False
+    )
     wanted = settings(neighbours, environ)
     assert {name: wanted.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("most", "shared"), [(1, "0"), (3, "1")])
+def test_a_rank_alone_on_its_host_does_as_the_ranks_of_fuller_hosts(most: int, shared: str) -> None:
+    from cpulaunch.ccl.load import Neighbours, settings
+
+    alone = Neighbours(
+        hosts=2, local_rank=0, local_ranks=1, most_local_ranks=most, cores=1, oversubscribed=False
+    )
+    assert settings(alone, {})["CCL_ATL_SHM"] == shared
 
 
 @pytest.mark.parametrize(

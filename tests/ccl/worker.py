@@ -16,10 +16,11 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 import programs  # noqa: E402  (imports torch, which must not write to the answers)
+import programs_mixed  # noqa: E402
 import programs_state  # noqa: E402
 import programs_torch  # noqa: E402
 
-KNOWN = {**vars(programs_torch), **vars(programs_state), **vars(programs)}
+KNOWN = {**vars(programs_torch), **vars(programs_state), **vars(programs_mixed), **vars(programs)}
 
 programs.start()
 for line in sys.stdin:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.command import mpi_options
 from support.faults import Cluster
-from support.ranks import started_ranks
+from support.ranks import hosts_of, started_ranks
 
 from cluster.conftest import Run
 from cpulaunch.ccl.installed import state
@@ -40,6 +42,35 @@ print("shared memory", os.environ["CCL_ATL_SHM"], flush=True)
 dist.destroy_process_group()
 """
 
+# A rank waits until all others have been told of the failure, rank 0, which has the store, to the last.
+DIFFER = """\
+import os, sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=float(sys.argv[1])))
+rank, size = dist.get_rank(), dist.get_world_size()
+store, x = dist.distributed_c10d._get_default_store(), torch.ones(1000)
+every, parts = torch.ones(size * 1000), [torch.ones(1000) for _ in range(size)]
+dist.all_reduce(x)
+
+def wait(key, ranks):
+    store.wait([f"{key}/{each}" for each in ranks], timedelta(seconds=50))
+
+def leave(state):
+    print(state, flush=True)
+    store.set(f"over/{rank}", "")
+    wait("over", range(size))
+    store.set(f"left/{rank}", "")
+    if rank == 0:
+        wait("left", range(size))
+    os._exit(7)
+
+try:
+    exec(sys.argv[3] if rank == int(sys.argv[2]) else sys.argv[4])
+except dist.DistBackendError as error:
+    leave(error)
+leave("no error")
+"""
+
 WAIT = """\
 import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -55,6 +86,27 @@ except dist.DistBackendError as error:
     print(error, flush=True)
     os._exit(7)
 """
+
+SUSPENDED = """\
+import sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=10))
+x = torch.ones(1000)
+dist.all_reduce(x)
+if dist.get_rank() == dist.get_world_size() - 1:
+    print("up", flush=True)
+    sys.stdin.readline()
+    dist.all_reduce(x)
+else:
+    work = dist.all_reduce(x, async_op=True)
+    time.sleep(1)  # until the watchdog looks after the others
+    print("up", flush=True)
+    work.wait()
+dist.all_reduce(x)
+print("went on", flush=True)
+"""
+SUSPENSION = 18.0
+"""Seconds, more than the 15 after which a silent host counts as lost, and than the operation's timeout."""
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -82,13 +134,64 @@ def ranks(cluster: Cluster, hosts: list[str], idle: int) -> Iterator[list[subpro
         yield processes
 
 
+def differing(cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str) -> list[str]:
+    """What ranks say of whom one, ``odd``, does something else than the others."""
+    argv = [sys.executable, "-c", DIFFER, str(timeout), str(odd), its_call, call]
+    with started_ranks(cluster, hosts_of(layout), argv, limit=60) as processes:
+        said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [7] * len(processes), said
+    return [out for out, _ in said]
+
+
+@pytest.mark.parametrize(
+    ("layout", "late", "call"),
+    [
+        ("2x2", 3, "dist.all_reduce(x)"),
+        ("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))"),
+        ("2x2", 2, "dist.reduce_scatter(x, parts)"),
+        ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))"),
+        ("4x1", 0, "dist.broadcast(x, 0)"),
+        ("4x1", 2, "dist.all_gather(parts, x)"),
+        ("2x1", 0, "dist.recv(x, 0)"),
+    ],
+)
+def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
+    cluster: Cluster, layout: str, late: int, call: str
+) -> None:
+    """Also by those that wait for one that waits for it."""
+    until_all_have_raised = "wait('over', {*range(size)} - {rank})"
+    said = differing(cluster, layout, 4, late, until_all_have_raised, call)
+    del said[late]
+    assert all(f"timeout of 4 s: rank {late} did not call it" in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("layout", "odd_call", "call", "named"),
+    [
+        ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
+         ("all_reduce (sum) of 2000 numbers of type float32", "all_reduce (sum) of 1000 numbers of type float32")),
+        ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
+         ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 numbers of type uint8")),
+        ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
+    ],
+)  # fmt: skip
+def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
+    cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]
+) -> None:
+    odd = len(hosts_of(layout)) - 1
+    said = [text for text in differing(cluster, layout, 30, odd, odd_call, call) if text != "no error\n"]
+    assert said  # a broadcast's root needs nothing from others
+    assert all(f"rank {odd}" in text and all(one in text for one in named) for text in said), said
+
+
 @pytest.mark.parametrize(
     ("hosts", "dead", "noticed"),
     [
         (["node0", "node0", "node1", "node1"], 3, "rank 3 of this group, on this host, has ended"),
-        (["node0", "node1"], 1, r"host node1 \(rank 1\) has given no sign of life for 15 s"),
-        (["node0", "node1", "node2"], 2, r"host node2 \(rank 2\) has given no sign of life for 15 s"),
-        (["node0", "node1"], 0, "store cannot be reached"),
+        (["node0", "node1"], 1, "the connection to rank 1 of this group is lost"),
+        (["node0", "node1", "node2"], 2, "the connection to rank 2 of this group is lost"),
+        (["node0", "node1"], 0, "the connection to rank 0 of this group is lost"),
     ],
     ids=["beside another", "alone on its host", "of three hosts", "the one with the store"],
 )
@@ -115,3 +218,22 @@ def test_the_host_with_the_store_falls_off_the_network(cluster: Cluster) -> None
     with ranks(cluster, ["node0", "node1", "node2"], idle=0) as processes, cluster.cut("node0"):
         said = [process.communicate(timeout=90)[0] for process in processes[1:]]
         assert all("the group's store" in text or "has given no sign of life" in text for text in said), said
+
+
+def test_a_job_that_was_suspended_goes_on(cluster: Cluster) -> None:
+    """As a batch system suspends it: the clock runs on, while nobody can give a sign of life."""
+    argv = [sys.executable, "-c", SUSPENDED]
+    hosts = ["node0", "node0", "node1"]
+    with started_ranks(cluster, hosts, argv, limit=120, stdin=subprocess.PIPE) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        for process in processes:
+            cluster.signal(process, signal.SIGSTOP)
+        time.sleep(SUSPENSION)
+        for process, host in zip(processes, hosts, strict=True):
+            if host != hosts[0]:
+                time.sleep(3)  # the first host finds this one silent; a suspicion becomes an error after 2 s
+            cluster.signal(process, signal.SIGCONT)
+        said = [process.communicate("go on\n", timeout=60) for process in reversed(processes)]
+    assert [out for out, _ in said] == ["went on\n"] * len(hosts), said

@@ -58,7 +58,7 @@ def bounded(process: subprocess.Popen[str], limit: float = TIMEOUT) -> Iterator[
         timer.cancel()
         process.kill()
         process.wait(TIMEOUT)
-        for pipe in (process.stdout, process.stderr):
+        for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
 

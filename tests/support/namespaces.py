@@ -335,22 +335,28 @@ class Hosts:
         *,
         directory: str | Path | None = None,
         env: Mapping[str, str] = os.environ,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
         """Start ``argv`` on a host; the caller ends it, and reads its stdout and stderr."""
         return subprocess.Popen(
             self.command(name, [str(word) for word in argv], directory),
             text=True,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**env, "HOSTNAME": name},
         )
 
     def signal(self, process: subprocess.Popen[str], number: int) -> None:
-        """Send a signal to what ``start`` started: nsenter's child, as nsenter hands none on."""
+        """Send a signal to what ``start`` started: nsenter's child, as nsenter hands none on.
+
+        nsenter stops when its child does, and goes on with it.
+        """
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: bool(children.read_text().split()), "nsenter to have a child")
         os.kill(int(children.read_text().split()[0]), number)
+        if number == signal.SIGCONT:
+            process.send_signal(number)
 
     def processes(self, name: str | None = None) -> list[str]:
         """Command lines of what runs on a host, or on all of them, but for what belongs to the host itself."""

@@ -25,7 +25,12 @@ def hosts_of(layout: str) -> list[str]:
 
 @contextlib.contextmanager
 def started_ranks(
-    cluster: Cluster, hosts: Sequence[str], argv: Sequence[str | Path], limit: float, **variables: object
+    cluster: Cluster,
+    hosts: Sequence[str],
+    argv: Sequence[str | Path],
+    limit: float,
+    stdin: int = subprocess.DEVNULL,
+    **variables: object,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A rank that runs ``argv`` for each of ``hosts``, with ``variables`` in its environment.
 
@@ -44,7 +49,7 @@ def started_ranks(
                 **variables,
             }  # fmt: skip
             env = clean_environment(**{name: str(value) for name, value in own.items()})
-            started = cluster.start(host, argv, env=env)
+            started = cluster.start(host, argv, env=env, stdin=stdin)
             processes.append(stack.enter_context(bounded(started, limit)))
         yield processes
 

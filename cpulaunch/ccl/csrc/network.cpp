@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 #include <stdexcept>
+#include <tuple>
 
 namespace cpulaunch {
 
@@ -65,9 +68,20 @@ size_t Network::progress() {
 }
 
 std::vector<int> Network::awaited() const {
-  auto ranks = receiving_.empty() ? sending_ : receiving_;
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
+  if (receiving_.empty()) {
+    auto ranks = sending_;
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  }
+  // Later messages may not have been sent because the earliest have not come to their senders either.
+  std::map<std::tuple<uint64_t, uint32_t, uint16_t>, std::set<int>> ranks;
+  for (const int rank : receiving_) {
+    for (const auto& each : incoming_[rank].expected) {
+      ranks[{each.tag.operation, each.tag.piece, each.tag.phase}].insert(rank);
+    }
+  }
+  const auto& earliest = ranks.begin()->second;
+  return {earliest.begin(), earliest.end()};
 }
 
 void Network::lose(int peer, const std::string& what) {

@@ -51,7 +51,8 @@ class Network {
 
   // What has become of a connection that is still needed; "" when all is well.
   const std::string& lost() const { return lost_; }
-  // The ranks from which something is expected; where there are none, those that have not taken what is sent to them.
+  // The ranks from which something is expected next; where there are none, those that have not taken what is sent to
+  // them.
   std::vector<int> awaited() const;
   // The peers notice.  Nothing moves any more.
   void close();

@@ -6,7 +6,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <deque>
+#include <set>
+#include <sstream>
 #include <thread>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace cpulaunch {
 
@@ -26,6 +31,33 @@ constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 // delay a thread by seconds.
 constexpr auto kHeartbeatTimeout = std::chrono::seconds(15);
 constexpr char kFailureKey[] = "failure";
+// Who waits for whom is asked so often, and of so many ranks at most.
+constexpr auto kAskInterval = std::chrono::seconds(1);
+constexpr size_t kMaxAsked = 64;
+
+// Heartbeats are the process's, not the group's.
+c10::intrusive_ptr<c10d::Store> without_prefix(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
+  return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+// "" where the store doesn't have the key.
+std::string read(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return "";
+  const auto value = store.get(key);
+  return {value.begin(), value.end()};
+}
+
+// The numbers in "1, 3".
+std::vector<int> numbers_in(const std::string& text) {
+  std::vector<int> numbers;
+  std::istringstream stream(text);
+  char comma;
+  for (int number; stream >> number; stream >> comma) numbers.push_back(number);
+  return numbers;
+}
 
 }  // namespace
 
@@ -41,9 +73,9 @@ struct Watchdog::Watched {
 
   std::weak_ptr<GroupState> group;
   c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> heartbeats;  // the same store, by keys that all groups share
   std::vector<Process> processes;
   Heartbeat heartbeat;
-  uint64_t heartbeats = 0;  // written so far
   Clock::time_point written{};
   Clock::time_point read{};
   std::string last_value;  // of the next host's heartbeat
@@ -51,7 +83,10 @@ struct Watchdog::Watched {
   // When the query of the store began that has not been answered yet; max() without one.
   std::atomic<Clock::time_point> query_began{Clock::time_point::max()};
   Clock::time_point alerted{};
-  std::string callers_suspicion;  // under the watchdog's lock
+  std::string callers_suspicion;          // under the watchdog's lock, as the next two
+  Clock::time_point callers_suspected{};
+  std::optional<Waiting> waiting;         // as the caller says
+  Clock::time_point asked{};              // who is late
   std::string suspicion;
   Clock::time_point suspected{};
   bool reported = false;  // this rank's failure, in the store
@@ -60,6 +95,13 @@ struct Watchdog::Watched {
     if (what.empty() || !suspicion.empty()) return;
     suspicion = std::move(what);
     suspected = Clock::now();
+  }
+
+  // Nothing more is asked of a store that is gone: torch reports each attempt at length.
+  void lose_store() {
+    heartbeat.own_key.clear();
+    reported = true;  // as far as possible
+    suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
   }
 
   // Says which local peer has ended; "" when all live.
@@ -71,14 +113,13 @@ struct Watchdog::Watched {
     return "";
   }
 
-  void write_heartbeat() {
+  void write_heartbeat(uint64_t& count) {
     if (heartbeat.own_key.empty() || Clock::now() - written < kHeartbeatInterval) return;
     written = Clock::now();
     try {
-      const auto text = std::to_string(++heartbeats);
-      store->set(heartbeat.own_key, std::vector<uint8_t>(text.begin(), text.end()));
+      heartbeats->set(heartbeat.own_key, bytes_of(std::to_string(++count)));
     } catch (const std::exception&) {
-      heartbeat.own_key.clear();  // the store is gone
+      lose_store();
     }
   }
 
@@ -87,11 +128,7 @@ struct Watchdog::Watched {
     const auto now = Clock::now();
     if (heartbeat.next_key.empty() || now - read < kHeartbeatInterval) return;
     read = now;
-    std::string text;
-    if (store->check({heartbeat.next_key})) {
-      const auto value = store->get(heartbeat.next_key);
-      text.assign(value.begin(), value.end());
-    }
+    auto text = cpulaunch::read(*heartbeats, heartbeat.next_key);
     if (text != last_value) {
       last_value = std::move(text);
       last_change = now;
@@ -101,20 +138,42 @@ struct Watchdog::Watched {
     }
   }
 
-  void look(GroupState& state) {
+  // Follows the ranks that others wait for up to those that don't wait themselves.
+  void find_late(GroupState& state, const Waiting& own) {
+    if (Clock::now() - asked < kAskInterval) return;
+    asked = Clock::now();
+    const auto key = [](int rank) { return c10::str("waiting/", rank); };
+    const auto operation = c10::str(own.sequence, ": ");
+    store->set(key(state.rank), bytes_of(operation + own.ranks));
+    const auto first = numbers_in(own.ranks);
+    std::deque<int> suspects(first.begin(), first.end());
+    std::set<int> known{state.rank};
+    std::string late;
+    for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
+      const int rank = suspects.front();
+      if (!known.insert(rank).second) continue;
+      const auto said = cpulaunch::read(*store, key(rank));
+      if (said.rfind(operation, 0) == 0) {
+        const auto next = numbers_in(said.substr(operation.size()));
+        suspects.insert(suspects.end(), next.begin(), next.end());
+      } else {
+        late += (late.empty() ? "" : ", ") + std::to_string(rank);
+      }
+    }
+    state.set_late(own.sequence, late);
+  }
+
+  void look(GroupState& state, const std::optional<Waiting>& waiting_now) {
     suspect(ended());
     // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
     if (suspicion.empty()) {
       query_began = Clock::now();
       try {
         read_heartbeat();
-        if (store->check({kFailureKey})) {
-          const auto text = store->get(kFailureKey);
-          state.fail(std::string(text.begin(), text.end()));
-        }
+        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) state.fail(text);
+        if (waiting_now) find_late(state, *waiting_now);
       } catch (const std::exception&) {
-        reported = true;  // as far as possible
-        suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
+        lose_store();
       }
       query_began = Clock::time_point::max();
     }
@@ -125,8 +184,7 @@ struct Watchdog::Watched {
     if (reported) return;
     reported = true;
     try {
-      const auto text = c10::str("rank ", state.rank, " failed: ", state.reason());
-      store->set(kFailureKey, std::vector<uint8_t>(text.begin(), text.end()));
+      store->set(kFailureKey, bytes_of(c10::str("rank ", state.rank, " failed: ", state.reason())));
     } catch (const std::exception&) {
       // Nobody is left who could read it.
     }
@@ -142,6 +200,7 @@ void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<
                    const std::vector<Peer>& local_peers, Heartbeat heartbeat) {
   auto watched = std::make_shared<Watched>();
   watched->group = group;
+  watched->heartbeats = without_prefix(store);
   watched->store = std::move(store);
   for (const auto& peer : local_peers) {
     const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
@@ -163,15 +222,27 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
   if (found == groups_.end()) return;
+  auto& watched = *found->second;
   const auto now = Clock::now();
-  found->second->alerted = now;
-  if (!suspicion.empty()) found->second->callers_suspicion = std::move(suspicion);
-  const auto query_began = found->second->query_began.load();
+  watched.alerted = now;
+  if (watched.callers_suspicion.empty()) {
+    watched.callers_suspicion = std::move(suspicion);
+    watched.callers_suspected = now;
+  } else if (now - watched.callers_suspected > kGracePeriod) {
+    group->fail(watched.callers_suspicion);
+  }
+  const auto query_began = watched.query_began.load();
   if (query_began < now && now - query_began > kHeartbeatTimeout) {
     group->fail(c10::str("the group's store has not answered for ", kHeartbeatTimeout.count(),
                          " s: the host that holds it, mostly rank 0's, cannot be reached"));
   }
   wake();
+}
+
+void Watchdog::ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(group);
+  if (found != groups_.end() && !ranks.empty()) found->second->waiting = Waiting{sequence, std::move(ranks)};
 }
 
 // With the lock held.
@@ -192,12 +263,14 @@ std::string Watchdog::ended_peer(const GroupState* group) {
 void Watchdog::run() {
   pthread_setname_np(pthread_self(), "cpulaunch-watch");
   for (;;) {
-    std::vector<std::shared_ptr<Watched>> alerted, writing;
+    std::vector<std::pair<std::shared_ptr<Watched>, std::optional<Waiting>>> alerted;
+    std::vector<std::shared_ptr<Watched>> writing;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       for (const auto& entry : groups_) {
-        if (Clock::now() - entry.second->alerted < kAlertTime) alerted.push_back(entry.second);
-        entry.second->suspect(entry.second->callers_suspicion);
+        if (Clock::now() - entry.second->alerted < kAlertTime) {
+          alerted.emplace_back(entry.second, std::exchange(entry.second->waiting, std::nullopt));
+        }
         if (!entry.second->heartbeat.own_key.empty()) writing.push_back(entry.second);
       }
       if (alerted.empty() && writing.empty()) {
@@ -206,11 +279,11 @@ void Watchdog::run() {
       }
     }
     // Without the lock: a store whose host is gone may block for long.
-    for (const auto& watched : writing) watched->write_heartbeat();
-    for (const auto& watched : alerted) {
+    for (const auto& watched : writing) watched->write_heartbeat(heartbeats_);
+    for (const auto& [watched, waiting] : alerted) {
       const auto state = watched->group.lock();
       if (!state) continue;
-      if (!state->failed()) watched->look(*state);
+      if (!state->failed()) watched->look(*state, waiting);
       if (state->failed()) watched->report(*state);
     }
     std::this_thread::sleep_for(kInterval);

@@ -5,6 +5,9 @@
 // it there, and an unreachable store means that its host is gone.  A host that loses all its ranks at once cannot
 // report anything.  So the first rank of each host writes a heartbeat to the store, and the ranks of the host before
 // it read that.
+//
+// A rank knows whom it waits for itself, but that one may be waiting, too.  A rank that has waited for long therefore
+// says in the store for whom, and follows from one to the next up to those who don't wait.
 
 #pragma once
 
@@ -12,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +28,8 @@ struct Peer {
   int pid = 0;  // on this host and in this PID namespace
 };
 
-// The keys in the store for a group of several hosts; a key is empty where this rank has nothing to write or read.
+// The keys in the store for a group of several hosts; a key is empty where this rank has nothing to write or read.  A
+// process has one key in all its groups, so that groups that come and go leave nothing behind.
 struct Heartbeat {
   std::string own_key;
   std::string next_key;
@@ -41,14 +46,22 @@ class Watchdog {
   void remove(const GroupState* group);
 
   // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.
+  // what tells the caller that a peer is gone; "" when nothing does.  Whoever waits calls this every few milliseconds.
   void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "");
+
+  // Has the watchdog find out which ranks are late for an operation in which this one waits for `ranks`, such as
+  // "1, 3", and tell the group.
+  void ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks);
 
   // Says which local peer of the group has ended; "" when none has.
   std::string ended_peer(const GroupState* group);
 
  private:
   struct Watched;
+  struct Waiting {  // this rank
+    uint64_t sequence;  // in the operation with this number
+    std::string ranks;  // for these
+  };
 
   void wake();
   void run();
@@ -57,6 +70,7 @@ class Watchdog {
   std::condition_variable wake_;
   std::map<const GroupState*, std::shared_ptr<Watched>> groups_;
   bool running_ = false;
+  uint64_t heartbeats_ = 0;  // written so far; the watchdog's thread only
 };
 
 }  // namespace cpulaunch

@@ -51,6 +51,17 @@ std::string GroupState::reason() const {
   return reason_;
 }
 
+void GroupState::set_late(uint64_t sequence, std::string ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  late_sequence_ = sequence;
+  late_ = std::move(ranks);
+}
+
+std::string GroupState::late(uint64_t sequence) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return late_sequence_ == sequence ? late_ : "";
+}
+
 CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
                  std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout)
     : Work(group->rank, type, profiling_title, inputs),
@@ -142,15 +153,23 @@ void CclWork::finish_with(std::exception_ptr error) {
 void CclWork::check(Clock::time_point now) {
   const auto waited = now - started_at_;
   if (waited > timeout_) {
-    const auto stragglers = transfer_->stragglers();
+    const auto ranks = late();
     fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ",
-                  stragglers.empty() ? "a rank" : "rank " + stragglers,
-                  " did not call it, called something else, or is gone"));
+                  ranks.empty() ? "a rank" : "rank " + ranks, " did not call it, called something else, or is gone"));
   } else if (group_->failed()) {
     fail(c10::str("cannot complete: ", group_->reason()));
   } else if (waited > kAlertAfter) {
     Watchdog::instance().alert(group_, transfer_->lost());
+    // Half the time is left for asking around.
+    if (waited > timeout_ / 2 && !c10d::isP2POp(retrieveOpType())) {
+      Watchdog::instance().ask_who_is_late(group_.get(), sequence_, transfer_->stragglers());
+    }
   }
+}
+
+std::string CclWork::late() const {
+  const auto found = c10d::isP2POp(retrieveOpType()) ? "" : group_->late(sequence_);
+  return found.empty() ? transfer_->stragglers() : found;
 }
 
 bool CclWork::drive(Clock::time_point until, Clock::duration more) {

@@ -14,11 +14,11 @@
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "clock.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
 
-using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 // What the operations, the progress engine and the watchdog share of a group; it outlives the group while
@@ -32,6 +32,11 @@ class GroupState {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string reason() const;
 
+  // The ranks, such as "1, 3", that have kept this one waiting in the operation with this sequence number; "" where
+  // nobody has found out.
+  void set_late(uint64_t sequence, std::string ranks);
+  std::string late(uint64_t sequence) const;
+
   const std::string name;
   const int rank;
   const int size;
@@ -41,6 +46,8 @@ class GroupState {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string reason_;
+  uint64_t late_sequence_ = 0;
+  std::string late_;
 };
 
 // An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.
@@ -97,6 +104,8 @@ class CclWork final : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
+  // The ranks that others wait for in this operation, as far as is known.
+  std::string late() const;
   // True for the one thread that may complete or fail the operation.
   bool take();
   void finish_with(std::exception_ptr error);

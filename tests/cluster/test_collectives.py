@@ -1,0 +1,79 @@
+"""All collectives over several hosts, one, two or three ranks on each: what they deliver, and what they leave."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from ccl.ranks import WORKER, Ranks
+from support.faults import Cluster
+from support.ranks import PORT, hosts_of, started_ranks
+
+from cpulaunch.ccl.installed import state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+LAYOUTS = {
+    "2x1": hosts_of("2x1"),
+    "2x2": hosts_of("2x2"),
+    "3+1": hosts_of("3+1"),
+    "1+2+1, in turn": ["node0", "node1", "node2", "node1"],
+}
+LIFE = 300.0  # seconds
+
+
+def ranks_on(cluster: Cluster, hosts: list[str], **variables: object) -> Iterator[Ranks]:
+    with started_ranks(cluster, hosts, WORKER, LIFE, subprocess.PIPE, **variables) as processes:
+        ranks = Ranks.of(processes)
+        yield ranks
+        assert ranks.close() == [0] * len(hosts)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
+    """Ranks on several hosts, for all tests with this layout."""
+    yield from ranks_on(the_cluster, LAYOUTS[request.param])
+
+
+def test_a_random_mix_gives_what_gloo_gives(ranks: Ranks) -> None:
+    assert ranks.call("mix", 17, 500, limit=180) == [500] * ranks.size
+
+
+def test_objects(ranks: Ranks) -> None:
+    for rank, (gathered, broadcast, scattered) in enumerate(ranks.call("objects")):
+        assert gathered == [{"rank": r, "text": "x" * r * 100} for r in range(ranks.size)]
+        assert (broadcast, scattered) == (["from 1", 1], [rank * 10])
+
+
+def test_operations_in_flight_are_waited_for_in_any_order(ranks: Ranks) -> None:
+    assert ranks.call("any_order", 5, 200) == ["ok"] * ranks.size
+
+
+def test_two_threads_use_groups_that_mix_hosts(ranks: Ranks) -> None:
+    assert ranks.call("two_threads", 3, 200) == ["ok"] * ranks.size
+
+
+def test_groups_that_come_and_go_leave_nothing(ranks: Ranks) -> None:
+    for before, after in ranks.call("come_and_go", 300, limit=120):
+        # The progress engine's threads are for all groups, and as many as once were of use at the same time.
+        assert after.pop("threads") <= before.pop("threads") + 3
+        # A process has one key for the heartbeats of all its groups.
+        assert before.pop("heartbeats") <= after.pop("heartbeats") <= ranks.size
+        assert after == before
+
+
+def test_sums_have_the_same_bits_in_all_ranks_and_every_time(ranks: Ranks) -> None:
+    first, *others = ranks.call("digests") + ranks.call("digests")
+    assert all(other == first for other in others)
+
+
+def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
+    hosts, port = LAYOUTS["3+1"], PORT + 1  # the other tests' ranks may still be there
+    found = [
+        ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
+    ]
+    assert found[0] == found[1]
