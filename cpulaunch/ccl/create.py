@@ -124,8 +124,8 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
     """The key that this rank writes, the one that it reads, and the name of the host that writes that.
 
     The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
-    rank asks the store for one key, however many hosts there are.  A key names a process, which writes the same
-    one for all its groups.
+    rank asks the store for one key, however many hosts there are.  A key names a process, which writes the
+    same one for all its groups.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:

@@ -171,7 +171,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
          ("all_reduce (sum) of 2000 numbers of type float32", "all_reduce (sum) of 1000 numbers of type float32")),
         ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
-         ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 numbers of type uint8")),
+         ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 bytes")),
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
