@@ -1,0 +1,93 @@
+#include "meeting.hpp"
+
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+namespace {
+
+// ThreadSanitizer knows memory by its address, so it has to be the same one for all ranks of a host.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kMapsOnce = true;
+#else
+constexpr bool kMapsOnce = false;
+#endif
+
+constexpr int kNarrow = 16 << 10;  // bytes
+std::atomic<bool> narrow{false};
+
+}  // namespace
+
+// Takes the place of the C library's.
+extern "C" int socket(int domain, int type, int protocol) noexcept {
+  const int descriptor = static_cast<int>(syscall(SYS_socket, domain, type, protocol));
+  if (narrow) {
+    setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &kNarrow, sizeof(kNarrow));
+    setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &kNarrow, sizeof(kNarrow));  // a listener's is its connections', too
+  }
+  return descriptor;
+}
+
+namespace cpulaunch {
+
+void narrow_connections() { narrow = true; }
+
+Meeting::Meeting(std::vector<int> hosts, size_t results)
+    : host_of(std::move(hosts)),
+      offers_(host_of.size()),
+      mapped_(host_of.size()),
+      listeners_(host_of.size()),
+      addresses_(host_of.size()),
+      digests_(results) {
+  pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(host_of.size()));
+}
+
+Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
+
+std::shared_ptr<Hierarchy> Meeting::join(int rank) {
+  const Layout layout(host_of, rank);
+  if (layout.hosts > 1) {
+    listeners_[rank] = Connector::listen("127.0.0.1");
+    addresses_[rank] = {"127.0.0.1", listeners_[rank].port};
+  }
+  auto slots = share(layout);
+  if (rank == 0) before_connecting(addresses_);
+  wait_for_all();
+  std::unique_ptr<Network> network;
+  if (layout.hosts > 1) {
+    auto connector =
+        std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kTokenSize, 'x'));
+    network = std::make_unique<Network>(layout.size, std::move(connector));
+  }
+  return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
+}
+
+std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
+  const SharedSlots::Shape shape(layout.lanes, layout.hosts);
+  const bool first = layout.local == 0;
+  const int first_rank = layout.ranks_of[layout.host][0];
+  auto& offer = offers_[first_rank];
+  auto& mapped = mapped_[first_rank];
+  if (first && layout.locals > 1) {
+    offer = {getpid(), SharedSlots::offer(layout.locals, shape)};
+    if (kMapsOnce) mapped = SharedSlots::map(offer, layout.locals, shape);
+  }
+  wait_for_all();
+  auto slots = kMapsOnce ? mapped : SharedSlots::map(offer, layout.locals, shape);
+  wait_for_all();
+  if (first && offer.descriptor >= 0) close(offer.descriptor);
+  if (first) mapped.reset();
+  return slots;
+}
+
+void Meeting::compare(size_t result, uint64_t digest) {
+  uint64_t other = 0;
+  // Relaxed, so that the ranks learn nothing of each other's memory that the transport has not told them.
+  if (!digests_[result].compare_exchange_strong(other, digest, std::memory_order_relaxed) && other != digest) {
+    throw std::runtime_error("another rank has other bits");
+  }
+}
+
+}  // namespace cpulaunch

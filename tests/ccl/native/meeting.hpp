@@ -1,0 +1,53 @@
+// How ranks that are threads of one process come together as a group.
+
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "transport_hierarchical.hpp"
+
+namespace cpulaunch {
+
+class Meeting {
+ public:
+  using Addresses = std::vector<Connector::Address>;
+
+  // `host_of` has for each rank the number of its host.  `results` is how many results the ranks will compare.
+  explicit Meeting(std::vector<int> host_of, size_t results = 0);
+  ~Meeting();
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  int size() const { return static_cast<int>(host_of.size()); }
+  // Called by each rank in a thread of its own: returns when all have come.
+  std::shared_ptr<Hierarchy> join(int rank);
+  // Returns when all ranks have called it.
+  void wait_for_all() { pthread_barrier_wait(&barrier_); }
+  // Throws std::runtime_error where a rank has another result, by its digest.
+  void compare(size_t result, uint64_t digest);
+
+  const std::vector<int> host_of;
+  // What happens when all ranks listen, and none has begun to connect.
+  std::function<void(Addresses&)> before_connecting = [](Addresses&) {};
+
+ private:
+  std::shared_ptr<SharedSlots> share(const Layout& layout);
+
+  std::vector<ShmOffer> offers_;  // of each host's first rank
+  std::vector<std::shared_ptr<SharedSlots>> mapped_;
+  std::vector<Connector::Listener> listeners_;
+  Addresses addresses_;
+  std::vector<std::atomic<uint64_t>> digests_;
+  pthread_barrier_t barrier_;
+};
+
+// From now on the kernel's buffers of each connection hold so few bytes that a message is soon taken by the receiver's
+// memory only.
+void narrow_connections();
+
+}  // namespace cpulaunch

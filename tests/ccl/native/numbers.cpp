@@ -1,0 +1,319 @@
+#include "numbers.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <type_traits>
+
+namespace cpulaunch {
+
+namespace {
+
+// --- floating-point types by their definition in IEEE 754, rather than by their bits as in arithmetic.cpp
+
+// `kBits` of the significand, without the first one, and the exponent of the smallest normal number.
+template <int kBits, int kLeast>
+struct Half {
+  uint16_t bits;
+
+  static constexpr int kBias = 1 - kLeast, kMost = kBias;
+
+  static double value(Half half) {
+    const int exponent = half.bits >> kBits & ((1 << (15 - kBits)) - 1), fraction = half.bits & ((1 << kBits) - 1);
+    double magnitude;
+    if (exponent > kMost + kBias) {
+      magnitude = fraction ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+    } else {
+      const double significand = std::ldexp(fraction, -kBits) + (exponent ? 1 : 0);
+      magnitude = std::ldexp(significand, std::max(exponent, 1) - kBias);
+    }
+    return half.bits & 0x8000 ? -magnitude : magnitude;
+  }
+
+  // The nearest one; of two the one with an even significand, which is what nearbyint() takes.
+  static Half nearest(double value) {
+    constexpr int kInfinity = (kMost + kBias + 1) << kBits;
+    if (std::isnan(value)) return {static_cast<uint16_t>(kInfinity | 1 << (kBits - 1))};
+    const int sign = std::signbit(value) ? 0x8000 : 0;
+    const double magnitude = std::fabs(value);
+    const int exponent = std::isinf(value) ? kMost + 1 : std::max(std::ilogb(magnitude), kLeast);
+    if (exponent > kMost) return {static_cast<uint16_t>(sign | kInfinity)};
+    // In steps of the exponent's numbers; one too many for it counts on into the next exponent.
+    const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kBits - exponent)));
+    return {static_cast<uint16_t>(sign | (steps + ((exponent - kLeast) << kBits)))};
+  }
+};
+
+using Float16 = Half<10, -14>;
+using BFloat16 = Half<7, -126>;
+
+struct Bool {
+  uint8_t value;
+};
+
+template <class T>
+double to_double(T number) {
+  return static_cast<double>(number);
+}
+template <int kBits, int kLeast>
+double to_double(Half<kBits, kLeast> number) {
+  return Half<kBits, kLeast>::value(number);
+}
+
+template <class T>
+T from_double(double value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<T>(value);
+  } else {
+    return T::nearest(value);
+  }
+}
+
+// Half of the distance between 1 and the next number.
+template <class T>
+constexpr double kUnit = std::numeric_limits<T>::epsilon() / 2.0;
+template <>
+constexpr double kUnit<Float16> = 0x1p-11;
+template <>
+constexpr double kUnit<BFloat16> = 0x1p-8;
+
+template <class T>
+constexpr bool is_whole_number = std::is_integral_v<T>;
+
+// Calls `act` with a number of the type.
+template <class Act>
+void with_type(NumberType type, const Act& act) {
+  switch (type) {
+    case NumberType::float64: return act(double{});
+    case NumberType::float32: return act(float{});
+    case NumberType::float16: return act(Float16{});
+    case NumberType::bfloat16: return act(BFloat16{});
+    case NumberType::int64: return act(int64_t{});
+    case NumberType::int32: return act(int32_t{});
+    case NumberType::int16: return act(int16_t{});
+    case NumberType::int8: return act(int8_t{});
+    case NumberType::uint64: return act(uint64_t{});
+    case NumberType::uint32: return act(uint32_t{});
+    case NumberType::uint16: return act(uint16_t{});
+    case NumberType::uint8: return act(uint8_t{});
+    case NumberType::boolean: return act(Bool{});
+  }
+}
+
+template <class T>
+T read(const Numbers& numbers, size_t i) {
+  T number;
+  std::memcpy(&number, numbers.memory.data() + i * sizeof(T), sizeof(T));
+  return number;
+}
+
+// --- the numbers that ranks have
+
+uint64_t mix(uint64_t word) {  // splitmix64
+  word += 0x9e3779b97f4a7c15;
+  word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9;
+  word = (word ^ word >> 27) * 0x94d049bb133111eb;
+  return word ^ word >> 31;
+}
+
+template <class T>
+T made_up(const Source& source, int rank, size_t i) {
+  const uint64_t word = mix(source.seed * 1'000'003 + rank * 7919 + (i << 20));
+  if constexpr (is_whole_number<T>) {
+    return static_cast<T>(word);
+  } else if constexpr (std::is_same_v<T, Bool>) {
+    return {static_cast<uint8_t>(word & 1)};
+  } else {
+    const int whole = static_cast<int>(word % 4001) - 2000;
+    const double small = source.reduction == Reduction::product ? 1 + whole / 8000.0 : whole / 256.0;
+    return from_double<T>(small);
+  }
+}
+
+// --- what becomes of them
+
+// Integers wrap around.
+uint64_t combine(Reduction reduction, uint64_t a, uint64_t b) {
+  switch (reduction) {
+    case Reduction::sum: return a + b;
+    case Reduction::product: return a * b;
+    case Reduction::bit_and: return a & b;
+    case Reduction::bit_or: return a | b;
+    default: return a ^ b;
+  }
+}
+
+template <class T>
+T reduced(const Source& source, int size, size_t i) {
+  T total = made_up<T>(source, 0, i);
+  for (int rank = 1; rank < size; ++rank) {
+    const T next = made_up<T>(source, rank, i);
+    if (source.reduction == Reduction::min) {
+      total = std::min(total, next);
+    } else if (source.reduction == Reduction::max) {
+      total = std::max(total, next);
+    } else {
+      total = static_cast<T>(combine(source.reduction, static_cast<uint64_t>(total), static_cast<uint64_t>(next)));
+    }
+  }
+  return total;
+}
+
+// A sum of bools says whether there is a true one, and a product whether all are.
+template <>
+Bool reduced<Bool>(const Source& source, int size, size_t i) {
+  int trues = 0;
+  for (int rank = 0; rank < size; ++rank) trues += made_up<Bool>(source, rank, i).value;
+  switch (source.reduction) {
+    case Reduction::sum:
+    case Reduction::max:
+    case Reduction::bit_or: return {trues > 0};
+    case Reduction::bit_xor: return {trues % 2 == 1};
+    default: return {trues == size};
+  }
+}
+
+// What the numbers reduce to, and how far from it the transport may be.
+struct Expected {
+  double value, tolerance;
+};
+
+template <class T>
+Expected reduced_nearly(const Source& source, int size, size_t i) {
+  double total = to_double(made_up<T>(source, 0, i)), most = std::fabs(total);
+  for (int rank = 1; rank < size; ++rank) {
+    const double next = to_double(made_up<T>(source, rank, i));
+    switch (source.reduction) {
+      case Reduction::sum: total += next, most += std::fabs(next); break;
+      case Reduction::product: total *= next, most = std::fabs(total); break;
+      case Reduction::min: total = std::min(total, next); break;
+      default: total = std::max(total, next);
+    }
+  }
+  const bool exact = source.reduction == Reduction::min || source.reduction == Reduction::max || size == 1;
+  // Numbers of 16 bits are rounded once on each host and once in each of the grid's dimensions, of which there are two
+  // at most here; the errors of a product's factors add up.  Others are rounded with each step, here as there.
+  const bool sum_of_16_bits = sizeof(T) == 2 && source.reduction == Reduction::sum;
+  const int roundings = sum_of_16_bits ? std::min(size, 3) : 2 * size;
+  return {total, exact ? 0 : 1.01 * roundings * kUnit<T> * most};
+}
+
+[[noreturn]] void fail(size_t i, const std::string& got, const std::string& wanted) {
+  throw std::runtime_error("at " + std::to_string(i) + ": " + got + ", not " + wanted);
+}
+
+template <class T>
+std::string text(T number) {
+  if constexpr (std::is_same_v<T, Bool>) {
+    return std::to_string(number.value);
+  } else if constexpr (is_whole_number<T>) {
+    return std::to_string(number);
+  } else {
+    return std::to_string(to_double(number));
+  }
+}
+
+template <class T>
+void expect_reduced_of(const Numbers& got, const Source& source, int size) {
+  for (size_t i = 0; i < got.count(); ++i) {
+    const T number = read<T>(got, i);
+    if constexpr (is_whole_number<T> || std::is_same_v<T, Bool>) {
+      const T wanted = reduced<T>(source, size, i);
+      if (std::memcmp(&number, &wanted, sizeof(T)) != 0) fail(i, text(number), text(wanted));
+    } else {
+      const auto [value, tolerance] = reduced_nearly<T>(source, size, i);
+      const double error = std::fabs(to_double(number) - value);
+      if (!(error <= tolerance)) fail(i, text(number), std::to_string(value));  // a NaN, too
+    }
+  }
+}
+
+// --- roundings
+
+float combine(Reduction reduction, float a, float b) {
+  switch (reduction) {
+    case Reduction::sum: return a + b;
+    case Reduction::product: return a * b;
+    case Reduction::min: return b < a ? b : a;
+    default: return a < b ? b : a;
+  }
+}
+
+// Every number, each with some other one, in an order that has another number in each place of a vector.
+template <class T>
+void check_pairs(NumberType type, Reduction reduction, std::mt19937_64& random) {
+  std::vector<T> a, b, got((1 << 16) - 1);  // one fewer than all, so that some are left over when the vectors are full
+  for (uint64_t word = random(); a.size() < got.size(); ++word) {
+    a.push_back({static_cast<uint16_t>(word)});
+    b.push_back({static_cast<uint16_t>(random())});
+  }
+  const char* from[] = {reinterpret_cast<const char*>(a.data()), reinterpret_cast<const char*>(b.data())};
+  reduce_for(type, reduction)(reinterpret_cast<char*>(got.data()), from, 2, got.size() * sizeof(T));
+  for (size_t i = 0; i < got.size(); ++i) {
+    const auto wide = combine(reduction, static_cast<float>(T::value(a[i])), static_cast<float>(T::value(b[i])));
+    const T wanted = T::nearest(wide);
+    if (got[i].bits == wanted.bits || (std::isnan(wide) && std::isnan(T::value(got[i])))) continue;
+    throw std::runtime_error(std::string(name_of(reduction)) + " of " + name_of(type) + " with bits " +
+                             std::to_string(a[i].bits) + " and " + std::to_string(b[i].bits) + ": " +
+                             std::to_string(got[i].bits) + ", not " + std::to_string(wanted.bits));
+  }
+}
+
+}  // namespace
+
+uint64_t Numbers::digest() const {
+  uint64_t digest = bytes();
+  for (size_t at = 0; at < bytes(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, memory.data() + at, std::min(sizeof(word), bytes() - at));
+    digest = mix(digest ^ word);
+  }
+  return digest | 1;
+}
+
+Numbers make_numbers(const Source& source, int rank, size_t count) {
+  Numbers numbers(source.type, count);
+  with_type(source.type, [&](auto typed) {
+    using T = decltype(typed);
+    for (size_t i = 0; i < count; ++i) {
+      const T number = made_up<T>(source, rank, i);
+      std::memcpy(numbers.data() + i * sizeof(T), &number, sizeof(T));
+    }
+  });
+  return numbers;
+}
+
+void spoil(Numbers& numbers) {
+  // The lowest bit of a byte.  It shows in whole numbers, whatever else is added.
+  if (numbers.bytes()) numbers.memory[numbers.bytes() / 2] ^= 1;
+}
+
+void expect_numbers(const Numbers& got, const Source& source, int rank) {
+  const auto wanted = make_numbers(source, rank, got.count());
+  if (got.memory == wanted.memory) return;
+  const auto differ = std::mismatch(got.memory.begin(), got.memory.end(), wanted.memory.begin()).first;
+  const auto at = static_cast<size_t>(differ - got.memory.begin()) / size_of(got.type);
+  with_type(got.type, [&](auto typed) {
+    using T = decltype(typed);
+    fail(at, text(read<T>(got, at)), text(read<T>(wanted, at)));
+  });
+}
+
+void expect_reduced(const Numbers& got, const Source& source, int size) {
+  with_type(source.type, [&](auto typed) { expect_reduced_of<decltype(typed)>(got, source, size); });
+}
+
+void check_rounding(uint64_t seed, int rounds) {
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < rounds; ++round) {
+    for (const auto reduction : {Reduction::sum, Reduction::product, Reduction::min, Reduction::max}) {
+      check_pairs<Float16>(NumberType::float16, reduction, random);
+      check_pairs<BFloat16>(NumberType::bfloat16, reduction, random);
+    }
+  }
+}
+
+}  // namespace cpulaunch

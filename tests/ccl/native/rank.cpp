@@ -1,0 +1,160 @@
+#include "rank.hpp"
+
+#include <sched.h>
+
+#include <stdexcept>
+
+namespace cpulaunch {
+
+namespace {
+
+// Each of a rank's tensors has other numbers.
+Source of_tensor(Source source, int tensor) {
+  source.seed += 31 * tensor;
+  return source;
+}
+
+// Where there are no numbers there is no memory either, and yet the other rank is to know that none will come.
+Part part(Numbers& numbers) {
+  static char nothing;
+  return {numbers.bytes() ? numbers.data() : &nothing, numbers.bytes()};
+}
+
+}  // namespace
+
+Call Call::any(std::mt19937_64& random, int ranks) {
+  static constexpr size_t kLongest[] = {8, 200, 10'000, 300'000, 3'000'000};  // bytes
+  Call call{kKinds[random() % std::size(kKinds)], {random() % 100'000, kTypes[random() % std::size(kTypes)]}, 0};
+  call.source.reduction = kReductions[random() % std::size(kReductions)];
+  if (!reduce_for(call.source.type, call.source.reduction)) call.source.reduction = Reduction::sum;
+  const size_t longest = kLongest[random() % std::size(kLongest)] / size_of(call.source.type);
+  call.count = 1 + random() % longest;
+  const bool has_tensors = call.kind != Kind::all_reduce && call.kind != Kind::broadcast;
+  if (has_tensors) call.count = 1 + call.count / ranks;
+  call.uneven = random() % 2;
+  call.in_place = random() % 2;
+  call.root = static_cast<int>(random() % ranks);
+  if (call.kind == Kind::all_to_all && random() % 3) call.root = -1;
+  return call;
+}
+
+bool Running::test() const {
+  bool all = true;
+  for (const auto& each : transfers_) all = each->test() && all;
+  return all;
+}
+
+void Running::wait(std::chrono::milliseconds limit) const {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  while (!test()) {
+    sched_yield();
+    auto& any = *transfers_.front();  // they are of one group, which answers for all of them
+    if (const auto lost = any.lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost);
+    if (std::chrono::steady_clock::now() < until) continue;
+    throw std::runtime_error(name_ + " is not done, waits for rank " + any.stragglers());
+  }
+}
+
+void Running::abort() const {
+  for (const auto& each : transfers_) each->abort();
+}
+
+void Running::check() const {
+  try {
+    check_();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(name_ + " is wrong " + error.what());
+  }
+}
+
+Running Rank::start(const Call& call) {
+  switch (call.kind) {
+    case Call::Kind::all_reduce: return all_reduce(call);
+    case Call::Kind::all_gather: return all_gather(call);
+    case Call::Kind::reduce_scatter: return reduce_scatter(call);
+    case Call::Kind::broadcast: return broadcast(call);
+    case Call::Kind::all_to_all: return all_to_all(call);
+  }
+  throw std::logic_error("an unknown kind");
+}
+
+Numbers Rank::numbers(const Source& source, size_t count) const {
+  auto numbers = make_numbers(source, rank_, count);
+  if (wrong) spoil(numbers);
+  return numbers;
+}
+
+Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check) {
+  auto name = operations[0]->signature.text();
+  if (call.kind == Call::Kind::all_gather) name += " (" + std::to_string(call.count) + " from a rank)";
+  Running::Transfers transfers;
+  for (auto& each : operations) transfers.push_back(own_->start(std::move(each)));
+  return {std::move(name), std::move(transfers), std::move(check)};
+}
+
+// All ranks have the same bits, so that one of them checks what they mean.
+Running Rank::all_reduce(const Call& call) {
+  auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
+  auto operation = make_all_reduce(*own_, data->data(), data->bytes(), call.source.type, call.source.reduction);
+  const size_t result = results_++;
+  return run(call, {operation}, [=] {
+    meeting_.compare(result, data->digest());
+    if (static_cast<int>(call.source.seed % size_) == rank_) expect_reduced(*data, call.source, size_);
+  });
+}
+
+Running Rank::all_gather(const Call& call) {
+  auto mine = std::make_shared<Numbers>(numbers(call.source, count_of(call, rank_)));
+  Tensors all = std::make_shared<std::vector<Numbers>>();
+  std::vector<char*> outputs;
+  std::vector<size_t> sizes;
+  for (int rank = 0; rank < size_; ++rank) all->emplace_back(call.source.type, count_of(call, rank));
+  if (call.in_place) (*all)[rank_] = *mine;
+  for (auto& each : *all) outputs.push_back(each.data()), sizes.push_back(each.bytes());
+  const char* input = call.in_place ? outputs[rank_] : mine->data();
+  return run(call, {make_all_gather(*own_, input, outputs, sizes)}, [=] {
+    for (int rank = 0; rank < size_; ++rank) expect_numbers((*all)[rank], call.source, rank);
+    static_cast<void>(mine);
+  });
+}
+
+Running Rank::reduce_scatter(const Call& call) {
+  Tensors inputs = std::make_shared<std::vector<Numbers>>();
+  for (int to = 0; to < size_; ++to) inputs->push_back(numbers(of_tensor(call.source, to), count_of(call, to)));
+  auto apart = std::make_shared<Numbers>(call.source.type, count_of(call, rank_));
+  std::vector<const char*> parts;
+  std::vector<size_t> sizes;
+  for (auto& each : *inputs) parts.push_back(each.data()), sizes.push_back(each.bytes());
+  Numbers& output = call.in_place ? (*inputs)[rank_] : *apart;
+  auto operation =
+      make_reduce_scatter(*own_, output.data(), parts, sizes, call.source.type, call.source.reduction);
+  return run(call, {operation}, [=, &output] {
+    expect_reduced(output, of_tensor(call.source, rank_), size_);
+    static_cast<void>(inputs), static_cast<void>(apart);
+  });
+}
+
+Running Rank::broadcast(const Call& call) {
+  auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
+  return run(call, {make_broadcast(*own_, data->data(), data->bytes(), call.root)},
+             [=] { expect_numbers(*data, call.source, call.root); });
+}
+
+Running Rank::all_to_all(const Call& call) {
+  Tensors sent = std::make_shared<std::vector<Numbers>>(), received = std::make_shared<std::vector<Numbers>>();
+  const auto count = [&](int from, int to) { return call.uneven ? call.count * ((from + 2 * to) % 4) / 2 : call.count; };
+  std::vector<Part> to(size_), from(size_);
+  for (int rank = 0; rank < size_; ++rank) {
+    const bool sends = call.root < 0 || rank == call.root, receives = call.root < 0 || rank_ == call.root;
+    sent->push_back(numbers(of_tensor(call.source, rank), sends ? count(rank_, rank) : 0));
+    received->emplace_back(call.source.type, receives ? count(rank, rank_) : 0);
+    if (sends) to[rank] = part(sent->back());
+    if (receives) from[rank] = part(received->back());
+  }
+  return run(call, make_all_to_all(*own_, to, from), [=] {
+    for (int rank = 0; rank < size_; ++rank) expect_numbers((*received)[rank], of_tensor(call.source, rank_), rank);
+    static_cast<void>(sent);
+  });
+}
+
+}  // namespace cpulaunch

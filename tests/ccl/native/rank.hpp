@@ -1,0 +1,83 @@
+// A rank that starts collective operations and checks their results.
+
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "meeting.hpp"
+#include "numbers.hpp"
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+// What the ranks call.  All of them draw the same.
+struct Call {
+  using Kind = Signature::Kind;
+
+  // Of any type and size.
+  static Call any(std::mt19937_64& random, int ranks);
+
+  Kind kind;
+  Source source;
+  size_t count;           // of numbers: of a rank's tensor, or of the longest of its tensors
+  bool uneven = false;    // whether the ranks' tensors have different sizes
+  bool in_place = false;  // whether the output is one of the inputs, or the input one of the outputs
+  int root = -1;          // of a broadcast; for an all-to-all, the only rank that gets anything, or -1
+};
+constexpr Call::Kind kKinds[] = {Call::Kind::all_reduce, Call::Kind::all_gather, Call::Kind::reduce_scatter,
+                                 Call::Kind::broadcast, Call::Kind::all_to_all};
+
+// An operation under way.
+class Running {
+ public:
+  using Transfers = std::vector<std::unique_ptr<Transfer>>;
+
+  Running(std::string name, Transfers transfers, std::function<void()> check)
+      : name_(std::move(name)), transfers_(std::move(transfers)), check_(std::move(check)) {}
+
+  bool test() const;
+  // Until it is done.  Throws std::runtime_error where a connection is lost, or where it takes longer than `limit`.
+  void wait(std::chrono::milliseconds limit) const;
+  void abort() const;
+  // Throws std::runtime_error where the result is wrong.
+  void check() const;
+
+ private:
+  std::string name_;
+  Transfers transfers_;
+  std::function<void()> check_;  // holds the memory, too
+};
+
+class Rank {
+ public:
+  Rank(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank), size_(meeting.size()), own_(meeting.join(rank)) {}
+
+  Running start(const Call& call);
+
+  bool wrong = false;  // whether it has other numbers than it should
+
+ private:
+  using Tensors = std::shared_ptr<std::vector<Numbers>>;
+
+  Numbers numbers(const Source& source, size_t count) const;
+  size_t count_of(const Call& call, int rank) const { return call.uneven ? call.count * (rank % 3) / 2 : call.count; }
+  Running run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check);
+
+  Running all_reduce(const Call& call);
+  Running all_gather(const Call& call);
+  Running reduce_scatter(const Call& call);
+  Running broadcast(const Call& call);
+  Running all_to_all(const Call& call);
+
+  Meeting& meeting_;
+  const int rank_, size_;
+  const std::shared_ptr<Hierarchy> own_;
+  size_t results_ = 0;
+};
+
+}  // namespace cpulaunch
