@@ -33,16 +33,16 @@
 // it.
 //
 // Why the hosts cannot block each other.  A message waits in its connection until it is asked for, and holds up those
-// behind it.  The kernel's buffers may be smaller than a message: its sender then keeps it, and waits too.  An operation
-// enters only when all pieces of the one before have been exchanged, which implies that its messages are all in their
-// connections; so no message waits for one of a later operation.  Within an operation, take again the first piece n
-// that some rank has not collected.  Every rank can enter and take the pieces from n to n + s - 1, unless it waits for a
-// message to put them.  What piece n needs comes through, because an operation sees to it that
+// behind it.  The kernel's buffers may be smaller than a message: its sender then keeps it, and waits too.  An
+// operation enters only when all pieces of the one before have been exchanged, which implies that its messages are all
+// in their connections; so no message waits for one of a later operation.  Within an operation, take again the first
+// piece n that some rank has not collected.  Every rank can enter and take the pieces from n to n + s - 1, unless it
+// waits for a message to put them.  What piece n needs comes through, because an operation sees to it that
 //   1. others send it in their piece n or an earlier one,
 //   2. what is in front of it in its connection is asked for in pieces before n + s, by entering or taking them
 //      (nothing of a piece from n + s on is, as its sender has collected piece n by then), and
-//   3. where a piece waits until what it sends is on its way, the receiver asks for that in a piece with the same number
-//      or a lower one.
+//   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
+//      number or an earlier one.
 //
 // Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
 // thus sees the data that was written before it, and whatever was read before it had been read when the slot is
