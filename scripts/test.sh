@@ -4,8 +4,8 @@
 #   scripts/test.sh --fast           what takes under a minute
 #   scripts/test.sh [--fast] ARGS    … with further arguments for pytest
 # The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
-# tcmalloc and jemalloc (else those tests are skipped, and say so).  In CI the packages are installed here;
-# elsewhere that is yours to decide.
+# tcmalloc and jemalloc, and those of another processor a compiler for it and an emulator (else those tests
+# are skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -13,18 +13,31 @@ cd "$(dirname "$0")/.."
 fast=
 if [ "${1:-}" = --fast ]; then fast=1; shift; fi
 
-missing=
-for program in sshd ip tc nsenter g++ tmux ps; do
-  PATH=$PATH:/usr/sbin:/sbin command -v $program >/dev/null || missing="$missing $program"
-done
-for library in libtcmalloc_minimal.so.4 libjemalloc.so.2; do
-  PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || missing="$missing $library"
-done
-if [ "$missing" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
-  echo "installing what has$missing"
+packages=
+while read -r program package; do
+  PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null || packages="$packages $package"
+done <<'END'
+sshd openssh-server
+ssh openssh-client
+ip iproute2
+tc iproute2
+nsenter util-linux
+g++ g++
+aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
+qemu-aarch64 qemu-user
+tmux tmux
+ps procps
+END
+while read -r library package; do
+  PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || packages="$packages $package"
+done <<'END'
+libtcmalloc_minimal.so.4 libtcmalloc-minimal4
+libjemalloc.so.2 libjemalloc2
+END
+if [ "$packages" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
+  echo "installing$packages"
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-    openssh-server openssh-client iproute2 util-linux g++ tmux procps libtcmalloc-minimal4 libjemalloc2 >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 

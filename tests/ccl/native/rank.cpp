@@ -142,7 +142,7 @@ Running Rank::broadcast(const Call& call) {
 
 Running Rank::all_to_all(const Call& call) {
   Tensors sent = std::make_shared<std::vector<Numbers>>(), received = std::make_shared<std::vector<Numbers>>();
-  const auto count = [&](int from, int to) { return call.uneven ? call.count * ((from + 2 * to) % 4) / 2 : call.count; };
+  const auto count = [&](int from, int to) { return call.uneven ? (from + 2 * to) % 4 * call.count / 2 : call.count; };
   std::vector<Part> to(size_), from(size_);
   for (int rank = 0; rank < size_; ++rank) {
     const bool sends = call.root < 0 || rank == call.root, receives = call.root < 0 || rank_ == call.root;
