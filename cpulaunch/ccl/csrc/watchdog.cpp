@@ -30,6 +30,8 @@ constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 // ... and after how long without one, or without an answer of the store, a host counts as gone.  A busy host may
 // delay a thread by seconds.
 constexpr auto kHeartbeatTimeout = std::chrono::seconds(15);
+// Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
+constexpr auto kLingerTime = std::chrono::seconds(1);
 constexpr char kFailureKey[] = "failure";
 // Who waits for whom is asked so often, and of so many ranks at most.
 constexpr auto kAskInterval = std::chrono::seconds(1);
@@ -72,6 +74,7 @@ struct Watchdog::Watched {
   }
 
   std::weak_ptr<GroupState> group;
+  std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Store> heartbeats;  // the same store, by keys that all groups share
   std::vector<Process> processes;
@@ -89,7 +92,7 @@ struct Watchdog::Watched {
   Clock::time_point asked{};              // who is late
   std::string suspicion;
   Clock::time_point suspected{};
-  bool reported = false;  // this rank's failure, in the store
+  std::atomic<bool> reported{false};  // this rank's failure, in the store
 
   void suspect(std::string what) {
     if (what.empty() || !suspicion.empty()) return;
@@ -170,7 +173,10 @@ struct Watchdog::Watched {
       query_began = Clock::now();
       try {
         read_heartbeat();
-        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) state.fail(text);
+        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) {
+          reported = true;  // by another rank
+          state.fail(text);
+        }
         if (waiting_now) find_late(state, *waiting_now);
       } catch (const std::exception&) {
         lose_store();
@@ -215,7 +221,22 @@ void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<
 
 void Watchdog::remove(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
-  groups_.erase(group);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return;
+  auto state = found->second->group.lock();
+  if (state && state->failed() && !found->second->reported) {
+    found->second->removed = std::move(state);
+    wake();
+  } else {
+    groups_.erase(found);
+  }
+}
+
+void Watchdog::linger() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto failed = failed_;
+  lock.unlock();
+  while (failed && Clock::now() - *failed < kLingerTime) std::this_thread::sleep_for(kInterval / 10);
 }
 
 void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion) {
@@ -225,6 +246,7 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   auto& watched = *found->second;
   const auto now = Clock::now();
   watched.alerted = now;
+  if (group->failed() && !failed_) failed_ = now;
   if (watched.callers_suspicion.empty()) {
     watched.callers_suspicion = std::move(suspicion);
     watched.callers_suspected = now;
@@ -268,7 +290,7 @@ void Watchdog::run() {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       for (const auto& entry : groups_) {
-        if (Clock::now() - entry.second->alerted < kAlertTime) {
+        if (Clock::now() - entry.second->alerted < kAlertTime || entry.second->removed) {
           alerted.emplace_back(entry.second, std::exchange(entry.second->waiting, std::nullopt));
         }
         if (!entry.second->heartbeat.own_key.empty()) writing.push_back(entry.second);
@@ -285,6 +307,10 @@ void Watchdog::run() {
       if (!state) continue;
       if (!state->failed()) watched->look(*state, waiting);
       if (state->failed()) watched->report(*state);
+      if (!watched->removed) continue;
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = groups_.find(state.get());
+      if (found != groups_.end() && found->second == watched) groups_.erase(found);
     }
     std::this_thread::sleep_for(kInterval);
   }
