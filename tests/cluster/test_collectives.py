@@ -77,3 +77,14 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
         ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
     ]
     assert found[0] == found[1]
+
+
+def test_oneccl_carries_them_where_it_is_asked_for(the_cluster: Cluster) -> None:
+    """Also where a rank is alone on its host: it has to choose its transports as the others do."""
+    hosts, variables = LAYOUTS["3+1"], {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+    for ranks in ranks_on(the_cluster, hosts, **variables):
+        assert len(set(ranks.call("shm_sums", "float32"))) == 1
+        ranks.call("objects")
+        for dtype in ("float32", "int64"):
+            ranks.call("movement", "all_to_all_single", dtype, [4097], "plain", 1, 1, True)
+            ranks.call("reduction", "reduce_scatter", "MAX", dtype, [4097], "plain", 1, 1, True)
