@@ -154,6 +154,7 @@ def differing(cluster: Cluster, layout: str, timeout: float, odd: int, its_call:
         ("4x1", 2, "dist.all_gather(parts, x)"),
         ("2x1", 0, "dist.recv(x, 0)"),
     ],
+    ids=["all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message"],
 )
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     cluster: Cluster, layout: str, late: int, call: str
@@ -175,6 +176,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
+    ids=["size", "operation", "reduction", "root"],
 )  # fmt: skip
 def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
     cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]
