@@ -87,6 +87,21 @@ except dist.DistBackendError as error:
     os._exit(7)
 """
 
+# Rank 2 sends when it is told to, long after rank 1 has ended.
+LEAVE = """\
+import sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=50))
+rank, x = dist.get_rank(), torch.ones(1000)
+dist.all_reduce(x)
+if rank == 0:
+    print([dist.recv(x, None if sys.argv[1] == "any" else source) for source in (1, 2)])
+    sys.exit()
+if rank == 2:
+    sys.stdin.readline()
+dist.send(x, 0)
+"""
+
 SUSPENDED = """\
 import sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -208,6 +223,20 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
         # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
         assert re.search(noticed, said[-1]), said
+
+
+@pytest.mark.parametrize("source", ["any", "named"])
+@pytest.mark.parametrize("hosts", [["node0", "node1", "node2"], ["node0"] * 3], ids=["apart", "together"])
+def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
+    cluster: Cluster, hosts: list[str], source: str
+) -> None:
+    argv = [sys.executable, "-c", LEAVE, source]
+    with started_ranks(cluster, hosts, argv, limit=90, stdin=subprocess.PIPE) as processes:
+        said = [processes[1].communicate(timeout=60)]
+        time.sleep(4)  # a peer that has ended is an error for those that need it after two seconds
+        said += [process.communicate("now\n", timeout=60) for process in (processes[2], processes[0])]
+    assert [process.returncode for process in processes] == [0] * 3, said
+    assert said[-1][0] == "[1, 2]\n"
 
 
 def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,10 @@ class Watchdog {
   void remove(const GroupState* group);
 
   // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.  Whoever waits calls this every few milliseconds.
-  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "");
+  // what tells the caller that a peer is gone; "" when nothing does.  `peer` is the only rank that it needs, or -1 where
+  // any one will do; nullopt: all.  Whoever waits calls this every few milliseconds.
+  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
+             std::optional<int> peer = std::nullopt);
 
   // Has the watchdog find out which ranks are late for an operation in which this one waits for `ranks`, such as
   // "1, 3", and tell the group.
@@ -65,6 +68,11 @@ class Watchdog {
   struct Waiting {  // this rank
     uint64_t sequence;  // in the operation with this number
     std::string ranks;  // for these
+  };
+  struct Alert {  // what callers have said since the last look
+    std::set<int> peers;  // that they need
+    bool all = false;     // they need all peers
+    std::optional<Waiting> waiting;
   };
 
   void wake();
