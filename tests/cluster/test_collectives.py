@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from ccl import programs_names as names
 from ccl.ranks import WORKER, Ranks
 from support.faults import Cluster
 from support.ranks import PORT, hosts_of, started_ranks
@@ -41,6 +42,13 @@ def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Rank
 
 def test_a_random_mix_gives_what_gloo_gives(ranks: Ranks) -> None:
     assert ranks.call("mix", 17, 500, limit=180) == [500] * ranks.size
+
+
+def test_each_kind_completes_in_the_background_for_a_rank_that_comes_early(ranks: Ranks) -> None:
+    """Coalesced ones, too.  The early rank is alone on its host, or one of several."""
+    for kind in names.COMPLETIONS:
+        for early in (0, ranks.size - 1):
+            assert ranks.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early]
 
 
 def test_objects(ranks: Ranks) -> None:
