@@ -308,7 +308,7 @@ def shm_sums(dtype: str = "bfloat16") -> str:
 
 
 def mixed_coalesced() -> str:
-    """One operation, of which a part goes through shared memory and a part through oneCCL."""
+    """One operation on tensors of several lengths and types."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [torch.full((length,), rank + 1).to(kind) for length in (0, 10, 70_000)
                for kind in (torch.float32, torch.int64, torch.bfloat16)]  # fmt: skip

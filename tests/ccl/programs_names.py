@@ -27,7 +27,7 @@ BITWISE = [
     (op, dtype) for op in ("BAND", "BOR", "BXOR") for dtype in ("uint8", "int8", "int16", "int32", "int64")
 ]
 MOVED = (*DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn")
-# Point to point goes through gloo, with gloo's types (and it fails to receive nothing from anybody).
+# Beside oneCCL, messages go through gloo, with gloo's types (and it fails to receive nothing from anybody).
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
 
 # Of `programs_state`: operations that complete in the background, and the caller's state at their start.

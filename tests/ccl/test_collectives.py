@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import programs_names as names
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
+
+from cpulaunch.ccl.installed import Built
 
 # The ranks are shared by all examples; a failing case is printed by hypothesis, with its shrunk values.
 examples = settings(
@@ -39,6 +43,39 @@ def test_reductions_equal_gloos(ranks: Ranks, kind: str, reduced: tuple[str, str
        layout=layouts, root=st.integers(0, 2), seed=seeds, late=st.booleans())  # fmt: skip
 def test_movements_deliver_what_was_sent(ranks: Ranks, kind: str, dtype: str, shape: list[int], layout: str, root: int,
                                          seed: int, late: bool) -> None:  # fmt: skip
+    ranks.call("movement", kind, dtype, shape, layout, root, seed, late)
+
+
+# --- through oneCCL, which is for those who ask for it
+
+
+@pytest.fixture(scope="module")
+def oneccl(built: Built) -> Iterator[Ranks]:
+    ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="ofi")
+    yield ranks
+    assert ranks.close() == [0, 0, 0]
+
+
+few = settings(examples, max_examples=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", names.REDUCTIONS)
+@few
+@given(reduced=st.sampled_from(names.REDUCED), shape=shapes, layout=layouts, root=st.integers(0, 2), seed=seeds,
+       late=st.booleans())  # fmt: skip
+def test_oneccls_reductions_equal_gloos(oneccl: Ranks, kind: str, reduced: tuple[str, str], shape: list[int],
+                                        layout: str, root: int, seed: int, late: bool) -> None:  # fmt: skip
+    oneccl.call("reduction", kind, *reduced, shape, layout, root, seed, late)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", names.MOVEMENTS)
+@few
+@given(dtype=st.sampled_from(names.MOVED), shape=shapes, layout=layouts, root=st.integers(0, 2), seed=seeds,
+       late=st.booleans())  # fmt: skip
+def test_oneccls_movements_deliver_what_was_sent(oneccl: Ranks, kind: str, dtype: str, shape: list[int], layout: str,
+                                                 root: int, seed: int, late: bool) -> None:  # fmt: skip
     if kind in ("send_recv", "recv_any"):
         assume(dtype not in names.NOT_FOR_GLOO and 0 not in shape)
-    ranks.call("movement", kind, dtype, shape, layout, root, seed, late)
+    oneccl.call("movement", kind, dtype, shape, layout, root, seed, late)

@@ -68,9 +68,12 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
 
-def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum() -> None:
+@pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
+def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
+    """Each rank gets to know why, though the other one ends at once, which may have the store."""
     said = "rank {} of the group calls all_reduce (sum) of {} numbers of type float32, this rank all_reduce (sum) of {}"
-    results = run_script(2, script("dist.all_reduce(torch.ones(100_000 * (rank + 1)))", seconds=10))
+    differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
+    results = run_script(2, script(*differing, seconds=10))
     for result in results:
         assert result.returncode == 7, result.stderr
         assert (

@@ -16,7 +16,7 @@ def test_ranks_that_get_ahead_of_each_other_take_nothing_twice(ranks: Ranks) -> 
     assert ranks.call("race") == ["ok"] * ranks.size
 
 
-def test_one_operation_may_go_both_ways(ranks: Ranks) -> None:
+def test_one_operation_may_have_tensors_of_several_types(ranks: Ranks) -> None:
     assert ranks.call("mixed_coalesced") == ["ok"] * ranks.size
 
 

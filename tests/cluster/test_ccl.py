@@ -87,6 +87,21 @@ except dist.DistBackendError as error:
     os._exit(7)
 """
 
+# Rank 2 sends when it is told to, long after rank 1 has ended.
+LEAVE = """\
+import sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=50))
+rank, x = dist.get_rank(), torch.ones(1000)
+dist.all_reduce(x)
+if rank == 0:
+    print([dist.recv(x, None if sys.argv[1] == "any" else source) for source in (1, 2)])
+    sys.exit()
+if rank == 2:
+    sys.stdin.readline()
+dist.send(x, 0)
+"""
+
 SUSPENDED = """\
 import sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -154,6 +169,7 @@ def differing(cluster: Cluster, layout: str, timeout: float, odd: int, its_call:
         ("4x1", 2, "dist.all_gather(parts, x)"),
         ("2x1", 0, "dist.recv(x, 0)"),
     ],
+    ids=["all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message"],
 )
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     cluster: Cluster, layout: str, late: int, call: str
@@ -175,6 +191,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
+    ids=["size", "operation", "reduction", "root"],
 )  # fmt: skip
 def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
     cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]
@@ -206,6 +223,20 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
         # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
         assert re.search(noticed, said[-1]), said
+
+
+@pytest.mark.parametrize("source", ["any", "named"])
+@pytest.mark.parametrize("hosts", [["node0", "node1", "node2"], ["node0"] * 3], ids=["apart", "together"])
+def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
+    cluster: Cluster, hosts: list[str], source: str
+) -> None:
+    argv = [sys.executable, "-c", LEAVE, source]
+    with started_ranks(cluster, hosts, argv, limit=90, stdin=subprocess.PIPE) as processes:
+        said = [processes[1].communicate(timeout=60)]
+        time.sleep(4)  # a peer that has ended is an error for those that need it after two seconds
+        said += [process.communicate("now\n", timeout=60) for process in (processes[2], processes[0])]
+    assert [process.returncode for process in processes] == [0] * 3, said
+    assert said[-1][0] == "[1, 2]\n"
 
 
 def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from ccl import programs_names as names
 from ccl.ranks import WORKER, Ranks
 from support.faults import Cluster
 from support.ranks import PORT, hosts_of, started_ranks
@@ -43,6 +44,13 @@ def test_a_random_mix_gives_what_gloo_gives(ranks: Ranks) -> None:
     assert ranks.call("mix", 17, 500, limit=180) == [500] * ranks.size
 
 
+def test_each_kind_completes_in_the_background_for_a_rank_that_comes_early(ranks: Ranks) -> None:
+    """Coalesced ones, too.  The early rank is alone on its host, or one of several."""
+    for kind in names.COMPLETIONS:
+        for early in (0, ranks.size - 1):
+            assert ranks.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early]
+
+
 def test_objects(ranks: Ranks) -> None:
     for rank, (gathered, broadcast, scattered) in enumerate(ranks.call("objects")):
         assert gathered == [{"rank": r, "text": "x" * r * 100} for r in range(ranks.size)]
@@ -77,3 +85,14 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
         ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
     ]
     assert found[0] == found[1]
+
+
+def test_oneccl_carries_them_where_it_is_asked_for(the_cluster: Cluster) -> None:
+    """Also where a rank is alone on its host: it has to choose its transports as the others do."""
+    hosts, variables = LAYOUTS["3+1"], {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+    for ranks in ranks_on(the_cluster, hosts, **variables):
+        assert len(set(ranks.call("shm_sums", "float32"))) == 1
+        ranks.call("objects")
+        for dtype in ("float32", "int64"):
+            ranks.call("movement", "all_to_all_single", dtype, [4097], "plain", 1, 1, True)
+            ranks.call("reduction", "reduce_scatter", "MAX", dtype, [4097], "plain", 1, 1, True)

@@ -101,10 +101,17 @@ class PointToPoint::Progress final : public Transfer {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     all_->aborted_ = true;
   }
-  std::string stragglers() override { return request_->peer == kAnySource ? "" : std::to_string(request_->peer); }
+  std::string stragglers() override {
+    const int rank = *peer();
+    return rank == kAnySource ? "" : std::to_string(rank);
+  }
+  std::optional<int> peer() override {
+    std::lock_guard<std::mutex> lock(all_->mutex_);
+    return request_->peer;
+  }
   std::string lost() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
-    return all_->lost_;
+    return all_->lost(*request_);
   }
 
  private:
@@ -156,8 +163,30 @@ std::unique_ptr<Transfer> PointToPoint::receive(int from, int tag, char* data, s
 }
 
 void PointToPoint::enqueue(int to, const Frame& frame, RequestPtr request) {
-  peers_[to].queue.push_back({frame, std::move(request)});
-  if (peers_[to].queue.size() == 1) write_to(to);
+  auto& peer = peers_[to];
+  peer.queue.push_back({frame, std::move(request)});
+  if (peer.queue.size() > 1 || !peer.lost.empty()) return;
+  try {
+    write_to(to);
+  } catch (const ConnectionLost& error) {
+    lose(to, error);
+  }
+}
+
+void PointToPoint::lose(int rank, const ConnectionLost& error) {
+  peers_[rank].lost = "the connection to rank " + std::to_string(rank) + " of this group is lost: " + error.what();
+}
+
+// A rank that has sent what it had to send may leave; others still come.
+std::string PointToPoint::lost(const Request& request) const {
+  if (request.peer != kAnySource) return peers_[request.peer].lost;
+  std::string last;
+  for (int rank = 0; rank < layout_.size; ++rank) {
+    if (rank == layout_.rank) continue;
+    if (peers_[rank].lost.empty()) return "";
+    last = peers_[rank].lost;
+  }
+  return last;
 }
 
 // Finds a message that has come, or has been announced, before it was asked for.
@@ -229,13 +258,13 @@ bool PointToPoint::test(Request& request) {
 
 size_t PointToPoint::progress() {
   size_t moved = 0;
-  for (int rank = 0; rank < layout_.size && lost_.empty(); ++rank) {
-    if (rank == layout_.rank) continue;
+  for (int rank = 0; rank < layout_.size; ++rank) {
+    if (rank == layout_.rank || !peers_[rank].lost.empty()) continue;
     try {
       moved += write_to(rank);
       if (expects_from(rank)) moved += read_from(rank);
     } catch (const ConnectionLost& error) {
-      lost_ = "the connection to rank " + std::to_string(rank) + " of this group is lost: " + error.what();
+      lose(rank, error);
     }
   }
   return moved;

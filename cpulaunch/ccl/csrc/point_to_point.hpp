@@ -78,6 +78,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     ~Peer();
 
     std::unique_ptr<Pipe> pipe;
+    std::string lost;  // what has become of it; "" while all is well
     // To the peer.
     std::deque<Queued> queue;
     size_t written = 0;  // bytes of the first frame and its data
@@ -94,6 +95,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::map<uint64_t, RequestPtr> cleared;
   };
 
+  void lose(int rank, const ConnectionLost& error);
+  std::string lost(const Request& request) const;
   void enqueue(int to, const Frame& frame, RequestPtr request);
   bool match_unexpected(int from, const RequestPtr& request);
   void deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message);
@@ -115,7 +118,6 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::deque<RequestPtr> posted_;  // receives without a message
-  std::string lost_;
   bool aborted_ = false;
 };
 

@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include "watchdog.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -156,6 +158,7 @@ void ProgressEngine::lead() {
 }
 
 bool ProgressEngine::shutdown() {
+  Watchdog::instance().linger();
   // A peer may be waiting for what this rank has started, and will not be if it is gone.
   for (const auto until = Clock::now() + kShutdownTimeout; Clock::now() < until;) {
     std::unique_lock<std::mutex> lock(mutex_);

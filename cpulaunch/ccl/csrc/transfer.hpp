@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,9 @@ class Transfer {
 
   // The ranks that the transfer waits for, such as "1, 3"; "" where that is unknown.
   virtual std::string stragglers() = 0;
+
+  // The only rank that it needs, or -1 where any one will do; nullopt: it needs all of the group.
+  virtual std::optional<int> peer() { return std::nullopt; }
 
   // What tells that a peer which the transfer still needs is gone; "" while all is well.
   virtual std::string lost() { return ""; }
@@ -60,6 +64,8 @@ class CombinedTransfer final : public Transfer {
     }
     return "";
   }
+
+  std::optional<int> peer() override { return parts_.size() == 1 ? parts_[0]->peer() : std::nullopt; }
 
   std::string lost() override {
     for (const auto& part : parts_) {

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <deque>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -30,6 +29,8 @@ constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 // ... and after how long without one, or without an answer of the store, a host counts as gone.  A busy host may
 // delay a thread by seconds.
 constexpr auto kHeartbeatTimeout = std::chrono::seconds(15);
+// Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
+constexpr auto kLingerTime = std::chrono::seconds(1);
 constexpr char kFailureKey[] = "failure";
 // Who waits for whom is asked so often, and of so many ranks at most.
 constexpr auto kAskInterval = std::chrono::seconds(1);
@@ -72,6 +73,7 @@ struct Watchdog::Watched {
   }
 
   std::weak_ptr<GroupState> group;
+  std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Store> heartbeats;  // the same store, by keys that all groups share
   std::vector<Process> processes;
@@ -85,11 +87,13 @@ struct Watchdog::Watched {
   Clock::time_point alerted{};
   std::string callers_suspicion;          // under the watchdog's lock, as the next two
   Clock::time_point callers_suspected{};
-  std::optional<Waiting> waiting;         // as the caller says
+  Alert alert;
   Clock::time_point asked{};              // who is late
   std::string suspicion;
   Clock::time_point suspected{};
-  bool reported = false;  // this rank's failure, in the store
+  std::string ended;                      // a local peer that is needed
+  Clock::time_point ended_since{};
+  std::atomic<bool> reported{false};  // this rank's failure, in the store
 
   void suspect(std::string what) {
     if (what.empty() || !suspicion.empty()) return;
@@ -104,13 +108,29 @@ struct Watchdog::Watched {
     suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
   }
 
-  // Says which local peer has ended; "" when all live.
-  std::string ended() const {
+  // Says which local peer has ended, of those that are needed; "" when all live.
+  std::string ended_peer(const Alert& need, int size) const {
+    size_t ended = 0;
+    std::string last;
     for (const auto& process : processes) {
       pollfd entry{process.descriptor, POLLIN, 0};
-      if (::poll(&entry, 1, 0) == 1) return c10::str("rank ", process.rank, " of this group, on this host, has ended");
+      if (::poll(&entry, 1, 0) != 1) continue;
+      last = c10::str("rank ", process.rank, " of this group, on this host, has ended");
+      if (need.all || need.peers.count(process.rank)) return last;
+      ++ended;
     }
-    return "";
+    // Whoever waits for any rank can do so until all are gone.
+    return need.peers.count(-1) && static_cast<int>(ended) == size - 1 ? last : "";
+  }
+
+  // A peer that has ended may have left behind what is needed: that is seen within the grace period.
+  void look_after_peers(GroupState& state, const Alert& need) {
+    const bool waiting = need.all || !need.peers.empty();
+    if (auto peer = waiting ? ended_peer(need, state.size) : ended; peer != ended) {
+      ended = std::move(peer);
+      ended_since = Clock::now();
+    }
+    if (waiting && !ended.empty() && Clock::now() - ended_since > kGracePeriod) state.fail(ended);
   }
 
   void write_heartbeat(uint64_t& count) {
@@ -163,15 +183,19 @@ struct Watchdog::Watched {
     state.set_late(own.sequence, late);
   }
 
-  void look(GroupState& state, const std::optional<Waiting>& waiting_now) {
-    suspect(ended());
+  void look(GroupState& state, const Alert& need) {
+    look_after_peers(state, need);
     // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
-    if (suspicion.empty()) {
+    if (suspicion.empty() && ended.empty()) {
       query_began = Clock::now();
       try {
-        read_heartbeat();
-        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) state.fail(text);
-        if (waiting_now) find_late(state, *waiting_now);
+        // The host after this one may end before the others once it has no part in their messages any more.
+        if (need.all) read_heartbeat();
+        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) {
+          reported = true;  // by another rank
+          state.fail(text);
+        }
+        if (need.waiting) find_late(state, *need.waiting);
       } catch (const std::exception&) {
         lose_store();
       }
@@ -215,16 +239,37 @@ void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<
 
 void Watchdog::remove(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
-  groups_.erase(group);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return;
+  auto state = found->second->group.lock();
+  if (state && state->failed() && !found->second->reported) {
+    found->second->removed = std::move(state);
+    wake();
+  } else {
+    groups_.erase(found);
+  }
 }
 
-void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion) {
+void Watchdog::linger() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto failed = failed_;
+  lock.unlock();
+  while (failed && Clock::now() - *failed < kLingerTime) std::this_thread::sleep_for(kInterval / 10);
+}
+
+void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion, std::optional<int> peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
   if (found == groups_.end()) return;
   auto& watched = *found->second;
   const auto now = Clock::now();
   watched.alerted = now;
+  if (peer) {
+    watched.alert.peers.insert(*peer);
+  } else {
+    watched.alert.all = true;
+  }
+  if (group->failed() && !failed_) failed_ = now;
   if (watched.callers_suspicion.empty()) {
     watched.callers_suspicion = std::move(suspicion);
     watched.callers_suspected = now;
@@ -242,7 +287,7 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
 void Watchdog::ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  if (found != groups_.end() && !ranks.empty()) found->second->waiting = Waiting{sequence, std::move(ranks)};
+  if (found != groups_.end() && !ranks.empty()) found->second->alert.waiting = Waiting{sequence, std::move(ranks)};
 }
 
 // With the lock held.
@@ -257,19 +302,19 @@ void Watchdog::wake() {
 std::string Watchdog::ended_peer(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  return found == groups_.end() ? "" : found->second->ended();
+  return found == groups_.end() ? "" : found->second->ended_peer({{}, true, {}}, 0);
 }
 
 void Watchdog::run() {
   pthread_setname_np(pthread_self(), "cpulaunch-watch");
   for (;;) {
-    std::vector<std::pair<std::shared_ptr<Watched>, std::optional<Waiting>>> alerted;
+    std::vector<std::pair<std::shared_ptr<Watched>, Alert>> alerted;
     std::vector<std::shared_ptr<Watched>> writing;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       for (const auto& entry : groups_) {
-        if (Clock::now() - entry.second->alerted < kAlertTime) {
-          alerted.emplace_back(entry.second, std::exchange(entry.second->waiting, std::nullopt));
+        if (Clock::now() - entry.second->alerted < kAlertTime || entry.second->removed) {
+          alerted.emplace_back(entry.second, std::exchange(entry.second->alert, {}));
         }
         if (!entry.second->heartbeat.own_key.empty()) writing.push_back(entry.second);
       }
@@ -280,11 +325,15 @@ void Watchdog::run() {
     }
     // Without the lock: a store whose host is gone may block for long.
     for (const auto& watched : writing) watched->write_heartbeat(heartbeats_);
-    for (const auto& [watched, waiting] : alerted) {
+    for (const auto& [watched, alert] : alerted) {
       const auto state = watched->group.lock();
       if (!state) continue;
-      if (!state->failed()) watched->look(*state, waiting);
+      if (!state->failed()) watched->look(*state, alert);
       if (state->failed()) watched->report(*state);
+      if (!watched->removed) continue;
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = groups_.find(state.get());
+      if (found != groups_.end() && found->second == watched) groups_.erase(found);
     }
     std::this_thread::sleep_for(kInterval);
   }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,15 +44,21 @@ class Watchdog {
   // `store` is used by the watchdog's thread only.
   void add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
            const std::vector<Peer>& local_peers, Heartbeat heartbeat);
+  // A failure of the group is reported nevertheless.
   void remove(const GroupState* group);
 
   // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.  Whoever waits calls this every few milliseconds.
-  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "");
+  // what tells the caller that a peer is gone; "" when nothing does.  `peer` is the only rank that it needs, or -1 where
+  // any one will do; nullopt: all.  Whoever waits calls this every few milliseconds.
+  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
+             std::optional<int> peer = std::nullopt);
 
   // Has the watchdog find out which ranks are late for an operation in which this one waits for `ranks`, such as
   // "1, 3", and tell the group.
   void ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks);
+
+  // For the end of the process: gives the other ranks time to learn of a failure, as the store may end with it.
+  void linger();
 
   // Says which local peer of the group has ended; "" when none has.
   std::string ended_peer(const GroupState* group);
@@ -62,6 +69,11 @@ class Watchdog {
     uint64_t sequence;  // in the operation with this number
     std::string ranks;  // for these
   };
+  struct Alert {  // what callers have said since the last look
+    std::set<int> peers;  // that they need
+    bool all = false;     // they need all peers
+    std::optional<Waiting> waiting;
+  };
 
   void wake();
   void run();
@@ -70,6 +82,7 @@ class Watchdog {
   std::condition_variable wake_;
   std::map<const GroupState*, std::shared_ptr<Watched>> groups_;
   bool running_ = false;
+  std::optional<Clock::time_point> failed_;  // when a group first did
   uint64_t heartbeats_ = 0;  // written so far; the watchdog's thread only
 };
 

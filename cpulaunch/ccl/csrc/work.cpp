@@ -159,16 +159,17 @@ void CclWork::check(Clock::time_point now) {
   } else if (group_->failed()) {
     fail(c10::str("cannot complete: ", group_->reason()));
   } else if (waited > kAlertAfter) {
-    Watchdog::instance().alert(group_, transfer_->lost());
+    const auto peer = transfer_->peer();
+    Watchdog::instance().alert(group_, transfer_->lost(), peer);
     // Half the time is left for asking around.
-    if (waited > timeout_ / 2 && !c10d::isP2POp(retrieveOpType())) {
+    if (waited > timeout_ / 2 && !peer) {
       Watchdog::instance().ask_who_is_late(group_.get(), sequence_, transfer_->stragglers());
     }
   }
 }
 
 std::string CclWork::late() const {
-  const auto found = c10d::isP2POp(retrieveOpType()) ? "" : group_->late(sequence_);
+  const auto found = transfer_->peer() ? "" : group_->late(sequence_);
   return found.empty() ? transfer_->stragglers() : found;
 }
 
