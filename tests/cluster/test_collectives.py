@@ -51,6 +51,10 @@ def test_each_kind_completes_in_the_background_for_a_rank_that_comes_early(ranks
             assert ranks.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early]
 
 
+def test_sums_have_the_same_bits_wherever_tensors_lie(ranks: Ranks) -> None:
+    assert ranks.call("shared_sums") == ["ok"] * ranks.size
+
+
 def test_objects(ranks: Ranks) -> None:
     for rank, (gathered, broadcast, scattered) in enumerate(ranks.call("objects")):
         assert gathered == [{"rank": r, "text": "x" * r * 100} for r in range(ranks.size)]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <stdexcept>
 #include <type_traits>
 
 namespace cpulaunch {
@@ -224,6 +225,44 @@ void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes) {
   reduce_range<Number, Reduction::sum>(to, from, sources, sum(to, from, sources, bytes), bytes);
 }
 
+// --- averages
+
+template <class Number>
+CPULAUNCH_INLINE void divide_all(char* data, size_t bytes, int divisor) {
+  using As = Stored<Number>;
+  using Wide = typename As::Wide;
+  constexpr size_t kNumbers = 64;  // divided at once
+  // Multiplication takes less time, and has the same result if the divisor is a power of two.
+  const bool exact = (divisor & (divisor - 1)) == 0;
+  const Wide by = exact ? Wide{1} / static_cast<Wide>(divisor) : static_cast<Wide>(divisor);
+  Number numbers[kNumbers]{};
+  for (size_t at = 0; at < bytes; at += sizeof(numbers)) {
+    const size_t length = std::min(bytes - at, sizeof(numbers));
+    std::memcpy(numbers, data + at, length);
+    if (exact) {
+      for (auto& number : numbers) number = As::narrow(As::widen(number) * by);
+    } else {
+      for (auto& number : numbers) number = As::narrow(As::widen(number) / by);
+    }
+    std::memcpy(data + at, numbers, length);
+  }
+}
+
+CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_all<float>(data, bytes, divisor); }
+
+CPULAUNCH_CLONES void divide_doubles(char* data, size_t bytes, int divisor) {
+  divide_all<double>(data, bytes, divisor);
+}
+
+CPULAUNCH_CLONES void divide_bfloat16s(char* data, size_t bytes, int divisor) {
+  divide_all<BFloat16>(data, bytes, divisor);
+}
+
+bool is_floating_point(NumberType type) {
+  return type == NumberType::float64 || type == NumberType::float32 || type == NumberType::float16 ||
+         type == NumberType::bfloat16;
+}
+
 template <class Number>
 Reduce* reduce_for_number(Reduction reduction) {
   switch (reduction) {
@@ -270,12 +309,13 @@ const char* name_of(NumberType type) {
 }
 
 const char* name_of(Reduction reduction) {
-  static constexpr const char* kNames[] = {"sum", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
+  static constexpr const char* kNames[] = {"sum", "average", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
   const auto number = static_cast<size_t>(reduction);
   return number < std::size(kNames) ? kNames[number] : "unknown";
 }
 
 Reduce* reduce_for(NumberType type, Reduction reduction) {
+  if (reduction == Reduction::average) return is_floating_point(type) ? reduce_for(type, Reduction::sum) : nullptr;
   if (reduction == Reduction::sum) {
     if (type == NumberType::float32) return sum_fast<float, sum_float_blocks>;
     if (type == NumberType::float64) return sum_fast<double, sum_double_blocks>;
@@ -300,6 +340,16 @@ Reduce* reduce_for(NumberType type, Reduction reduction) {
       return reduce_for_number<uint8_t>(reduction);
   }
   return nullptr;
+}
+
+void divide(char* data, size_t bytes, NumberType type, int divisor) {
+  switch (type) {
+    case NumberType::float64: return divide_doubles(data, bytes, divisor);
+    case NumberType::float32: return divide_floats(data, bytes, divisor);
+    case NumberType::float16: return divide_all<Float16>(data, bytes, divisor);
+    case NumberType::bfloat16: return divide_bfloat16s(data, bytes, divisor);
+    default: throw std::invalid_argument("only floating-point numbers are divided");
+  }
 }
 
 void to_bfloat16(char* to, const char* from, size_t count) {

@@ -10,7 +10,7 @@ namespace cpulaunch {
 enum class NumberType : uint8_t {
   float64, float32, float16, bfloat16, int64, int32, int16, int8, uint64, uint32, uint16, uint8, boolean
 };
-enum class Reduction : uint8_t { sum, product, min, max, bit_and, bit_or, bit_xor };
+enum class Reduction : uint8_t { sum, average, product, min, max, bit_and, bit_or, bit_xor };
 
 size_t size_of(NumberType type);  // bytes
 // "unknown" where another rank has sent something that is none.
@@ -22,8 +22,11 @@ const char* name_of(Reduction reduction);
 // rounded once.  A bool is a byte of 0 or 1 and stays one.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes);
 
-// Null where the type has no such reduction: floating-point numbers have no bitwise ones.
+// Null where the type has no such reduction: floating-point numbers have no bitwise ones, and others no average.  That of
+// an average is a sum, to be divided once all are in it.
 Reduce* reduce_for(NumberType type, Reduction reduction);
+// Divides floating-point numbers in place.
+void divide(char* data, size_t bytes, NumberType type, int divisor);
 
 // Rounds `count` float32 numbers to bfloat16, of two nearest ones to the even one; and back.
 void to_bfloat16(char* to, const char* from, size_t count);

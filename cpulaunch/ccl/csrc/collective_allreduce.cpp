@@ -32,7 +32,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
   for (const auto& tensor : tensors) {
     data.push_back(to_exchange(*work, tensor));
     scale_before(opts.reduceOp, data.back());
-    scale_after(*work, opts.reduceOp, data.back(), getSize());
   }
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
@@ -54,7 +53,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   if (getRank() == opts.rootRank) {
     from = to = to_exchange(*work, tensor);
     scale_before(opts.reduceOp, from);
-    scale_after(*work, opts.reduceOp, to, getSize());
   } else {  // this rank's tensor does not change
     from = to_reduce(*work, opts.reduceOp, to_send(*work, tensor));
     to = at::empty_like(from);

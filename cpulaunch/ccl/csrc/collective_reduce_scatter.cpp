@@ -26,7 +26,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
     from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, output, to_send(*work, part))));
   }
   const auto to = to_receive(*work, output);
-  scale_after(*work, opts.reduceOp, to, getSize());
   work->set_outputs(outputs);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
     transfers.add(transport_->reduce_scatter(*work, to, from, opts.reduceOp));
@@ -69,7 +68,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter_tensors(OpType 
   for (size_t i = 0; i < inputs.size(); ++i) {
     from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, outputs[i], to_send(*work, inputs[i]))));
     to.push_back(to_receive(*work, outputs[i]));
-    scale_after(*work, opts.reduceOp, to.back(), getSize());
   }
   work->set_outputs(outputs);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {

@@ -98,6 +98,8 @@ void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
 #endif
 }
 
+bool ProcessGroupCCL::shares_memory() const { return transport_ && transport_->shares_memory(); }
+
 void ProcessGroupCCL::abort() {
   state_->fail("the group was aborted");
   if (gloo_fallback_) gloo_fallback_->abort();

@@ -37,6 +37,9 @@ class ProcessGroupCCL final : public c10d::Backend {
   void shutdown() override { close(); }
   c10d::ErrorType getError() override;
 
+  // Whether ranks reduce a tensor without copying it where it lies in shared memory (shared_blocks.hpp).
+  bool shares_memory() const;
+
   using Work = c10d::Work;
   using Tensors = std::vector<at::Tensor>;
   template <class T>

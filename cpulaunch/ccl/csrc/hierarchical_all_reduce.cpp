@@ -23,7 +23,9 @@ class AllReduce final : public Operation {
         layout_(hierarchy.layout),
         data_(data),
         bytes_(bytes),
-        reduce_(reduce_for(type, reduction)) {}
+        reduce_(reduce_for(type, reduction)) {
+    if (layout_.locals > 1) tensor = SharedBlocks::find(data, bytes);
+  }
 
   uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
 
@@ -33,7 +35,7 @@ class AllReduce final : public Operation {
     char* to = hierarchy_.slot(layout_.local, piece);
     if (is_whole(range)) {
       std::memcpy(to, data_ + range.begin, range.size());
-    } else {
+    } else if (!tensor) {
       copy_others(to - range.begin, data_, range);
     }
   }
@@ -51,23 +53,25 @@ class AllReduce final : public Operation {
     for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
     if (!all) return false;
     const auto range = range_of(piece);
-    for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
-      if (local == layout_.local) continue;
-      char* slot = hierarchy_.slot(local, piece) - range.begin;
+    if (signature.reduction == Reduction::average) {
       for_each_lane(range, [&](int, Range part) {
-        std::memcpy(slot + part.begin, data_ + part.begin, part.size());
+        divide(data_ + part.begin, part.size(), signature.type, layout_.size);
       });
     }
-    state.done = layout_.hosts > 1;
-    return true;
+    for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
+      if (local == layout_.local) continue;
+      char* to = memory_of(local, piece, range) - range.begin;
+      for_each_lane(range, [&](int, Range part) { std::memcpy(to + part.begin, data_ + part.begin, part.size()); });
+    }
+    return state.done = true;
   }
 
   bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
 
   void collect(uint64_t piece) override {
     const auto range = range_of(piece);
-    if (collects(piece)) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
-    if (layout_.hosts > 1) states_[hierarchy_.index(piece)] = {};
+    if (collects(piece) && !tensor) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
+    states_[hierarchy_.index(piece)] = {};
   }
 
  private:
@@ -113,10 +117,16 @@ class AllReduce final : public Operation {
     std::memcpy(to + at, from + at, range.end - at);
   }
 
+  // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
+  char* memory_of(int local, uint64_t piece, Range range) const {
+    char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
+    return tensor ? tensor + range.begin : hierarchy_.slot(local, piece);
+  }
+
   void reduce_locally(uint64_t piece, Range range, Range part) {
     sources_.resize(layout_.locals);
     for (int local = 0; local < layout_.locals; ++local) {
-      const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
+      const char* whole = local == layout_.local ? data_ + range.begin : memory_of(local, piece, range);
       sources_[local] = whole + part.begin - range.begin;
     }
     reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());

@@ -64,10 +64,15 @@ class ReduceScatter final : public Operation {
     auto& state = states_[hierarchy_.index(piece)];
     if (state.done) return true;
     if (state.sending > 0) return false;
-    if (layout_.hosts > 1 && host_of(piece) == layout_.host) {
+    const bool ours = host_of(piece) == layout_.host;
+    if (layout_.hosts > 1 && ours) {
       const auto& coming = coming_for(piece);
       if (coming.pending > 0) return false;
       reduce_hosts(coming.memory.get(), piece);
+    }
+    if (ours && signature.reduction == Reduction::average) {
+      const auto range = range_of(piece, layout_.rank);
+      divide(output_ + range.begin, range.size(), signature.type, layout_.size);
     }
     return state.done = true;
   }

@@ -4,6 +4,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
+
+#include "buffers.hpp"
 #include "group.hpp"
 #include "transport_oneccl.hpp"
 #include "transport_own.hpp"
@@ -16,6 +19,20 @@ struct Own {
   std::shared_ptr<Hierarchy> hierarchy;
   std::shared_ptr<PointToPoint> messages;
 };
+
+bool share_memory(const at::Tensor& tensor) {
+  check_tensor({"share_memory"}, tensor);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto* from = static_cast<const char*>(storage->data());
+  const size_t bytes = storage->nbytes();
+  if (SharedBlocks::find(from, bytes)) return true;
+  char* memory = SharedBlocks::allocate(bytes);
+  if (!memory) return false;
+  std::memcpy(memory, from, bytes);
+  const auto free = [](void* data) { SharedBlocks::free(static_cast<char*>(data)); };
+  storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
+  return true;
+}
 
 // torch keeps its objects in this holder; the group is registered as a subclass of its Backend.
 template <class T>
@@ -54,7 +71,12 @@ PYBIND11_MODULE(_group, module) {
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
            "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives; `make_gloo` makes the gloo\n"
-           "group of the same ranks, when it is first needed.");
+           "group of the same ranks, when it is first needed.")
+      .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
+                             "Whether tensors that `share_memory` has moved are reduced where they are.")
+      .def_static("share_memory", &share_memory, py::arg("tensor"),
+                  "Move a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may\n"
+                  "map.  False where there is none to be had; nothing is moved then.");
 
   py::class_<Layout>(module, "Layout")
       .def(py::init<std::vector<int>, int>(), py::arg("host_of"), py::arg("rank"),

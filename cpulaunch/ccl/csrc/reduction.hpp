@@ -24,8 +24,8 @@ inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   }
 }
 
-// ... and an average after: `data` is where the sum arrives.
-inline void scale_after(CclWork& work, const c10d::ReduceOp& op, at::Tensor data, int size) {
+// ... and an average is divided after it, where the transport has sums only: `data` is where the sum arrives.
+inline void divide_average(CclWork& work, const c10d::ReduceOp& op, at::Tensor data, int size) {
   if (op != c10d::ReduceOp::AVG) return;
   if (at::isIntegralType(data.scalar_type(), /*includeBool=*/false)) {
     work.afterwards([data, size]() mutable { data.div_(size, "trunc"); });

@@ -1,13 +1,11 @@
 #include "shared_slots.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
+
+#include "shared_file.hpp"
 
 namespace cpulaunch {
 
@@ -30,12 +28,6 @@ size_t rings_begin(int locals, SharedSlots::Shape shape) {
 
 size_t memory_size(int locals, SharedSlots::Shape shape) {
   return rings_begin(locals, shape) + sizeof(SharedSlots::Ring) * locals * locals;
-}
-
-int open_memory(const ShmOffer& offer) {
-  if (offer.pid == getpid()) return fcntl(offer.descriptor, F_DUPFD_CLOEXEC, 0);
-  const auto path = "/proc/" + std::to_string(offer.pid) + "/fd/" + std::to_string(offer.descriptor);
-  return open(path.c_str(), O_RDWR | O_CLOEXEC);
 }
 
 }  // namespace
@@ -72,34 +64,21 @@ SharedSlots::Shape::Shape(int lanes, int hosts)
     : slots(hosts == 1 ? 2 : kMaxSlots),
       slot_size(std::max(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize, lanes * kLeastPart)) {}
 
-int SharedSlots::offer(int locals, Shape shape) {
-  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
-  if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(memory_size(locals, shape))) != 0) {
-    close(descriptor);
-    return -1;
-  }
-  return descriptor;
-}
+int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }
 
 std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals, Shape shape) {
   if (offer.descriptor < 0) return nullptr;
-  const int descriptor = open_memory(offer);
-  if (descriptor < 0) return nullptr;
-  const size_t size = memory_size(locals, shape);
-  struct stat found {};
-  void* memory = MAP_FAILED;
-  // Beyond the end of a file, memory can't be read: it would end this process.
-  if (fstat(descriptor, &found) == 0 && static_cast<size_t>(found.st_size) == size) {
-    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const auto [memory, size] = open_shared_file(offer.pid, offer.descriptor);
+  if (memory && size != memory_size(locals, shape)) {
+    munmap(memory, size);
+    return nullptr;
   }
-  close(descriptor);
-  if (memory == MAP_FAILED) return nullptr;
-  return std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape));
+  return memory ? std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape)) : nullptr;
 }
 
-SharedSlots::SharedSlots(void* memory, int locals, Shape shape)
-    : memory_(static_cast<char*>(memory)),
-      counters_(static_cast<Counters*>(memory)),  // zeroes at first, as all memory of a new file
+SharedSlots::SharedSlots(char* memory, int locals, Shape shape)
+    : memory_(memory),
+      counters_(reinterpret_cast<Counters*>(memory)),  // zeroes at first, as all memory of a new file
       locals_(locals),
       shape_(shape) {}
 

@@ -6,7 +6,7 @@
 //     counters            slots of rank 0           slots of rank 1           slots of rank 2
 //   ┌───────────┐     ┌──────────┬──────────┐   ┌──────────┬──────────┐   ┌──────────┬──────────┐
 //   │ put       │     │ piece 6  │ piece 7  │   │ piece 6  │ piece 7  │   │ piece 6  │ piece 7  │
-//   │ signatures│     │          │          │   │          │          │   │          │          │
+//   │ pieces    │     │          │          │   │          │          │   │          │          │
 //   │ taken     │     │          │          │   │          │          │   │          │          │
 //   │ of each   │     │          │          │   │          │          │   │          │          │
 //   │ rank      │     │          │          │   │          │          │   │          │          │
@@ -26,6 +26,7 @@
 
 #include "arithmetic.hpp"
 #include "layout.hpp"
+#include "shared_blocks.hpp"
 
 namespace cpulaunch {
 
@@ -59,11 +60,15 @@ class SharedSlots {
   static constexpr size_t kMaxSlots = 4;
   static constexpr size_t kCacheLine = 64;  // bytes
 
-  // How many pieces a rank has put and taken since the beginning, and what it puts.
+  // How many pieces a rank has put and taken since the beginning, and of what.
   struct Counters {
     // On a cache line of its own with what is read with it: it is written once for each piece, and polled by all.
     alignas(kCacheLine) std::atomic<uint64_t> put;
-    Signature signatures[kMaxSlots];  // written before `put`, read after it
+    int32_t pid;  // this and the next are written before `put`, and read after it
+    struct {
+      alignas(kCacheLine) Signature signature;
+      SharedBlocks::Place tensor;
+    } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
   };
 
@@ -98,7 +103,7 @@ class SharedSlots {
   Ring& ring(int from, int to) const;
 
  private:
-  SharedSlots(void* memory, int locals, Shape shape);
+  SharedSlots(char* memory, int locals, Shape shape);
 
   char* const memory_;
   Counters* const counters_;

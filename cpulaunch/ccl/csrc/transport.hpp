@@ -13,7 +13,7 @@ namespace cpulaunch {
 
 // All tensors are contiguous host memory and stay alive until the transfer is done.  Lists have a tensor for each rank
 // of the group, or are empty where this rank has no part.  What a transport needs beside them it keeps in the
-// operation, `work`.  A reduction is a plain one: scaling is the caller's.
+// operation, `work`.  A transport divides averages; what is scaled before it is summed is scaled by the caller.
 class Transport {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -45,6 +45,9 @@ class Transport {
   virtual bool has_messages() const = 0;
   virtual Result send(const at::Tensor& tensor, int to, int tag) = 0;
   virtual Result receive(const at::Tensor& tensor, int from, int tag, std::shared_ptr<int> source) = 0;
+
+  // Whether ranks reduce a tensor without copying it where it lies in shared memory.
+  virtual bool shares_memory() const { return false; }
 
   // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
   virtual void close(bool in_flight) = 0;

@@ -1,5 +1,7 @@
 #include "transport_hierarchical.hpp"
 
+#include <unistd.h>
+
 #include <stdexcept>
 
 namespace cpulaunch {
@@ -24,7 +26,9 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
     : layout(std::move(layout)),
       shape(this->layout.lanes, this->layout.hosts),
       slots_(std::move(slots)),
-      network_(std::move(network)) {}
+      network_(std::move(network)) {
+  if (slots_) slots_->counters(this->layout.local).pid = getpid();
+}
 
 std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -37,6 +41,12 @@ char* Hierarchy::staging(uint64_t piece, size_t bytes) {
   auto& staging = staging_[index(piece)];
   if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
   return staging.memory.get();
+}
+
+char* Hierarchy::tensor(int local, uint64_t piece, size_t bytes) {
+  const auto& theirs = slots_->counters(local);
+  const auto& place = theirs.pieces[(first_ + piece) % shape.slots].tensor;
+  return place ? mapped_.at(theirs.pid, place, bytes) : nullptr;
 }
 
 Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, size_t lane) const {
@@ -168,7 +178,7 @@ size_t Hierarchy::put() {
   operation->put(put_.piece);
   if (slots_) {
     auto& counters = slots_->counters(layout.local);
-    counters.signatures[put_.number % shape.slots] = operation->signature;
+    counters.pieces[put_.number % shape.slots] = {operation->signature, operation->tensor};
     // Release: a rank that sees the piece put sees what is in the slot, too, and its signature.
     counters.put.store(put_.number + 1, std::memory_order_release);
   }
@@ -182,6 +192,7 @@ size_t Hierarchy::enter() {
     auto& next = *operations_[entered_.operation - gone_];
     // With other hosts, one operation after the other: the messages of each precede those of the next.
     if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
+      mapped_.drop_freed();
       next.begin();
       next.begun_ = true;
       at(entered_);
@@ -197,7 +208,7 @@ size_t Hierarchy::enter() {
 // Ranks that call something else, or with other tensors, would take what lies in the slots by chance.
 void Hierarchy::check_alike(const Operation& operation) const {
   for (int local = 0; slots_ && local < layout.locals; ++local) {
-    const auto& theirs = slots_->counters(local).signatures[taken_.number % shape.slots];
+    const auto& theirs = slots_->counters(local).pieces[taken_.number % shape.slots].signature;
     if (theirs != operation.signature) {
       throw std::runtime_error(theirs.mismatch(layout.ranks_of[layout.host][local], operation.signature));
     }

@@ -92,6 +92,7 @@ class Operation {
   virtual bool is_drained() const { return true; }
 
   Signature signature;  // its sequence number is set when the operation starts
+  SharedBlocks::Place tensor;  // where it is, if other local ranks may use it there
   const size_t cost;    // of a step, in bytes that it is about: a caller that waits wants to look at the clock, too
 
  private:
@@ -115,6 +116,9 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
   // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
   size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
+  // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this rank's
+  // from when it takes the piece until it has exchanged it.
+  char* tensor(int local, uint64_t piece, size_t bytes);
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
   Network& network() { return *network_; }
@@ -155,6 +159,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
 
   const std::shared_ptr<SharedSlots> slots_;
   const std::unique_ptr<Network> network_;
+  MappedBlocks mapped_;
   struct Staging {
     std::unique_ptr<char[]> memory;
     size_t bytes = 0;

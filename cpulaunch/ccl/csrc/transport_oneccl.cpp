@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "buffers.hpp"
+#include "reduction.hpp"
 
 namespace cpulaunch {
 
@@ -129,7 +130,7 @@ ccl::reduction reduction_of(c10d::ReduceOp::RedOpType op, c10::ScalarType type) 
     case ReduceOp::AVG:
     case ReduceOp::PREMUL_SUM:
       TORCH_CHECK_VALUE(!boolean, "ccl: bool tensors have no average and no scaled sum");
-      return ccl::reduction::sum;  // scaled before or after
+      return ccl::reduction::sum;
     case ReduceOp::PRODUCT: return boolean ? ccl::reduction::min : ccl::reduction::prod;
     case ReduceOp::MIN: return ccl::reduction::min;
     case ReduceOp::MAX: return ccl::reduction::max;
@@ -261,14 +262,16 @@ void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
   type_to_reduce(type, op);
 }
 
-OneCclTransport::Result OneCclTransport::all_reduce(CclWork&, const at::Tensor& data, Op op) {
+OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op) {
+  divide_average(work, op, data, size_);
   const auto element = type_to_reduce(data.scalar_type(), op);
   return transfer_of(ccl::allreduce(data.data_ptr(), data.data_ptr(), element.count(data), element.type,
                                     reduction_of(op, data.scalar_type()), *communicator_));
 }
 
-OneCclTransport::Result OneCclTransport::reduce(CclWork&, const at::Tensor& from, const at::Tensor& to, Op op,
+OneCclTransport::Result OneCclTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op,
                                                 int root) {
+  if (rank_ == root) divide_average(work, op, to, size_);
   const auto element = type_to_reduce(from.scalar_type(), op);
   return transfer_of(ccl::reduce(from.data_ptr(), to.data_ptr(), element.count(from), element.type,
                                  reduction_of(op, from.scalar_type()), root, *communicator_));
@@ -297,6 +300,7 @@ OneCclTransport::Result OneCclTransport::reduce_scatter(CclWork& work, const at:
   const auto same = [&](const at::Tensor& input) { return input.numel() == output.numel(); };
   if (std::all_of(inputs.begin(), inputs.end(), same)) {
     if (output.numel() == 0) return done_at_once();
+    divide_average(work, op, output, size_);
     return transfer_of(ccl::reduce_scatter(join_to_send(work, inputs).data_ptr(), output.data_ptr(),
                                            element.count(output), element.type, reduction, *communicator_));
   }

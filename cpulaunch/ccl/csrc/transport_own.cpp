@@ -1,5 +1,7 @@
 #include "transport_own.hpp"
 
+#include "reduction.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -27,12 +29,14 @@ NumberType number_type_of(c10::ScalarType type) {
   }
 }
 
-Reduction reduction_of(Transport::Op op) {
+bool averages(c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); }
+
+Reduction reduction_of(Transport::Op op, c10::ScalarType type) {
   using c10d::ReduceOp;
   switch (op) {
+    case ReduceOp::AVG: return averages(type) ? Reduction::average : Reduction::sum;
     case ReduceOp::SUM:
-    case ReduceOp::AVG:
-    case ReduceOp::PREMUL_SUM: return Reduction::sum;  // scaled before or after
+    case ReduceOp::PREMUL_SUM: return Reduction::sum;
     case ReduceOp::PRODUCT: return Reduction::product;
     case ReduceOp::MIN: return Reduction::min;
     case ReduceOp::MAX: return Reduction::max;
@@ -75,10 +79,10 @@ std::vector<size_t> sizes_of(const Transport::Tensors& tensors) {
 void OwnTransport::check_reduction(c10::ScalarType type, Op op) const {
   using c10d::ReduceOp;
   const auto number = number_type_of(type);
-  const auto reduction = cpulaunch::reduction_of(op);
+  const auto reduction = cpulaunch::reduction_of(op, type);
   TORCH_CHECK_VALUE(type != at::kBool || (op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM),
                     "ccl: bool tensors have no average and no scaled sum");
-  TORCH_CHECK_VALUE(!c10::isComplexType(type) || reduction == Reduction::sum,
+  TORCH_CHECK_VALUE(!c10::isComplexType(type) || reduction == Reduction::sum || reduction == Reduction::average,
                     "ccl: complex tensors can be reduced with SUM and AVG only");
   TORCH_CHECK_VALUE(reduce_for(number, reduction), "ccl: tensors of type ", type, " have no ", name_of(reduction));
 }
@@ -89,9 +93,11 @@ OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
   return all;
 }
 
-OwnTransport::Result OwnTransport::all_reduce(CclWork&, const at::Tensor& data, Op op) {
-  return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(),
-                                           number_type_of(data.scalar_type()), cpulaunch::reduction_of(op)));
+OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op) {
+  const auto type = data.scalar_type();
+  if (!averages(type)) divide_average(work, op, data, hierarchy_->layout.size);
+  return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(), number_type_of(type),
+                                           cpulaunch::reduction_of(op, type)));
 }
 
 // All ranks get the sum, in memory that all but the root throw away.
@@ -110,11 +116,14 @@ OwnTransport::Result OwnTransport::all_gather(CclWork&, const Tensors& outputs, 
   return hierarchy_->start(make_all_gather(*hierarchy_, data_of(input), std::move(to), sizes_of(outputs)));
 }
 
-OwnTransport::Result OwnTransport::reduce_scatter(CclWork&, const at::Tensor& output, const Tensors& inputs, Op op) {
+OwnTransport::Result OwnTransport::reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs,
+                                                  Op op) {
+  const auto type = output.scalar_type();
+  if (!averages(type)) divide_average(work, op, output, hierarchy_->layout.size);
   std::vector<const char*> from;
   for (const auto& input : inputs) from.push_back(data_of(input));
   return hierarchy_->start(make_reduce_scatter(*hierarchy_, data_of(output), std::move(from), sizes_of(inputs),
-                                               number_type_of(output.scalar_type()), cpulaunch::reduction_of(op)));
+                                               number_type_of(type), cpulaunch::reduction_of(op, type)));
 }
 
 OwnTransport::Result OwnTransport::exchange(std::vector<Part> sent, std::vector<Part> received) {

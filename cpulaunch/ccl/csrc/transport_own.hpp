@@ -30,6 +30,8 @@ class OwnTransport final : public Transport {
   Result send(const at::Tensor& tensor, int to, int tag) override;
   Result receive(const at::Tensor& tensor, int from, int tag, std::shared_ptr<int> source) override;
 
+  bool shares_memory() const override { return hierarchy_->layout.locals > 1; }
+
   // What is in flight holds these two, whose connections are closed when they go.
   void close(bool) override {
     hierarchy_.reset();

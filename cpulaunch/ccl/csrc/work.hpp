@@ -61,8 +61,9 @@ class CclWork final : public c10d::Work {
 
   // Keeps a tensor that the transfer reads or writes alive.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
-  // Adds something to do once the data has arrived, before what was added earlier.  It runs on the thread that completes the operation, in the
-  // thread-local state that the caller has now: grad mode, inference mode, dispatch keys and the like.
+  // Adds something to do once the data has arrived, before what was added earlier.  It runs on the thread that
+  // completes the operation, in the thread-local state that the caller has now: grad mode, inference mode, dispatch
+  // keys and the like.
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   void set_source(std::shared_ptr<int> source) { source_ = std::move(source); }  // of a message, once it is here

@@ -187,17 +187,20 @@ Expected reduced_nearly(const Source& source, int size, size_t i) {
   for (int rank = 1; rank < size; ++rank) {
     const double next = to_double(made_up<T>(source, rank, i));
     switch (source.reduction) {
-      case Reduction::sum: total += next, most += std::fabs(next); break;
+      case Reduction::sum:
+      case Reduction::average: total += next, most += std::fabs(next); break;
       case Reduction::product: total *= next, most = std::fabs(total); break;
       case Reduction::min: total = std::min(total, next); break;
       default: total = std::max(total, next);
     }
   }
+  const bool average = source.reduction == Reduction::average;
+  if (average) total /= size, most /= size;
   const bool exact = source.reduction == Reduction::min || source.reduction == Reduction::max || size == 1;
   // Numbers of 16 bits are rounded once on each host and once in each of the grid's dimensions, of which there are two
   // at most here; the errors of a product's factors add up.  Others are rounded with each step, here as there.
-  const bool sum_of_16_bits = sizeof(T) == 2 && source.reduction == Reduction::sum;
-  const int roundings = sum_of_16_bits ? std::min(size, 3) : 2 * size;
+  const bool sum_of_16_bits = sizeof(T) == 2 && (average || source.reduction == Reduction::sum);
+  const int roundings = (sum_of_16_bits ? std::min(size, 3) : 2 * size) + average;
   return {total, exact ? 0 : 1.01 * roundings * kUnit<T> * most};
 }
 

@@ -14,8 +14,8 @@ constexpr NumberType kTypes[] = {
     NumberType::float64, NumberType::float32, NumberType::float16, NumberType::bfloat16, NumberType::int64,
     NumberType::int32,   NumberType::int16,   NumberType::int8,    NumberType::uint64,   NumberType::uint32,
     NumberType::uint16,  NumberType::uint8,   NumberType::boolean};
-constexpr Reduction kReductions[] = {Reduction::sum,     Reduction::product, Reduction::min,    Reduction::max,
-                                     Reduction::bit_and, Reduction::bit_or,  Reduction::bit_xor};
+constexpr Reduction kReductions[] = {Reduction::sum, Reduction::average, Reduction::product, Reduction::min,
+                                     Reduction::max, Reduction::bit_and, Reduction::bit_or,  Reduction::bit_xor};
 
 struct Numbers {
   Numbers(NumberType type, size_t count) : type(type), memory(count * size_of(type)) {}

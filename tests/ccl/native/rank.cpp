@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <cstring>
 #include <stdexcept>
 
 namespace cpulaunch {
@@ -92,12 +93,19 @@ Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::f
   return {std::move(name), std::move(transfers), std::move(check)};
 }
 
-// All ranks have the same bits, so that one of them checks what they mean.
+// All ranks have the same bits, so that one of them checks what they mean.  Some have their tensor in shared memory.
 Running Rank::all_reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
-  auto operation = make_all_reduce(*own_, data->data(), data->bytes(), call.source.type, call.source.reduction);
+  std::shared_ptr<char> shared;
+  if ((call.source.seed >> rank_) % 2) {
+    shared.reset(SharedBlocks::allocate(data->bytes()), SharedBlocks::free);
+    std::memcpy(shared.get(), data->data(), data->bytes());
+  }
+  char* to = shared ? shared.get() : data->data();
+  auto operation = make_all_reduce(*own_, to, data->bytes(), call.source.type, call.source.reduction);
   const size_t result = results_++;
   return run(call, {operation}, [=] {
+    if (shared) std::memcpy(data->data(), shared.get(), data->bytes());
     meeting_.compare(result, data->digest());
     if (static_cast<int>(call.source.seed % size_) == rank_) expect_reduced(*data, call.source, size_);
   });

@@ -1,0 +1,18 @@
+// Files in memory that processes of a host share.  They have no name, so that nothing of them can stay behind.
+
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace cpulaunch {
+
+// A descriptor of a new file of so many bytes, zeroes; -1 where there is none to be had.
+int create_shared_file(size_t size);
+// Null where it can't be mapped.
+char* map_shared_file(int descriptor, size_t size);
+// Maps the file that has this descriptor in another process, and tells its size.  Null, with errno, where this process
+// may not open it (it belongs to another user, for example).
+std::pair<char*, size_t> open_shared_file(int pid, int descriptor);
+
+}  // namespace cpulaunch

@@ -1,0 +1,120 @@
+"""Tensors in memory that the ranks of a host share, as the ranks of the tests make and free them."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from programs import Groups
+
+LENGTHS = (1, 5_000, 65_539, 1_000_003)
+
+
+def share_memory(tensor: torch.Tensor) -> bool:
+    return bool(Groups.ccl._get_backend(torch.device("cpu")).share_memory(tensor))
+
+
+def blocks() -> list[int]:
+    """How many blocks of shared memory this process has mapped, and how many files of them it has open."""
+    gc.collect()
+    dist.barrier()  # all have freed theirs
+    dist.all_reduce(torch.ones(1))
+    maps = Path("/proc/self/maps").read_text()
+    links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return [maps.count("memfd:cpulaunch-ccl"), sum("memfd:cpulaunch-ccl" in link for link in links)]
+
+
+def made_up(length: int, seed: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(seed))
+
+
+def shared_sums() -> str:
+    """Sums and averages have the same bits wherever the ranks' tensors lie, which differs from rank to rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number, length in enumerate(LENGTHS):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+            plain = made_up(length, rank)
+            both = torch.cat([plain, torch.zeros(1), plain])  # tensors on one storage
+            first, second = both[:length], both[length + 1 :]
+            if (rank + number) % 3:
+                assert share_memory(second)
+            works = [dist.all_reduce(one, op, async_op=True) for one in (first, plain, second)]
+            for work in works:
+                work.wait()
+            assert torch.equal(first, plain), (length, op)
+            assert torch.equal(second, plain), (length, op)
+            assert both[length] == 0
+            if op == dist.ReduceOp.MAX:
+                assert torch.equal(
+                    plain, torch.stack([made_up(length, each) for each in range(size)]).amax(0)
+                )
+    return "ok"
+
+
+def shared_and_freed(times: int) -> list[list[int]]:
+    """What is mapped and open before and after so many shared tensors."""
+    before = blocks()
+    for time in range(times):
+        tensor = made_up(LENGTHS[time % len(LENGTHS)], time)
+        assert share_memory(tensor)
+        assert share_memory(tensor)  # it is already
+        dist.all_reduce(tensor)
+    del tensor
+    return [before, blocks()]
+
+
+def shared_and_forked() -> str:
+    """A child that is forked has a copy of the tensor, and does no harm when it frees it."""
+    tensor = torch.full((100_000,), dist.get_rank() + 1.0)
+    share_memory(tensor)
+    dist.all_reduce(tensor)
+    if (child := os.fork()) == 0:
+        del tensor
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    tensor.fill_(1.0)
+    dist.all_reduce(tensor)
+    assert (tensor == dist.get_world_size()).all()
+    return "ok"
+
+
+def shares_memory() -> list[bool]:
+    """Whether a group of all ranks, and one of this rank alone, reduces tensors where they are."""
+    alone = [dist.new_group([rank], backend="ccl") for rank in range(dist.get_world_size())][dist.get_rank()]
+    cpu = torch.device("cpu")
+    return [group._get_backend(cpu).shares_memory for group in (Groups.ccl, alone)]
+
+
+def prepared_buckets() -> list[int]:
+    """How many blocks this rank has of its own, before and after each step of a prepared model."""
+    import cpulaunch
+
+    before = blocks()[1]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.Linear(300, 100))
+    plain = torch.nn.Sequential(torch.nn.Linear(100, 300), torch.nn.Linear(300, 100))
+    plain.load_state_dict(model.state_dict())
+    model = cpulaunch.prepare(model)
+    held = [0]
+    for step in range(4):
+        for one in (model, plain):
+            one.zero_grad()
+            one(made_up(1600, step).view(16, 100)).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)  # all ranks have the same batch
+        held.append(blocks()[1] - before)
+    return held
+
+
+def not_shared() -> list[str]:
+    """Why these can't be shared."""
+    messages = []
+    for tensor in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+        try:
+            share_memory(tensor)
+        except ValueError as error:
+            messages.append(str(error))
+    return [*messages, str(share_memory(torch.empty(0)))]
