@@ -76,7 +76,9 @@ def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> A
     That is also the way out where a rank may not open the memory that another one of its host offers.
     """
     hosts = [peer.host for peer in peers]
-    layout = module.Layout([hosts.index(host) for host in hosts], meeting.rank)
+    layout = module.Layout(
+        [hosts.index(host) for host in hosts], meeting.rank, [peer.socket for peer in peers]
+    )
     most = max(hosts.count(host) for host in set(hosts))
     if _transport(layout.hosts, most) not in OWN_TRANSPORTS:
         return None

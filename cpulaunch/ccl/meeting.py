@@ -30,11 +30,13 @@ class Peer(NamedTuple):
     host: str  # the same for ranks that see each other's processes and shared memory
     pid: int
     cpus: list[int]
+    socket: int  # -1: on several, or unknown
 
     @classmethod
     def this_process(cls) -> Peer:
         """This rank's own."""
-        return cls(_host(), os.getpid(), sorted(os.sched_getaffinity(0)))
+        cpus = sorted(os.sched_getaffinity(0))
+        return cls(_host(), os.getpid(), cpus, _socket(cpus))
 
 
 class Meeting:
@@ -123,6 +125,17 @@ def _source_address(master: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostError(f"the master's address {master} can't be reached from this host: {error}") from error
+
+
+def _socket(cpus: list[int]) -> int:
+    try:
+        found = {
+            int(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id").read_text())
+            for cpu in cpus
+        }
+    except (OSError, ValueError):
+        return -1
+    return found.pop() if len(found) == 1 else -1
 
 
 def _host() -> str:

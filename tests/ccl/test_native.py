@@ -131,6 +131,11 @@ def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
     plain.check(layout, seed=2, rounds=10)
 
 
+@pytest.mark.parametrize("layout", ["8", "8,8", "8,2", "12,12,12"])
+def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
+    program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
+
+
 @pytest.mark.parametrize("layout", ["2", "1,2"])
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)

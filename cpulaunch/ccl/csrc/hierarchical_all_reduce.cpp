@@ -1,4 +1,5 @@
 #include <cstring>
+#include <iterator>
 
 #include "host_exchange.hpp"
 #include "operations.hpp"
@@ -15,6 +16,12 @@ constexpr size_t kGranule = 256;  // bytes: what the sums' loops take at once
 constexpr size_t kLeastPart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
 constexpr size_t kPieces = 16;
 
+// A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
+//
+// Where sockets are a level, it first reduces, over its socket, its own lane and those of its counterparts on the other
+// sockets, for whom it leaves the sums in its slot; then it reduces its own lane over the sums that its counterparts have
+// left for it.  On the way back, counterparts take each other's lanes, and each passes them on to its neighbors.  So for
+// each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
 class AllReduce final : public Operation {
  public:
   AllReduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction)
@@ -42,28 +49,23 @@ class AllReduce final : public Operation {
 
   void take(uint64_t piece) override {
     const auto range = range_of(piece);
-    if (layout_.locals > 1) for_each_lane(range, [&](int, Range part) { reduce_locally(piece, range, part); });
+    if (has_sockets(range)) {
+      reduce_on_socket(piece, range);
+      return;
+    }
+    if (layout_.locals > 1) for_each_lane(range, [&](int, Range part) { reduce_on_host(piece, range, part); });
     if (layout_.hosts > 1) start_exchanges(piece, range);
   }
 
   bool exchange(uint64_t piece) override {
+    static constexpr bool (AllReduce::*kSteps[])(uint64_t, Range) = {
+        &AllReduce::reduce_between_sockets, &AllReduce::reduce_between_hosts, &AllReduce::take_from_counterparts};
     auto& state = states_[hierarchy_.index(piece)];
-    if (state.done) return true;
-    bool all = true;
-    for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
-    if (!all) return false;
-    const auto range = range_of(piece);
-    if (signature.reduction == Reduction::average) {
-      for_each_lane(range, [&](int, Range part) {
-        divide(data_ + part.begin, part.size(), signature.type, layout_.size);
-      });
+    for (; state.step < std::size(kSteps); ++state.step) {
+      const auto step = kSteps[state.step];
+      if (!(this->*step)(piece, range_of(piece))) return false;
     }
-    for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
-      if (local == layout_.local) continue;
-      char* to = memory_of(local, piece, range) - range.begin;
-      for_each_lane(range, [&](int, Range part) { std::memcpy(to + part.begin, data_ + part.begin, part.size()); });
-    }
-    return state.done = true;
+    return true;
   }
 
   bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
@@ -84,15 +86,17 @@ class AllReduce final : public Operation {
 
   struct State {
     std::vector<HostExchange> exchanges;
-    bool done = false;
+    size_t step = 0;
   };
 
   Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
+  Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kGranule); }
 
   bool is_whole(Range range) const {
     const size_t most = layout_.hosts == 1 ? kMaxWholeSize : kMaxWholeSizeOfHosts;
     return range.size() * layout_.lanes <= most && layout_.is_even();
   }
+  bool has_sockets(Range range) const { return !layout_.counterparts.empty() && !is_whole(range); }
 
   // Calls `act` for what this rank reduces of a piece: with the lane, and the range of the tensor.
   template <class Act>
@@ -102,34 +106,114 @@ class AllReduce final : public Operation {
       return;
     }
     for (int lane = layout_.local; lane < layout_.lanes; lane += layout_.locals) {
-      const auto part = part_of(range, lane, layout_.lanes, kGranule);
+      const auto part = part_of_lane(range, lane);
       if (part.size()) act(lane, part);
     }
   }
 
-  // Copies what other local ranks reduce.
+  // Calls `act` for what no other rank of the socket reduces.
+  template <class Act>
+  void for_each_counterpart(Range range, const Act& act) const {
+    for (const int lane : layout_.counterparts) act(lane, part_of_lane(range, lane));
+  }
+
+  // Copies what other local ranks reduce, or others of the socket.
   void copy_others(char* to, const char* from, Range range) const {
     size_t at = range.begin;
-    for_each_lane(range, [&](int, Range own) {
+    const auto copy_before = [&](int, Range own) {
       std::memcpy(to + at, from + at, own.begin - at);
       at = own.end;
-    });
+    };
+    if (has_sockets(range)) {
+      for_each_counterpart(range, copy_before);
+    } else {
+      for_each_lane(range, copy_before);
+    }
     std::memcpy(to + at, from + at, range.end - at);
   }
 
   // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
   char* memory_of(int local, uint64_t piece, Range range) const {
+    if (local == layout_.local) return data_ + range.begin;
     char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
     return tensor ? tensor + range.begin : hierarchy_.slot(local, piece);
   }
 
-  void reduce_locally(uint64_t piece, Range range, Range part) {
-    sources_.resize(layout_.locals);
+  void reduce_on_host(uint64_t piece, Range range, Range part) {
+    sources_.clear();
     for (int local = 0; local < layout_.locals; ++local) {
-      const char* whole = local == layout_.local ? data_ + range.begin : memory_of(local, piece, range);
-      sources_[local] = whole + part.begin - range.begin;
+      sources_.push_back(memory_of(local, piece, range) + part.begin - range.begin);
     }
     reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
+  }
+
+  void reduce_on_socket(uint64_t piece, Range range) {
+    for_each_counterpart(range, [&](int lane, Range part) {
+      const size_t at = part.begin - range.begin;
+      sources_.clear();
+      for (const int local : layout_.neighbors) sources_.push_back(memory_of(local, piece, range) + at);
+      char* to = lane == layout_.local ? data_ + part.begin : hierarchy_.slot(layout_.local, piece) + at;
+      reduce_(to, sources_.data(), sources_.size(), part.size());
+    });
+    hierarchy_.set_mark(&SharedSlots::Counters::on_socket, piece);
+  }
+
+  bool counterparts_have(Hierarchy::Mark mark, uint64_t piece) const {
+    return std::all_of(layout_.counterparts.begin(), layout_.counterparts.end(),
+                       [&](int local) { return hierarchy_.has_mark(mark, local, piece); });
+  }
+
+  bool reduce_between_sockets(uint64_t piece, Range range) {
+    if (!has_sockets(range)) return true;
+    if (!counterparts_have(&SharedSlots::Counters::on_socket, piece)) return false;
+    const auto part = part_of_lane(range, layout_.local);
+    sources_.clear();
+    for (const int local : layout_.counterparts) {
+      const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
+      sources_.push_back(whole + part.begin - range.begin);
+    }
+    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
+    if (layout_.hosts > 1) start_exchanges(piece, range);
+    return true;
+  }
+
+  bool reduce_between_hosts(uint64_t piece, Range range) {
+    bool all = true;
+    for (auto& each : states_[hierarchy_.index(piece)].exchanges) all = each.progress() && all;
+    if (!all) return false;
+    for_each_lane(range, [&](int, Range part) {
+      if (signature.reduction == Reduction::average) divide(data_ + part.begin, part.size(), signature.type, layout_.size);
+      if (!is_whole(range)) give(piece, range, part);
+    });
+    if (!has_sockets(range)) return true;
+    const auto part = part_of_lane(range, layout_.local);
+    std::memcpy(hierarchy_.slot(layout_.local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
+    hierarchy_.set_mark(&SharedSlots::Counters::everywhere, piece);
+    return true;
+  }
+
+  // Copies what is reduced to the other ranks of the host, or of the socket.
+  void give(uint64_t piece, Range range, Range part) {
+    const auto give_to = [&](int local) {
+      if (local == layout_.local) return;
+      std::memcpy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
+    };
+    if (has_sockets(range)) {
+      for (const int local : layout_.neighbors) give_to(local);
+    } else {
+      for (int local = 0; local < layout_.locals; ++local) give_to(local);
+    }
+  }
+
+  bool take_from_counterparts(uint64_t piece, Range range) {
+    if (!has_sockets(range)) return true;
+    if (!counterparts_have(&SharedSlots::Counters::everywhere, piece)) return false;
+    for_each_counterpart(range, [&](int lane, Range part) {
+      if (lane == layout_.local) return;
+      std::memcpy(data_ + part.begin, hierarchy_.slot(lane, piece) + part.begin - range.begin, part.size());
+      give(piece, range, part);
+    });
+    return true;
   }
 
   void start_exchanges(uint64_t piece, Range range) {

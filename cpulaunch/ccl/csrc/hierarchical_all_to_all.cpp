@@ -2,6 +2,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -65,7 +66,8 @@ class AllToAll final : public Operation {
         sent_(std::move(sent)),
         received_(std::move(received)),
         counts_(std::move(counts)),
-        stretch_(cost / std::max(layout_.locals - 1, 1) / kGranule * kGranule) {}
+        stretch_(cost / std::max(layout_.locals - 1, 1) / kGranule * kGranule),
+        copy_(total(received_)) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
   uint64_t pieces() const override { return (*counts_->most() + stretch_ - 1) / stretch_; }
@@ -104,10 +106,16 @@ class AllToAll final : public Operation {
   bool is_drained() const override { return pending_ == 0; }
 
  private:
+  static size_t total(const std::vector<Part>& parts) {
+    size_t sum = 0;
+    for (const auto& part : parts) sum += part.bytes;
+    return sum;
+  }
+
   void copy_own(size_t begin, size_t end) const {
     const auto &from = sent_[layout_.rank], &to = received_[layout_.rank];
     end = std::min(end, to.bytes);
-    if (begin < end) std::memcpy(to.data + begin, from.data + begin, end - begin);
+    if (begin < end) copy_.run(to.data + begin, from.data + begin, end - begin);
   }
 
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
@@ -118,7 +126,8 @@ class AllToAll final : public Operation {
     const size_t begin = std::min(piece * stretch_, part.bytes), end = std::min(begin + stretch_, part.bytes);
     if (begin == end) return;
     char* data = part.data + begin;
-    std::memcpy(to_slot ? to_slot : data, to_slot ? data : from_slot, end - begin);
+    if (to_slot) std::memcpy(to_slot, data, end - begin);
+    if (from_slot) copy_.run(data, from_slot, end - begin);
   }
 
   Hierarchy& hierarchy_;
@@ -126,6 +135,7 @@ class AllToAll final : public Operation {
   const std::vector<Part> sent_, received_;
   const std::shared_ptr<Counts> counts_;
   const size_t stretch_;
+  const Copy copy_;
   int pending_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -23,7 +24,8 @@ class Broadcast final : public Operation {
         data_(data),
         bytes_(bytes),
         root_(root),
-        at_root_(layout_.host_numbers[root] == layout_.host) {
+        at_root_(layout_.host_numbers[root] == layout_.host),
+        copy_(layout_.hosts == 1 ? bytes : 0) {  // what has come is sent on
     // Its number counted from the root's host.
     const int host = (layout_.host - layout_.host_numbers[root] + layout_.hosts) % layout_.hosts;
     if (pieces() >= kPiecesForChain * layout_.hosts) {
@@ -65,7 +67,7 @@ class Broadcast final : public Operation {
     if (layout_.rank == root_) return;
     if (at_root_) {
       const int local = layout_.local_numbers[root_];
-      std::memcpy(data_ + piece * cost, hierarchy_.slot(local, piece), range_of(piece).size());
+      copy_.run(data_ + piece * cost, hierarchy_.slot(local, piece), range_of(piece).size());
       send_on(piece);
       return;
     }
@@ -73,7 +75,7 @@ class Broadcast final : public Operation {
       if (local == layout_.local) continue;
       const char* slot = hierarchy_.slot(local, piece) - piece * cost;
       for_each_lane(piece, local, [&](int, Range range) {
-        std::memcpy(data_ + range.begin, slot + range.begin, range.size());
+        copy_.run(data_ + range.begin, slot + range.begin, range.size());
       });
     }
   }
@@ -111,6 +113,7 @@ class Broadcast final : public Operation {
   const size_t bytes_;
   const int root_;
   const bool at_root_;
+  const Copy copy_;
   int parent_ = 0;
   std::vector<int> children_;  // those with the most hosts behind them first
   std::array<int, SharedSlots::kMaxSlots> receiving_{};

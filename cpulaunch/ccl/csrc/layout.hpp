@@ -1,4 +1,4 @@
-// Which ranks of a group share a host.
+// Which ranks of a group share a host, and a socket.
 
 #pragma once
 
@@ -14,8 +14,10 @@ namespace cpulaunch {
 // group.  Between hosts, data travels in lanes: there are as many as local ranks on the fullest host, and on each host
 // one local rank sends and receives what belongs to a lane.
 struct Layout {
-  // `host_of` has for each rank whatever identifies its host.
-  Layout(const std::vector<int>& host_of, int rank) : rank(rank), size(static_cast<int>(host_of.size())) {
+  // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on, or
+  // -1; empty: unknown.
+  Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {})
+      : rank(rank), size(static_cast<int>(host_of.size())) {
     std::map<int, int> numbers;
     for (int each = 0; each < size; ++each) {
       const auto [entry, first] = numbers.try_emplace(host_of[each], static_cast<int>(ranks_of.size()));
@@ -34,6 +36,7 @@ struct Layout {
       least = least == 0 ? static_cast<int>(ranks.size()) : std::min(least, static_cast<int>(ranks.size()));
     }
     grid = grid_of(hosts);
+    if (!socket_of.empty()) group_by_socket(socket_of);
   }
 
   // The local rank of a host that has a lane.
@@ -48,8 +51,27 @@ struct Layout {
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
   std::vector<int> grid;                         // its sizes: their product is the number of hosts
+  // Where this host's ranks reduce on each socket first: the local ranks on this rank's socket, and those that have its
+  // place on each socket, both with this one.  Else empty.
+  std::vector<int> neighbors, counterparts;
 
  private:
+  // A socket has so many ranks at least, all have equally many, and none has to stand in for one that its host lacks.
+  void group_by_socket(const std::vector<int>& socket_of) {
+    constexpr size_t kLeastRanks = 4;
+    std::map<int, std::vector<int>> sockets;
+    for (int local = 0; local < locals; ++local) sockets[socket_of[ranks_of[host][local]]].push_back(local);
+    const auto& own = sockets[socket_of[rank]];
+    const auto place = std::find(own.begin(), own.end(), local) - own.begin();
+    if (sockets.size() == 1 || sockets.count(-1) || own.size() < kLeastRanks || locals < lanes) return;
+    for (const auto& [socket, ranks] : sockets) {
+      if (ranks.size() != own.size()) return;
+    }
+    neighbors = own;
+    for (const auto& [socket, ranks] : sockets) counterparts.push_back(ranks[place]);
+    std::sort(counterparts.begin(), counterparts.end());
+  }
+
   // A host exchanges messages with all others of its row: the rows are short where the number of hosts allows it.
   static std::vector<int> grid_of(int hosts) {
     constexpr int kLongestRow = 16;

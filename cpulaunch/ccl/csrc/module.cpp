@@ -79,8 +79,9 @@ PYBIND11_MODULE(_group, module) {
                   "map.  False where there is none to be had; nothing is moved then.");
 
   py::class_<Layout>(module, "Layout")
-      .def(py::init<std::vector<int>, int>(), py::arg("host_of"), py::arg("rank"),
-           "Which ranks share a host: `host_of` has for each rank the number of its host.")
+      .def(py::init<std::vector<int>, int, std::vector<int>>(), py::arg("host_of"), py::arg("rank"), py::arg("socket_of"),
+           "Which ranks share a host and a socket: `host_of` has for each rank the number of its host, and `socket_of`\n"
+           "the socket of that host that it runs on, or -1.")
       .def_readonly("hosts", &Layout::hosts)
       .def_readonly("locals", &Layout::locals, "The number of ranks on this rank's host.")
       .def_property_readonly("first", [](const Layout& self) { return self.ranks_of[self.host][0]; },

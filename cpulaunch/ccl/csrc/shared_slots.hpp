@@ -70,6 +70,8 @@ class SharedSlots {
       SharedBlocks::Place tensor;
     } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
+    // For each slot, the number of the piece in it, from 1, once this rank has reduced its parts of it so far.
+    alignas(kCacheLine) std::atomic<uint64_t> on_socket[kMaxSlots], everywhere[kMaxSlots];
   };
 
   // A stream of bytes from one rank to another.  Byte n is at data[n % kRingSize].

@@ -49,6 +49,15 @@ char* Hierarchy::tensor(int local, uint64_t piece, size_t bytes) {
   return place ? mapped_.at(theirs.pid, place, bytes) : nullptr;
 }
 
+// Release and acquire: whoever sees the mark sees what is in the slot, too.
+void Hierarchy::set_mark(Mark mark, uint64_t piece) {
+  (slots_->counters(layout.local).*mark)[index(piece)].store(first_ + piece + 1, std::memory_order_release);
+}
+
+bool Hierarchy::has_mark(Mark mark, int local, uint64_t piece) const {
+  return (slots_->counters(local).*mark)[index(piece)].load(std::memory_order_acquire) == first_ + piece + 1;
+}
+
 Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, size_t lane) const {
   return {operation.signature.sequence, static_cast<uint32_t>(piece), static_cast<uint16_t>(phase),
           static_cast<uint16_t>(lane)};

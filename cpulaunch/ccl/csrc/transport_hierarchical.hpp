@@ -119,6 +119,11 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this rank's
   // from when it takes the piece until it has exchanged it.
   char* tensor(int local, uint64_t piece, size_t bytes);
+  // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them has
+  // said so.
+  using Mark = std::atomic<uint64_t> (SharedSlots::Counters::*)[SharedSlots::kMaxSlots];
+  void set_mark(Mark mark, uint64_t piece);
+  bool has_mark(Mark mark, int local, uint64_t piece) const;
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
   Network& network() { return *network_; }

@@ -47,7 +47,7 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
 Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank) {
-  const Layout layout(host_of, rank);
+  const Layout layout(host_of, rank, socket_of);
   if (layout.hosts > 1) {
     listeners_[rank] = Connector::listen("127.0.0.1");
     addresses_[rank] = {"127.0.0.1", listeners_[rank].port};

@@ -32,6 +32,7 @@ class Meeting {
   void compare(size_t result, uint64_t digest);
 
   const std::vector<int> host_of;
+  std::vector<int> socket_of;  // empty: unknown
   // What happens when all ranks listen, and none has begun to connect.
   std::function<void(Addresses&)> before_connecting = [](Addresses&) {};
 

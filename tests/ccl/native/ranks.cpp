@@ -93,6 +93,14 @@ void run_mix(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
+// Every other rank is on one of two sockets.
+void run_sockets(const Arguments& given) {
+  Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
+  for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % 2);
+  if (Layout(given.host_of, 0, meeting.socket_of).counterparts.empty()) throw std::runtime_error("no sockets");
+  run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
+}
+
 // Of each kind, one that is larger than the caches.
 void run_large(const Arguments& given) {
   Meeting meeting(given.host_of, std::size(kKinds));
@@ -313,6 +321,7 @@ struct Program {
 };
 constexpr Program kPrograms[] = {
     {"mix", run_mix},
+    {"sockets", run_sockets},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},
