@@ -3,6 +3,7 @@
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
 
+"ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`.
 The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
 Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
 rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
@@ -44,6 +45,7 @@ class Contender:
 def contenders() -> list[Contender]:
     found = [
         Contender("ccl", "ccl"),
+        Contender("ccl, shared", "ccl-shared"),
         Contender("gloo", "gloo"),
         Contender("gloo, free", "gloo", pinned=False),
     ]
@@ -101,10 +103,11 @@ def bench_allreduce(options: argparse.Namespace, samples: dict[str, dict[str, li
 def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
     """Add one round of a DDP step of 8 M parameters, in milliseconds.
 
-    ``ccl-in-turn`` is without overlap, ``none`` without communication.
+    ``ccl-shared`` has its buckets in shared memory, ``ccl-in-turn`` is without overlap, and ``none`` without
+    communication.
     """
     for threads in (1, 2):
-        for backend in ("ccl", "ccl-in-turn", "gloo", "none"):
+        for backend in ("ccl", "ccl-shared", "ccl-in-turn", "gloo", "none"):
             name = f"{backend}, {threads} thread{'s' * (threads > 1)}"
             case = Contender(name, backend, threads == 1, threads=threads)
             add(samples, name, start(case, "ddp", options))
@@ -183,15 +186,16 @@ def run_rank(what: str, sizes: list[int]) -> int:
     backend, task, *rest = what.split(":")
     import torch.distributed as dist
 
-    dist.init_process_group("gloo" if backend == "none" else backend.removesuffix("-in-turn"))
-    result = measure_allreduce(rest[0], sizes) if task == "allreduce" else measure_ddp(backend)
+    dist.init_process_group("gloo" if backend == "none" else backend.partition("-")[0])
+    shared = backend.endswith("-shared")
+    result = measure_allreduce(rest[0], sizes, shared) if task == "allreduce" else measure_ddp(backend)
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
     return 0
 
 
-def measure_allreduce(dtype: str, sizes: list[int]) -> dict[str, float]:
+def measure_allreduce(dtype: str, sizes: list[int], shared: bool) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
@@ -199,6 +203,8 @@ def measure_allreduce(dtype: str, sizes: list[int]) -> dict[str, float]:
     for size in sizes:
         kind = getattr(torch, dtype)
         tensor = torch.zeros(size // kind.itemsize, dtype=kind)
+        if shared:
+            share_memory(tensor)
         for _ in range(3):
             dist.all_reduce(tensor)
         times = []
@@ -210,8 +216,19 @@ def measure_allreduce(dtype: str, sizes: list[int]) -> dict[str, float]:
     return result
 
 
+def share_memory(tensor: Any) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    return bool(
+        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).share_memory(tensor)
+    )
+
+
 def measure_ddp(backend: str) -> dict[str, float]:
     import torch
+
+    from cpulaunch.runtime.comm_hooks import average_in_shared_memory
 
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(
@@ -219,6 +236,8 @@ def measure_ddp(backend: str) -> dict[str, float]:
     )
     if backend != "none":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    if backend.endswith("-shared"):
+        model.register_comm_hook(share_memory, average_in_shared_memory)
     if backend.endswith("-in-turn"):
         model.register_comm_hook(None, lambda state, bucket: reduce_in_turn(bucket))  # DDP reads annotations
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -261,7 +280,8 @@ def allreduce_table(us: dict[str, dict[str, list[float]]]) -> str:
             continue
         heads = " | ".join(name.rsplit(" ", 1)[0] for name in names)
         lines += ["", f"allreduce, {dtype}, us, medians; ratios min/median/max of the rounds", ""]
-        lines += [f"| bytes | {heads} | better gloo ÷ ccl | IMB ÷ ccl |", "|---" * (len(names) + 3) + "|"]
+        lines += [f"| bytes | {heads} | better gloo ÷ ccl | IMB ÷ ccl | shared ÷ ccl |"]
+        lines += ["|---" * (len(names) + 4) + "|"]
         for size, ours in us[f"ccl {dtype}"].items():
             gloos = zip(us[f"gloo {dtype}"][size], us[f"gloo, free {dtype}"][size], strict=True)
             better = spread([min(pair) / mine for pair, mine in zip(gloos, ours, strict=True)])
@@ -270,7 +290,9 @@ def allreduce_table(us: dict[str, dict[str, list[float]]]) -> str:
             cells = [
                 f"{statistics.median(us[name][size]):.0f}" if size in us[name] else "–" for name in names
             ]
-            lines.append(f"| {int(size):,} | {' | '.join(cells)} | {better} | {of_imb} |")
+            in_shared = zip(us[f"ccl, shared {dtype}"][size], ours, strict=True)
+            of_shared = spread([one / mine for one, mine in in_shared])
+            lines.append(f"| {int(size):,} | {' | '.join(cells)} | {better} | {of_imb} | {of_shared} |")
     return "\n".join(lines)
 
 
