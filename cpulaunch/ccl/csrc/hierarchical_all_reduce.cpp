@@ -17,13 +17,13 @@ constexpr size_t kPieces = 16;
 
 class AllReduce final : public Operation {
  public:
-  AllReduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction)
-      : Operation({Signature::Kind::all_reduce, type, reduction, -1, bytes}, piece_size(hierarchy, bytes)),
+  AllReduce(Hierarchy& hierarchy, char* data, const Signature& signature)
+      : Operation(signature, piece_size(hierarchy, signature.bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         data_(data),
-        bytes_(bytes),
-        reduce_(reduce_for(type, reduction)) {}
+        bytes_(signature.bytes),
+        reduce_(reduce_for(signature.type, signature.reduction)) {}
 
   uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
 
@@ -126,14 +126,14 @@ class AllReduce final : public Operation {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
     for_each_lane(range, [&](int lane, Range part) {
-      exchanges.emplace_back(hierarchy_, *this, piece, lane, reduce_);
-      needed += HostExchange::staging_size(layout_, part.size());
+      exchanges.emplace_back(hierarchy_, *this, piece, lane);
+      needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
     char* staging = hierarchy_.staging(piece, needed);
     auto exchange = exchanges.begin();  // they stay where they are from here on
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
-      staging += HostExchange::staging_size(layout_, part.size());
+      staging += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
   }
 
@@ -148,8 +148,11 @@ class AllReduce final : public Operation {
 
 }  // namespace
 
-OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction) {
-  return std::make_shared<AllReduce>(hierarchy, data, bytes, type, reduction);
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
+                             Wire wire) {
+  if (type != NumberType::float32 || reduction != Reduction::sum) wire = Wire::exact;
+  return std::make_shared<AllReduce>(hierarchy, data,
+                                     Signature{Signature::Kind::all_reduce, type, reduction, wire, -1, bytes});
 }
 
 }  // namespace cpulaunch

@@ -54,7 +54,13 @@ PYBIND11_MODULE(_group, module) {
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
            "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives; `make_gloo` makes the gloo\n"
-           "group of the same ranks, when it is first needed.");
+           "group of the same ranks, when it is first needed.")
+      .def_property_readonly("compressing_hosts", &ProcessGroupCCL::compressing_hosts,
+                             "The number of hosts between which average_compressed compresses; 0: it can't.")
+      .def("average_compressed", &ProcessGroupCCL::average_compressed, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Starts the average of a dense tensor over all ranks, in place, and returns its Work.  Between hosts, float32\n"
+           "numbers travel as bfloat16: each host's sum is rounded, and their total.  Other types are sent as they are.");
 
   py::class_<Layout>(module, "Layout")
       .def(py::init<std::vector<int>, int>(), py::arg("host_of"), py::arg("rank"),

@@ -89,15 +89,15 @@ OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
   return all;
 }
 
-OwnTransport::Result OwnTransport::all_reduce(CclWork&, const at::Tensor& data, Op op) {
+OwnTransport::Result OwnTransport::all_reduce(CclWork&, const at::Tensor& data, Op op, Wire wire) {
   return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(),
-                                           number_type_of(data.scalar_type()), cpulaunch::reduction_of(op)));
+                                           number_type_of(data.scalar_type()), cpulaunch::reduction_of(op), wire));
 }
 
 // All ranks get the sum, in memory that all but the root throw away.
 OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int) {
   if (!to.is_same(from)) to.copy_(from);
-  return all_reduce(work, to, op);
+  return all_reduce(work, to, op, Wire::exact);
 }
 
 OwnTransport::Result OwnTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
