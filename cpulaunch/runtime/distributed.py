@@ -104,8 +104,8 @@ def data_parallel(
         gradient_as_bucket_view=True,  # no copy of gradients into buckets
         static_graph=static_graph,
     )
-    if compress:
-        wrapped.register_comm_hook(None, comm_hooks.average_in_bf16)
+    if compress and (hook := comm_hooks.compressing_hook()):
+        wrapped.register_comm_hook(None, hook)
     elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
         # A sum of two is rounded once in either precision; a sum of more is rounded at each addition.
         wrapped.register_comm_hook(None, comm_hooks.average_in_fp32)
