@@ -1,7 +1,5 @@
 #include "numbers.hpp"
 
-#include "layout.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,6 +7,8 @@
 #include <random>
 #include <stdexcept>
 #include <type_traits>
+
+#include "layout.hpp"
 
 namespace cpulaunch {
 
