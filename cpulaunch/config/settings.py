@@ -340,7 +340,7 @@ _TABLE = (
         "training.compress_gradients",
         Choice("none", "bf16"),
         "none",
-        "compress gradients to this precision before they are sent",
+        "precision in which gradients travel between hosts; gloo and oneCCL also sum in it",
         ("--compress-gradients",),
         rank_variable=variables.COMPRESS_GRADIENTS,
     ),

@@ -8,25 +8,45 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import GradBucket
 
+Averaged = torch.futures.Future[torch.Tensor]
+Hook = Callable[[object, GradBucket], Averaged]
 
-def average_in_shared_memory(
-    share: Callable[[torch.Tensor], bool], bucket: GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook: ``share`` moves gradients to memory that the ranks of a host share.
 
-    There the ranks reduce them without copying them.  DDP keeps its buckets, but for those of the first step.
-    """
-    gradients = bucket.buffer()
-    share(gradients)
-    work = dist.all_reduce(gradients, dist.ReduceOp.AVG, async_op=True)
+def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
+    """The hook by which DDP averages the model's gradients over all ranks; None: DDP's own way."""
+    group = _backend()
+    hosts = getattr(group, "compressing_hosts", 0)  # 0: not cpulaunch's own transport
+    if compress and hosts != 1:
+        return average_compressed if hosts else average_in_bf16
+    in_bf16 = any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters())
+    if in_bf16 and dist.get_world_size() > 2:
+        # A sum of two is rounded once in either precision; a sum of more is rounded at each addition.
+        return average_in_fp32
+    return average_in_place if getattr(group, "shares_memory", False) else None
+
+
+def average_in_place(state: object, bucket: GradBucket) -> Averaged:
+    """A DDP communication hook: gradients lie in memory that the ranks of a host share, and are summed there."""
+    work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    averaged: Averaged = work.get_future().then(_only_tensor)
     return averaged
 
 
-def average_in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_compressed(state: object, bucket: GradBucket) -> Averaged:
+    """A DDP communication hook: as `average_in_place`, but between hosts gradients are sent in bf16.
+
+    For groups whose ``compressing_hosts`` is not 0.  Only fp32 gradients are compressed.
+    """
+    gradients = _in_shared_memory(bucket)
+    averaged: Averaged = _backend().average_compressed(gradients).get_future().then(_only_tensor)
+    return averaged
+
+
+def average_in_bf16(state: object, bucket: GradBucket) -> Averaged:
     """A DDP communication hook: gradients are sent and summed in bf16.
 
     This is torch's ``bf16_compress_hook``, which DDP refuses on CPUs by its name.
@@ -34,20 +54,39 @@ def average_in_bf16(state: object, bucket: GradBucket) -> torch.futures.Future[t
     return _average(bucket, torch.bfloat16)
 
 
-def average_in_fp32(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_in_fp32(state: object, bucket: GradBucket) -> Averaged:
     """A DDP communication hook: gradients are sent and summed in fp32, also those of bf16 parameters."""
     return _average(bucket, torch.float32)
 
 
-def _average(bucket: GradBucket, dtype: torch.dtype) -> torch.futures.Future[torch.Tensor]:
+def _average(bucket: GradBucket, dtype: torch.dtype) -> Averaged:
     gradients = bucket.buffer()
     sent = gradients.to(dtype).div_(dist.get_world_size())
     work = dist.all_reduce(sent, async_op=True)
     assert work is not None
 
     def store(future: Any) -> torch.Tensor:
-        gradients.copy_(future.value()[0])
+        gradients.copy_(_only_tensor(future))
         return gradients
 
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(store)
+    averaged: Averaged = work.get_future().then(store)
     return averaged
+
+
+def _in_shared_memory(bucket: GradBucket) -> torch.Tensor:
+    """The bucket, which moves there once; DDP keeps its buckets, but for those of the first step."""
+    gradients, group = bucket.buffer(), _backend()
+    if group.shares_memory:
+        group.share_memory(gradients)
+    return gradients
+
+
+def _backend() -> Any:
+    group = dist.group.WORLD
+    assert group is not None
+    return group._get_backend(torch.device("cpu"))
+
+
+def _only_tensor(future: Any) -> torch.Tensor:
+    tensor: torch.Tensor = future.value()[0]
+    return tensor

@@ -104,19 +104,9 @@ def data_parallel(
         gradient_as_bucket_view=True,  # no copy of gradients into buckets
         static_graph=static_graph,
     )
-    if compress:
-        wrapped.register_comm_hook(None, comm_hooks.average_in_bf16)
-    elif world_size() > 2 and any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters()):
-        # A sum of two is rounded once in either precision; a sum of more is rounded at each addition.
-        wrapped.register_comm_hook(None, comm_hooks.average_in_fp32)
-    elif getattr(group := _cpu_group(), "shares_memory", False):
-        wrapped.register_comm_hook(group.share_memory, comm_hooks.average_in_shared_memory)
+    if hook := comm_hooks.hook_for(model, compress=compress):
+        wrapped.register_comm_hook(None, hook)
     return wrapped
-
-
-def _cpu_group() -> Any:
-    """What carries the default group's collectives of tensors in host memory."""
-    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
 
 
 def broadcast(model: nn.Module) -> None:

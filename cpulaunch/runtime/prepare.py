@@ -69,7 +69,8 @@ def prepare(
 
     ``find_unused_parameters``: for models of which each step uses only a part. ``static_graph``: for models
     that use the same part in each step. ``bucket_mb``: size of DDP's buckets in MB (2²⁰ bytes).
-    ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire and in the sum. None: as planned.
+    ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire; gloo and oneCCL then sum in bf16, too.
+    None: as planned.
 
     Raises UsageError for objects of other types, and for data loaders that can't be sharded.
     """

@@ -216,19 +216,18 @@ def measure_allreduce(dtype: str, sizes: list[int], shared: bool) -> dict[str, f
     return result
 
 
-def share_memory(tensor: Any) -> bool:
+def share_memory(tensor: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    return bool(
-        dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).share_memory(tensor)
-    )
+    group: Any = dist.group.WORLD
+    assert group._get_backend(torch.device("cpu")).share_memory(tensor)
 
 
 def measure_ddp(backend: str) -> dict[str, float]:
     import torch
 
-    from cpulaunch.runtime.comm_hooks import average_in_shared_memory
+    from cpulaunch.runtime.comm_hooks import average_in_place
 
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(
@@ -237,7 +236,7 @@ def measure_ddp(backend: str) -> dict[str, float]:
     if backend != "none":
         model = torch.nn.parallel.DistributedDataParallel(model)
     if backend.endswith("-shared"):
-        model.register_comm_hook(share_memory, average_in_shared_memory)
+        model.register_comm_hook(None, average_in_place)
     if backend.endswith("-in-turn"):
         model.register_comm_hook(None, lambda state, bucket: reduce_in_turn(bucket))  # DDP reads annotations
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

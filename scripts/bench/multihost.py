@@ -1,6 +1,7 @@
 """Several hosts: how long a start takes, and how fast training is over links of known speed.
 
     python scripts/bench/multihost.py [start] [training] [collectives] [--rounds N]
+    python scripts/bench/multihost.py training --layouts 2x1 2x2 --rates 1gbit 10gbit
     python scripts/bench/multihost.py collectives --layouts 2x2 3+1 --sizes 1048576 --operations broadcast
 
 Needs root: the hosts are network namespaces of this machine (tests/support/namespaces.py), with a real sshd
@@ -9,15 +10,16 @@ within a round.
 
 ``start``: seconds from the command to the first line that a rank prints, 4 hosts with one rank each: the
 bare mpiexec.hydra, cpulaunch without and with preflight.
-``training``: milliseconds of a DDP step of an MLP with 8 M parameters (fp32 gradients of 32 MB), 2 hosts
-with one rank each, over a link shaped with tc; with gloo, and with ccl where its group is built; gradients
-as they are, and with `--compress-gradients bf16`.
+``training``: milliseconds of a DDP step of an MLP with 8 M parameters (fp32 gradients of 32 MB), over links
+shaped with tc, on 2x2 unless ``--layouts`` says otherwise; gloo against ccl; gradients as they are, and with
+`--compress-gradients bf16`.
 ``collectives``: milliseconds of an operation on float32 tensors (of the slowest rank's median repetition),
-and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  A layout is hosts x ranks on
-each, or as 3+1.  ccl and gloo are pinned, and "gloo, free" is not: rank i of a host to core i, so that the
-two ranks of 2x1 share a core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and
-all_to_all, the size is that of all ranks' parts; send_recv is half a round trip between rank 0 and another.
-``--json FILE`` keeps every sample.
+and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  ccl and gloo are pinned, and
+"gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a core, or with
+``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that of all ranks'
+parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
+
+A layout is hosts x ranks on each, or as 3+1.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,7 +47,8 @@ from support.wire import least_wire  # noqa: E402
 TIMEOUT = 300.0
 """Seconds that one run may take."""
 
-LAYOUTS = ("2x1", "2x2", "4x2", "2x4")
+LAYOUTS = {"training": ("2x2",), "collectives": ("2x1", "2x2", "4x2", "2x4")}
+RATES = ("1gbit", "10gbit")  # of each host's link
 SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 CONTENDERS = {"gloo": ("gloo", True), "gloo, free": ("gloo", False), "ccl": ("ccl", True)}
@@ -116,7 +120,7 @@ def main() -> int:
         if "start" in options.what or not options.what:
             start(cluster, cluster.hostfile(work / "four", hosts), work, options.rounds)
         if "training" in options.what or not options.what:
-            training(cluster, cluster.hostfile(work / "two", hosts[:2]), work, options.rounds)
+            training(cluster, work, options)
         if "collectives" in options.what or not options.what:
             return collectives(cluster, options)
     return 0
@@ -128,7 +132,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("what", nargs="*", choices=[[], "start", "training", "collectives"], default=[])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="HOSTSxRANKS")
+    parser.add_argument("--layouts", nargs="+", metavar="HOSTSxRANKS")
+    parser.add_argument("--rates", nargs="+", default=RATES, metavar="RATE")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS[:1])
     parser.add_argument("--pin", choices=PINS, default="local")
@@ -171,25 +176,46 @@ def first_line(cluster: Cluster, command: Iterable[object], work: Path) -> float
     return took
 
 
-def training(cluster: Cluster, hostfile: Path, work: Path, rounds: int) -> None:
+def training(cluster: Cluster, work: Path, options: argparse.Namespace) -> None:
     (script := work / "train.py").write_text(TRAIN)
-    kinds = [(backend, bits) for backend in backends() for bits in ("fp32", "bf16")]
-    print("| link | backend | gradients | ms a step | gloo fp32 / this |\n|---|---|---|---|---|")
-    for rate in ("1gbit", "10gbit"):
-        times: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
-        with ExitStack() as shaped:
-            for name in ("node0", "node1"):
-                shaped.enter_context(cluster.shaped(name, rate))
-            for _ in range(rounds):
-                for kind in kinds:
-                    times[kind].append(step(cluster, hostfile, script, *kind))
+    print("gradients of 32 MB, ms a step; ratios min/median/max of the rounds\n")
+    print("| layout | link | gradients | gloo | ccl | gloo ÷ ccl | gloo fp32 ÷ ccl | ccl fp32 ÷ ccl |")
+    print("|---|---|---|---|---|---|---|---|")
+    for layout in options.layouts or LAYOUTS["training"]:
+        slots = Counter(hosts_of(layout))
+        hostfile = cluster.hostfile(work / layout, tuple(slots), tuple(slots.values()))
+        for rate in options.rates:
+            with ExitStack() as shaped:
+                for name in slots:
+                    shaped.enter_context(cluster.shaped(name, rate))
+                times = steps(cluster, hostfile, script, options.rounds)
+            print(*training_rows(layout, rate, times), sep="\n", flush=True)
+
+
+def steps(cluster: Cluster, hostfile: Path, script: Path, rounds: int) -> dict[tuple[str, str], list[float]]:
+    """Backend and precision of gradients → milliseconds of a step, in each round."""
+    times: dict[tuple[str, str], list[float]] = {
+        (backend, bits): [] for bits in COMPRESSION for backend in ("gloo", "ccl")
+    }
+    for _ in range(rounds):
         for (backend, bits), each in times.items():
-            ratios = [first / mine for first, mine in zip(times["gloo", "fp32"], each, strict=True)]
-            print(f"| {rate[:-4]} Gbit/s | {backend} | {bits} | {spread(each, 0)} | {spread(ratios)} |")
+            each.append(step(cluster, hostfile, script, backend, bits))
+    return times
+
+
+def training_rows(layout: str, rate: str, times: dict[tuple[str, str], list[float]]) -> Iterator[str]:
+    for bits in COMPRESSION:
+        ours = times["ccl", bits]
+        others = (times["gloo", bits], times["gloo", "fp32"], times["ccl", "fp32"])
+        ratios = (
+            spread([theirs / mine for theirs, mine in zip(other, ours, strict=True)]) for other in others
+        )
+        cells = (layout, f"{rate[:-4]} Gbit/s", bits, spread(others[0], 0), spread(ours, 0), *ratios)
+        yield f"| {' | '.join(cells)} |"
 
 
 def step(cluster: Cluster, hostfile: Path, script: Path, backend: str, bits: str) -> float:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--threads", "1"]
+    command = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "--threads", "1", "--oversubscribe"]
     options = ["--precision", "fp32", "--backend", backend, "--compress-gradients", COMPRESSION[bits]]
     done = cluster.run("node0", [*command, *options, script], timeout=TIMEOUT, directory=script.parent)
     found = re.search(r"ms ([\d.]+)", done.stdout)
@@ -233,7 +259,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     contenders = [name for name, (backend, _) in CONTENDERS.items() if backend in backends()]
     for operation in options.operations:
         for end in (":last", ":1") if operation == "send_recv" else ("",):
-            for layout in options.layouts:
+            for layout in options.layouts or LAYOUTS["collectives"]:
                 if end != ":1" or len(hosts_of(layout)) > 2:
                     yield from ((f"{operation}{end}", layout, contender) for contender in contenders)
 

@@ -181,6 +181,8 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str) -
         ("1,1", "another collective", "rank 1 of the group calls reduce_scatter (sum) of 2000 numbers of type int32, this rank all_reduce"),
         ("2", "another size", "rank 1 of the group calls all_reduce (sum) of 1001 numbers of type int32, this rank all_reduce (sum) of 1000"),
         ("1,1", "another size", "rank 1 of the group calls all_reduce (sum) of 1001 numbers of type int32, this rank all_reduce (sum) of 1000"),
+        ("2", "another wire", "rank 1 of the group calls all_reduce (sum) of 1000 numbers of type float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 1000 numbers of type float32\n"),
+        ("1,1", "another wire", "rank 1 of the group calls all_reduce (sum) of 1000 numbers of type float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 1000 numbers of type float32\n"),
         ("2", "another part", "rank 1 of the group sends 4004 bytes to this rank, which expects 4000"),
         ("1,1", "another part", "rank 1 of the group sends 4004 bytes where this rank expects 4000"),
         ("2", "absent", "waits for rank 1"),

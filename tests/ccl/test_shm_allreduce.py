@@ -24,6 +24,11 @@ def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -
     assert ranks.call("bfloat16_sums") == ["ok"] * ranks.size
 
 
+def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:
+    assert ranks.call("compressed_averages") == ["ok"] * ranks.size
+    assert ranks.call("exact_averages") == ["ok"] * ranks.size
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, {"CCL_WORKER_COUNT": "2"}], ids=str)

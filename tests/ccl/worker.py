@@ -16,12 +16,15 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 import programs  # noqa: E402  (imports torch, which must not write to the answers)
+import programs_compressed  # noqa: E402
 import programs_mixed  # noqa: E402
 import programs_shared  # noqa: E402
 import programs_state  # noqa: E402
 import programs_torch  # noqa: E402
 
-MODULES = (programs_torch, programs_state, programs_mixed, programs_shared, programs)
+MODULES = (
+    programs_torch, programs_state, programs_mixed, programs_compressed, programs_shared, programs,
+)  # fmt: skip
 KNOWN = {name: value for module in MODULES for name, value in vars(module).items()}
 
 programs.start()

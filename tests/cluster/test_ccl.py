@@ -189,9 +189,11 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
          ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 bytes")),
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
+         ("of type float32, sent between hosts as bfloat16", "this rank all_reduce (sum) of 1000 numbers of type float32")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
-    ids=["size", "operation", "reduction", "root"],
+    ids=["size", "operation", "reduction", "wire", "root"],
 )  # fmt: skip
 def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
     cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]

@@ -83,6 +83,11 @@ def test_sums_have_the_same_bits_in_all_ranks_and_every_time(ranks: Ranks) -> No
     assert all(other == first for other in others)
 
 
+def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
+    assert ranks.call("compressed_averages") == ["ok"] * ranks.size
+    assert ranks.call("exact_averages") == ["ok"] * ranks.size
+
+
 def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
     hosts, port = LAYOUTS["3+1"], PORT + 1  # the other tests' ranks may still be there
     found = [
@@ -97,6 +102,7 @@ def test_oneccl_carries_them_where_it_is_asked_for(the_cluster: Cluster) -> None
     for ranks in ranks_on(the_cluster, hosts, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1
         ranks.call("objects")
+        ranks.call("exact_averages")
         for dtype in ("float32", "int64"):
             ranks.call("movement", "all_to_all_single", dtype, [4097], "plain", 1, 1, True)
             ranks.call("reduction", "reduce_scatter", "MAX", dtype, [4097], "plain", 1, 1, True)

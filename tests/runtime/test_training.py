@@ -42,26 +42,39 @@ def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(job:
 
 
 @pytest.mark.parametrize(
-    "settings", ['{"compress_gradients": "bf16"}', '{"static_graph": true, "bucket_mb": 1}']
+    ("settings", "backend", "tolerance"),
+    [
+        ('{"compress_gradients": "bf16"}', "gloo", BF16_LOSS),
+        ('{"static_graph": true, "bucket_mb": 1}', "ccl", 1e-5),
+    ],
 )
-def test_ddp_by_settings(job: Start, settings: str) -> None:
-    options = ("--precision", "fp32")
+def test_ddp_by_settings(job: Start, settings: str, backend: str, tolerance: float) -> None:
+    options = ("--precision", "fp32", "--backend", backend)
     (alone,) = job(1, "train", "mlp", "50", "24", options=options).results
     first, second = job(2, "train", "mlp", "50", "24", "0", "1", settings, options=options).results
     assert first["digest"] == second["digest"]
-    compressed = "compress" in settings
-    assert first["losses"] == pytest.approx(alone["losses"], abs=BF16_LOSS if compressed else 1e-5)
-    if compressed:  # and it was
+    assert first["losses"] == pytest.approx(alone["losses"], abs=tolerance)
+    if "compress" in settings:  # and it was
         assert first["losses"] != pytest.approx(alone["losses"], abs=1e-7)
+
+
+def test_ccl_compresses_nothing_within_a_host(job: Start) -> None:
+    options = ("--precision", "fp32", "--backend", "ccl")
+    plain = job(3, "train", "mlp", "20", "24", options=options).results
+    compressed = job(
+        3, "train", "mlp", "20", "24", options=(*options, "--compress-gradients", "bf16")
+    ).results
+    assert compressed == plain
 
 
 def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
     """Compression, asked for by an option of `run`, shows in the result."""
-    options = ("--precision", "fp32", "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
-    by_plan, _ = job(2, "train", "mlp", "20", "24", options=options).results
+    options = ("--precision", "fp32", "--backend", "gloo")
+    planned = (*options, "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
+    by_plan, _ = job(2, "train", "mlp", "20", "24", options=planned).results
     settings = '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'
-    by_call, _ = job(2, "train", "mlp", "20", "24", "0", "1", settings, options=options[:2]).results
-    plain, _ = job(2, "train", "mlp", "20", "24", options=options[:2]).results
+    by_call, _ = job(2, "train", "mlp", "20", "24", "0", "1", settings, options=options).results
+    plain, _ = job(2, "train", "mlp", "20", "24", options=options).results
     assert by_plan["digest"] == by_call["digest"] != plain["digest"]
 
 

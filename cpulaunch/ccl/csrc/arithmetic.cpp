@@ -146,6 +146,8 @@ constexpr size_t kLine = 64, kBlock = 4 * kLine;  // bytes: a vector register of
 typedef float Floats __attribute__((vector_size(kLine)));
 typedef double Doubles __attribute__((vector_size(kLine)));
 typedef uint32_t Words __attribute__((vector_size(kLine)));
+typedef uint16_t Shorts __attribute__((vector_size(kLine / 2)));
+constexpr size_t kNumbersOfLine = kLine / sizeof(float);
 
 // The sum of lines, whose numbers are summed as they are.
 template <class Line>
@@ -217,6 +219,31 @@ CPULAUNCH_CLONES size_t sum_double_blocks(char* to, const char* const* from, siz
 
 CPULAUNCH_CLONES size_t sum_bfloat16_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
   return sum_blocks<Halves>(to, from, sources, bytes);
+}
+
+// float32 to bfloat16 and back, whole lines of float32; both return how many numbers these are.
+CPULAUNCH_CLONES size_t round_lines(char* to, const char* from, size_t count) {
+  const size_t whole = count / kNumbersOfLine * kNumbersOfLine;
+  for (size_t i = 0; i < whole; i += kNumbersOfLine) {
+    Floats numbers;
+    Words rounded;
+    std::memcpy(&numbers, from + 4 * i, kLine);
+    Halves::round(rounded, numbers);
+    const auto upper = __builtin_convertvector(rounded >> 16, Shorts);
+    std::memcpy(to + 2 * i, &upper, sizeof(upper));
+  }
+  return whole;
+}
+
+CPULAUNCH_CLONES size_t widen_lines(char* to, const char* from, size_t count) {
+  const size_t whole = count / kNumbersOfLine * kNumbersOfLine;
+  for (size_t i = 0; i < whole; i += kNumbersOfLine) {
+    Shorts upper;
+    std::memcpy(&upper, from + 2 * i, sizeof(upper));
+    const Words words = __builtin_convertvector(upper, Words) << 16;
+    std::memcpy(to + 4 * i, &words, kLine);
+  }
+  return whole;
 }
 
 // Whole blocks by `sum`, the rest number by number.
@@ -353,7 +380,7 @@ void divide(char* data, size_t bytes, NumberType type, int divisor) {
 }
 
 void to_bfloat16(char* to, const char* from, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = round_lines(to, from, count); i < count; ++i) {
     float number;
     std::memcpy(&number, from + 4 * i, 4);
     const auto rounded = BFloat16::narrow(number);
@@ -362,7 +389,7 @@ void to_bfloat16(char* to, const char* from, size_t count) {
 }
 
 void from_bfloat16(char* to, const char* from, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = widen_lines(to, from, count); i < count; ++i) {
     BFloat16 number;
     std::memcpy(&number, from + 2 * i, 2);
     const float wide = BFloat16::widen(number);

@@ -11,6 +11,8 @@ enum class NumberType : uint8_t {
   float64, float32, float16, bfloat16, int64, int32, int16, int8, uint64, uint32, uint16, uint8, boolean
 };
 enum class Reduction : uint8_t { sum, average, product, min, max, bit_and, bit_or, bit_xor };
+// How numbers travel between hosts: as they are, or sums of float32 as bfloat16.
+enum class Wire : uint8_t { exact, bfloat16 };
 
 size_t size_of(NumberType type);  // bytes
 // "unknown" where another rank has sent something that is none.

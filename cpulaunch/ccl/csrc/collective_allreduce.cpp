@@ -14,6 +14,14 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce(Tensors& tensors, co
   return allreduce_each(OpType::ALLREDUCE, "all_reduce", tensors, opts);
 }
 
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::average_compressed(const at::Tensor& tensor) {
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = c10d::ReduceOp::AVG;
+  opts.asyncOp = true;
+  Tensors tensors{tensor};
+  return allreduce_each(OpType::ALLREDUCE, "average_compressed", tensors, opts, Wire::bfloat16);
+}
+
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   if (lacks(opts.reduceOp)) return gloo().allreduce_coalesced(tensors, opts);
@@ -21,7 +29,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_coalesced(
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, const char* name, Tensors& tensors,
-                                                                 const c10d::AllreduceOptions& opts) {
+                                                                 const c10d::AllreduceOptions& opts, Wire wire) {
   // All tensors are checked first, so that nothing has started when one of them does not fit.
   for (const auto& tensor : tensors) {
     check_tensor({name}, tensor);
@@ -36,7 +44,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
     for (const auto& tensor : data) {
-      if (tensor.numel()) transfers.add(transport_->all_reduce(*work, tensor, opts.reduceOp));
+      if (tensor.numel()) transfers.add(transport_->all_reduce(*work, tensor, opts.reduceOp, wire));
     }
   });
 }

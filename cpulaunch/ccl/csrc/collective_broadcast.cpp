@@ -26,7 +26,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOpt
   const auto token = at::zeros({1}, at::kByte);
   work->keep(token);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    transfers.add(transport_->all_reduce(*work, token, c10d::ReduceOp::MAX));
+    transfers.add(transport_->all_reduce(*work, token, c10d::ReduceOp::MAX, Wire::exact));
   });
 }
 

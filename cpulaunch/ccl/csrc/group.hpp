@@ -49,6 +49,10 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   Ptr<Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   Ptr<Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  // Starts the average over all ranks, in place, whose float32 numbers go between hosts as bfloat16 where the transport
+  // can do that.
+  Ptr<Work> average_compressed(const at::Tensor& tensor);
+  int compressing_hosts() const { return transport("compressing_hosts").compressing_hosts(); }
 
   // collective_broadcast.cpp
   Ptr<Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -100,7 +104,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   // Whether the reduction goes through gloo.
   bool lacks(const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
-                           const c10d::AllreduceOptions& opts);
+                           const c10d::AllreduceOptions& opts, Wire wire = Wire::exact);
   Ptr<Work> allgather_lists(c10d::OpType type, const char* name, std::vector<Tensors>& outputs, Tensors& inputs,
                             const c10d::AllgatherOptions& opts);
   Ptr<Work> allgather_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,

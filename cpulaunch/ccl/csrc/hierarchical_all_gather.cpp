@@ -14,7 +14,7 @@ constexpr size_t kGranule = 64;  // bytes
 class AllGather final : public Operation {
  public:
   AllGather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs, std::vector<size_t> sizes)
-      : Operation({Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, -1, total(sizes)},
+      : Operation({Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, total(sizes)},
                   hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),

@@ -24,14 +24,14 @@ constexpr size_t kPieces = 16;
 // each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
 class AllReduce final : public Operation {
  public:
-  AllReduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction)
-      : Operation({Signature::Kind::all_reduce, type, reduction, -1, bytes}, piece_size(hierarchy, bytes)),
+  AllReduce(Hierarchy& hierarchy, char* data, const Signature& signature)
+      : Operation(signature, piece_size(hierarchy, signature.bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         data_(data),
-        bytes_(bytes),
-        reduce_(reduce_for(type, reduction)) {
-    if (layout_.locals > 1) tensor = SharedBlocks::find(data, bytes);
+        bytes_(signature.bytes),
+        reduce_(reduce_for(signature.type, signature.reduction)) {
+    if (layout_.locals > 1) tensor = SharedBlocks::find(data, bytes_);
   }
 
   uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
@@ -220,14 +220,14 @@ class AllReduce final : public Operation {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
     for_each_lane(range, [&](int lane, Range part) {
-      exchanges.emplace_back(hierarchy_, *this, piece, lane, reduce_);
-      needed += HostExchange::staging_size(layout_, part.size());
+      exchanges.emplace_back(hierarchy_, *this, piece, lane);
+      needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
     char* staging = hierarchy_.staging(piece, needed);
     auto exchange = exchanges.begin();  // they stay where they are from here on
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
-      staging += HostExchange::staging_size(layout_, part.size());
+      staging += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
   }
 
@@ -242,8 +242,12 @@ class AllReduce final : public Operation {
 
 }  // namespace
 
-OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction) {
-  return std::make_shared<AllReduce>(hierarchy, data, bytes, type, reduction);
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
+                             Wire wire) {
+  const bool adds = reduction == Reduction::sum || reduction == Reduction::average;
+  if (type != NumberType::float32 || !adds) wire = Wire::exact;
+  return std::make_shared<AllReduce>(hierarchy, data,
+                                     Signature{Signature::Kind::all_reduce, type, reduction, wire, -1, bytes});
 }
 
 }  // namespace cpulaunch

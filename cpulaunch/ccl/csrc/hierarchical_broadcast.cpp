@@ -17,7 +17,7 @@ constexpr size_t kPiecesForChain = 2;
 class Broadcast final : public Operation {
  public:
   Broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root)
-      : Operation({Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, root, bytes},
+      : Operation({Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, Wire::exact, root, bytes},
                   hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),

@@ -14,7 +14,8 @@ class ReduceScatter final : public Operation {
  public:
   ReduceScatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs, std::vector<size_t> sizes,
                 NumberType type, Reduction reduction)
-      : Operation({Signature::Kind::reduce_scatter, type, reduction, -1, total(sizes)}, hierarchy.shape.slot_size),
+      : Operation({Signature::Kind::reduce_scatter, type, reduction, Wire::exact, -1, total(sizes)},
+                  hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         output_(output),

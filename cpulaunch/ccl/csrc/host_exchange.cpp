@@ -10,11 +10,22 @@ constexpr size_t kGranule = 64;  // bytes
 
 bool is_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeSize; }
 
+bool is_rounded(Wire wire) { return wire == Wire::bfloat16; }
+
+size_t rounded_size(size_t bytes) { return bytes / size_of(NumberType::float32) * size_of(NumberType::bfloat16); }
+
 }  // namespace
 
-size_t HostExchange::staging_size(const Layout& layout, size_t bytes) {
-  const bool whole = is_whole(layout, bytes);
+HostExchange::HostExchange(Hierarchy& hierarchy, const Operation& operation, uint64_t piece, int lane)
+    : hierarchy_(&hierarchy), operation_(&operation), piece_(piece), lane_(lane) {
+  const auto& signature = operation.signature;
+  reduce_ = reduce_for(is_rounded(signature.wire) ? NumberType::bfloat16 : signature.type, signature.reduction);
+}
+
+size_t HostExchange::staging_size(const Layout& layout, size_t bytes, Wire wire) {
   size_t size = 0;
+  if (is_rounded(wire)) size = bytes = rounded_size(bytes);
+  const bool whole = is_whole(layout, bytes);
   for (const int hosts : layout.grid) {
     const size_t share = whole ? bytes : part_of({0, bytes}, 0, hosts, kGranule).size();
     size += (hosts - 1) * share;
@@ -26,6 +37,13 @@ size_t HostExchange::staging_size(const Layout& layout, size_t bytes) {
 void HostExchange::start(char* data, size_t bytes, char* staging) {
   const auto& layout = hierarchy_->layout;
   data_ = data;
+  if (is_rounded(operation_->signature.wire)) {
+    wide_ = data;
+    data_ = staging;
+    to_bfloat16(data_, wide_, bytes / size_of(NumberType::float32));
+    bytes = rounded_size(bytes);
+    staging += bytes;
+  }
   whole_ = is_whole(layout, bytes);
   phase_ = 0;
   phases_ = (whole_ ? 1 : 2) * layout.grid.size();
@@ -48,7 +66,11 @@ bool HostExchange::progress() {
     auto& dimension = dimension_of(phase_);
     if ((reduces(phase_) ? dimension.reducing : dimension.coming) > 0) return false;
     if (reduces(phase_)) reduce(dimension);
-    if (++phase_ < phases_) send(phase_);
+    if (++phase_ < phases_) {
+      send(phase_);
+    } else if (wide_) {
+      from_bfloat16(wide_, data_, dimensions_.front().range.size() / size_of(NumberType::bfloat16));
+    }
   }
   return true;
 }

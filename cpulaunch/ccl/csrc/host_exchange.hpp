@@ -8,6 +8,10 @@
 //
 // All that will come is asked for at the start, so that no message keeps others waiting behind it.  What comes back
 // goes to where it belongs: a host sends a share back only after it has got this host's contribution to it.
+//
+// With Wire::bfloat16 the hosts exchange a copy of the range, of half its size: each host's sum is rounded to bfloat16,
+// also in what it adds itself, and the sum of these, which is calculated in float32, is rounded once more in each
+// dimension.  So all hosts get the same bits here, too, and which ones does not depend on how the range is shared out.
 
 #pragma once
 
@@ -17,11 +21,10 @@ namespace cpulaunch {
 
 class HostExchange {
  public:
-  static size_t staging_size(const Layout& layout, size_t bytes);
+  static size_t staging_size(const Layout& layout, size_t bytes, Wire wire);
 
-  HostExchange(Hierarchy& hierarchy, const Operation& operation, uint64_t piece, int lane, Reduce* reduce)
-      : hierarchy_(&hierarchy), operation_(&operation), piece_(piece), lane_(lane), reduce_(reduce) {}
-  // `staging` is for what comes from other hosts.
+  HostExchange(Hierarchy& hierarchy, const Operation& operation, uint64_t piece, int lane);
+  // `staging` is for what comes from other hosts, and for the copy.
   void start(char* data, size_t bytes, char* staging);
   // Goes on with what has come.  True when the whole range is reduced.
   bool progress();
@@ -53,8 +56,9 @@ class HostExchange {
   uint64_t piece_;
   int lane_;
   Reduce* reduce_;
-  char* data_ = nullptr;
-  bool whole_ = false;  // the hosts exchange all instead of shares
+  char* data_ = nullptr;  // what is exchanged
+  char* wide_ = nullptr;  // where the numbers are float32; null where they are exchanged as they are
+  bool whole_ = false;    // the hosts exchange all instead of shares
   std::vector<Dimension> dimensions_;
   size_t phase_ = 0;  // those that reduce, for each dimension, then those that bring shares back
   size_t phases_ = 0;

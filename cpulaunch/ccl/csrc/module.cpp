@@ -76,7 +76,13 @@ PYBIND11_MODULE(_group, module) {
                              "Whether tensors that `share_memory` has moved are reduced where they are.")
       .def_static("share_memory", &share_memory, py::arg("tensor"),
                   "Move a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may\n"
-                  "map.  False where there is none to be had; nothing is moved then.");
+                  "map.  False where there is none to be had; nothing is moved then.")
+      .def_property_readonly("compressing_hosts", &ProcessGroupCCL::compressing_hosts,
+                             "The number of hosts between which average_compressed compresses; 0: it can't.")
+      .def("average_compressed", &ProcessGroupCCL::average_compressed, py::arg("tensor"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Starts the average of a dense tensor over all ranks, in place, and returns its Work.  Between hosts, float32\n"
+           "numbers travel as bfloat16: each host's sum is rounded, and their total.  Other types are sent as they are.");
 
   py::class_<Layout>(module, "Layout")
       .def(py::init<std::vector<int>, int, std::vector<int>>(), py::arg("host_of"), py::arg("rank"), py::arg("socket_of"),

@@ -14,8 +14,10 @@ namespace cpulaunch {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
-// `data` becomes the reduction over all ranks, in place.
-OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction);
+// `data` becomes the reduction over all ranks, in place.  With Wire::bfloat16, sums of float32 are rounded where there
+// are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
+                             Wire wire = Wire::exact);
 
 // `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
 OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,

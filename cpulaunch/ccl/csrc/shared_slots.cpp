@@ -33,8 +33,8 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 }  // namespace
 
 bool Signature::operator==(const Signature& other) const {
-  return kind == other.kind && type == other.type && reduction == other.reduction && root == other.root &&
-         bytes == other.bytes && sequence == other.sequence;
+  return kind == other.kind && type == other.type && reduction == other.reduction && wire == other.wire &&
+         root == other.root && bytes == other.bytes && sequence == other.sequence;
 }
 
 std::string Signature::text() const {
@@ -47,6 +47,7 @@ std::string Signature::text() const {
   } else if (kind != Kind::all_to_all) {
     text += " of " + std::to_string(bytes) + " bytes";
   }
+  if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
   if (root >= 0) text += " from rank " + std::to_string(root);
   return text;
 }

@@ -37,6 +37,7 @@ struct Signature {
   Kind kind;
   NumberType type = NumberType::uint8;
   Reduction reduction = Reduction::sum;
+  Wire wire = Wire::exact;
   int32_t root = -1;
   uint64_t bytes = 0;     // of this operation's tensor; 0 where the ranks' sizes may differ
   uint64_t sequence = 0;  // how many operations came before

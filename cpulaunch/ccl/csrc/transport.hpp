@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "arithmetic.hpp"
 #include "transfer.hpp"
 #include "work.hpp"
 
@@ -25,11 +26,13 @@ class Transport {
   // Throws where it can't reduce this: TypeError for types, ValueError for reductions.
   virtual void check_reduction(c10::ScalarType type, Op op) const = 0;
   virtual bool reduces_bitwise() const = 0;
+  // The number of hosts between which it can send sums as Wire says; 0: it sends them as they are.
+  virtual int compressing_hosts() const { return 0; }
 
   // The ranks start the same operations in the same order; so one thread at a time may start some.
   virtual std::unique_lock<std::mutex> lock() = 0;
 
-  virtual Result all_reduce(CclWork& work, const at::Tensor& data, Op op) = 0;
+  virtual Result all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) = 0;
   // Only the root's `to` gets the result; the others' is room to work in.
   virtual Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) = 0;
   virtual Result broadcast(CclWork& work, const at::Tensor& data, int root) = 0;

@@ -262,7 +262,7 @@ void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
   type_to_reduce(type, op);
 }
 
-OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op) {
+OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire) {
   divide_average(work, op, data, size_);
   const auto element = type_to_reduce(data.scalar_type(), op);
   return transfer_of(ccl::allreduce(data.data_ptr(), data.data_ptr(), element.count(data), element.type,

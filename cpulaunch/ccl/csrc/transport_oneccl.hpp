@@ -29,7 +29,7 @@ class OneCclTransport final : public Transport {
   bool reduces_bitwise() const override { return false; }
   std::unique_lock<std::mutex> lock() override { return enter_oneccl(); }
 
-  Result all_reduce(CclWork& work, const at::Tensor& data, Op op) override;
+  Result all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) override;
   Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) override;
   Result broadcast(CclWork& work, const at::Tensor& data, int root) override;
   Result all_gather(CclWork& work, const Tensors& outputs, const at::Tensor& input) override;

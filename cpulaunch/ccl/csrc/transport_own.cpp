@@ -93,17 +93,17 @@ OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
   return all;
 }
 
-OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op) {
+OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) {
   const auto type = data.scalar_type();
   if (!averages(type)) divide_average(work, op, data, hierarchy_->layout.size);
   return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(), number_type_of(type),
-                                           cpulaunch::reduction_of(op, type)));
+                                           cpulaunch::reduction_of(op, type), wire));
 }
 
 // All ranks get the sum, in memory that all but the root throw away.
 OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int) {
   if (!to.is_same(from)) to.copy_(from);
-  return all_reduce(work, to, op);
+  return all_reduce(work, to, op, Wire::exact);
 }
 
 OwnTransport::Result OwnTransport::broadcast(CclWork&, const at::Tensor& data, int root) {

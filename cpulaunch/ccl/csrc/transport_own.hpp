@@ -15,9 +15,10 @@ class OwnTransport final : public Transport {
 
   void check_reduction(c10::ScalarType type, Op op) const override;
   bool reduces_bitwise() const override { return true; }
+  int compressing_hosts() const override { return hierarchy_->layout.hosts; }
   std::unique_lock<std::mutex> lock() override { return std::unique_lock<std::mutex>(mutex_); }
 
-  Result all_reduce(CclWork& work, const at::Tensor& data, Op op) override;
+  Result all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) override;
   Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) override;
   Result broadcast(CclWork& work, const at::Tensor& data, int root) override;
   Result all_gather(CclWork& work, const Tensors& outputs, const at::Tensor& input) override;

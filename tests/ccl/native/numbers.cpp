@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "layout.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -234,6 +236,22 @@ void expect_reduced_of(const Numbers& got, const Source& source, int size) {
   }
 }
 
+// All sums are exact in float64.
+double compressed_sum(const Source& source, const Layout& layout, size_t i) {
+  std::vector<double> sums(layout.hosts);
+  for (int rank = 0; rank < layout.size; ++rank) {
+    sums[layout.host_numbers[rank]] += made_up<float>(source, rank, i);
+  }
+  if (layout.hosts == 1) return sums[0];
+  const auto rounded = [](double sum) { return BFloat16::value(BFloat16::nearest(sum)); };
+  for (const int row : layout.grid) {
+    std::vector<double> of_rows(sums.size() / row);
+    for (size_t host = 0; host < sums.size(); ++host) of_rows[host / row] += rounded(sums[host]);
+    sums = of_rows;
+  }
+  return rounded(sums[0]);
+}
+
 // --- roundings
 
 float combine(Reduction reduction, float a, float b) {
@@ -242,6 +260,22 @@ float combine(Reduction reduction, float a, float b) {
     case Reduction::product: return a * b;
     case Reduction::min: return b < a ? b : a;
     default: return a < b ? b : a;
+  }
+}
+
+// Every bfloat16, and as many other numbers.
+void check_conversions(std::mt19937_64& random) {
+  std::vector<uint16_t> every((1 << 16) - 1), rounded(every.size());
+  std::vector<uint32_t> wide(every.size()), widened(every.size());
+  for (auto& word : wide) word = static_cast<uint32_t>(random());
+  for (size_t i = 0; i < every.size(); ++i) every[i] = static_cast<uint16_t>(i);
+  from_bfloat16(reinterpret_cast<char*>(widened.data()), reinterpret_cast<const char*>(every.data()), every.size());
+  to_bfloat16(reinterpret_cast<char*>(rounded.data()), reinterpret_cast<const char*>(wide.data()), wide.size());
+  for (size_t i = 0; i < every.size(); ++i) {
+    float number;
+    std::memcpy(&number, &wide[i], sizeof(number));
+    const bool is_right = widened[i] == uint32_t{every[i]} << 16 && rounded[i] == BFloat16::nearest(number).bits;
+    if (!is_right) throw std::runtime_error("conversion of " + std::to_string(i) + " or " + std::to_string(number));
   }
 }
 
@@ -309,9 +343,20 @@ void expect_reduced(const Numbers& got, const Source& source, int size) {
   with_type(source.type, [&](auto typed) { expect_reduced_of<decltype(typed)>(got, source, size); });
 }
 
+void expect_compressed_sum(const Numbers& got, const Source& source, const std::vector<int>& host_of) {
+  const Layout layout(host_of, 0);
+  for (size_t i = 0; i < got.count(); ++i) {
+    const auto sum = static_cast<float>(compressed_sum(source, layout, i));
+    const float wanted = source.reduction == Reduction::average ? sum / static_cast<float>(layout.size) : sum;
+    const auto number = read<float>(got, i);
+    if (number != wanted) fail(i, std::to_string(number), std::to_string(wanted));
+  }
+}
+
 void check_rounding(uint64_t seed, int rounds) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < rounds; ++round) {
+    check_conversions(random);
     for (const auto reduction : {Reduction::sum, Reduction::product, Reduction::min, Reduction::max}) {
       check_pairs<Float16>(NumberType::float16, reduction, random);
       check_pairs<BFloat16>(NumberType::bfloat16, reduction, random);

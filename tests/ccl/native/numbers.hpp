@@ -16,6 +16,7 @@ constexpr NumberType kTypes[] = {
     NumberType::uint16,  NumberType::uint8,   NumberType::boolean};
 constexpr Reduction kReductions[] = {Reduction::sum, Reduction::average, Reduction::product, Reduction::min,
                                      Reduction::max, Reduction::bit_and, Reduction::bit_or,  Reduction::bit_xor};
+static_assert(kReductions[1] == Reduction::average);  // the first two add
 
 struct Numbers {
   Numbers(NumberType type, size_t count) : type(type), memory(count * size_of(type)) {}
@@ -46,7 +47,12 @@ void spoil(Numbers& numbers);
 void expect_numbers(const Numbers& got, const Source& source, int rank);
 void expect_reduced(const Numbers& got, const Source& source, int size);
 
-// Reduces many pairs of 16-bit floating-point numbers, and throws where one is not rounded as IEEE 754 says.
+// Throws std::runtime_error where `got` isn't the sum of what ranks on these hosts have, which is sent between hosts as
+// bfloat16.
+void expect_compressed_sum(const Numbers& got, const Source& source, const std::vector<int>& host_of);
+
+// Reduces many pairs of 16-bit floating-point numbers, converts many others, and throws where one is not rounded as
+// IEEE 754 says.
 void check_rounding(uint64_t seed, int rounds);
 
 }  // namespace cpulaunch

@@ -28,6 +28,10 @@ Call Call::any(std::mt19937_64& random, int ranks) {
   Call call{kKinds[random() % std::size(kKinds)], {random() % 100'000, kTypes[random() % std::size(kTypes)]}, 0};
   call.source.reduction = kReductions[random() % std::size(kReductions)];
   if (!reduce_for(call.source.type, call.source.reduction)) call.source.reduction = Reduction::sum;
+  if (random() % 3 == 0) {
+    call.wire = Wire::bfloat16;
+    if (random() % 4) call.source.type = NumberType::float32, call.source.reduction = kReductions[random() % 2];
+  }
   const size_t longest = kLongest[random() % std::size(kLongest)] / size_of(call.source.type);
   call.count = 1 + random() % longest;
   const bool has_tensors = call.kind != Kind::all_reduce && call.kind != Kind::broadcast;
@@ -102,12 +106,18 @@ Running Rank::all_reduce(const Call& call) {
     std::memcpy(shared.get(), data->data(), data->bytes());
   }
   char* to = shared ? shared.get() : data->data();
-  auto operation = make_all_reduce(*own_, to, data->bytes(), call.source.type, call.source.reduction);
+  auto operation =
+      make_all_reduce(*own_, to, data->bytes(), call.source.type, call.source.reduction, call.wire);
   const size_t result = results_++;
   return run(call, {operation}, [=] {
     if (shared) std::memcpy(data->data(), shared.get(), data->bytes());
     meeting_.compare(result, data->digest());
-    if (static_cast<int>(call.source.seed % size_) == rank_) expect_reduced(*data, call.source, size_);
+    if (static_cast<int>(call.source.seed % size_) != rank_) return;
+    if (operation->signature.wire == Wire::bfloat16) {
+      expect_compressed_sum(*data, call.source, meeting_.host_of);
+    } else {
+      expect_reduced(*data, call.source, size_);
+    }
   });
 }
 

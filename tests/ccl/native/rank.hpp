@@ -24,10 +24,11 @@ struct Call {
 
   Kind kind;
   Source source;
-  size_t count;           // of numbers: of a rank's tensor, or of the longest of its tensors
-  bool uneven = false;    // whether the ranks' tensors have different sizes
-  bool in_place = false;  // whether the output is one of the inputs, or the input one of the outputs
-  int root = -1;          // of a broadcast; for an all-to-all, the only rank that gets anything, or -1
+  size_t count;             // of numbers: of a rank's tensor, or of the longest of its tensors
+  bool uneven = false;      // whether the ranks' tensors have different sizes
+  bool in_place = false;    // whether the output is one of the inputs, or the input one of the outputs
+  int root = -1;            // of a broadcast; for an all-to-all, the only rank that gets anything, or -1
+  Wire wire = Wire::exact;  // of an all_reduce
 };
 constexpr Call::Kind kKinds[] = {Call::Kind::all_reduce, Call::Kind::all_gather, Call::Kind::reduce_scatter,
                                  Call::Kind::broadcast, Call::Kind::all_to_all};

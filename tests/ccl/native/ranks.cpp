@@ -217,6 +217,12 @@ void run_other_collective(const Arguments& given) {
 
 void run_other_size(const Arguments& given) { run_unlike(given, sum_of(1000), sum_of(1001)); }
 
+void run_other_wire(const Arguments& given) {
+  Call exact{Call::Kind::all_reduce, {1, NumberType::float32}, 1000}, compressed = exact;
+  compressed.wire = Wire::bfloat16;
+  run_unlike(given, exact, compressed);
+}
+
 void run_other_part(const Arguments& given) {
   run_unlike(given, sum_of(1000, Call::Kind::all_to_all), sum_of(1001, Call::Kind::all_to_all));
 }
@@ -329,6 +335,7 @@ constexpr Program kPrograms[] = {
     {"wrong numbers", run_wrong_numbers},
     {"another collective", run_other_collective},
     {"another size", run_other_size},
+    {"another wire", run_other_wire},
     {"another part", run_other_part},
     {"absent", run_absent},
     {"few descriptors", run_few_descriptors},

@@ -1,0 +1,49 @@
+"""Training over several hosts, on gradients that are sent between them in bf16."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from support.command import REPOSITORY
+from support.faults import Cluster
+from support.ranks import hosts_of
+
+from cluster.conftest import Run
+from cpulaunch.ccl.installed import state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+TRAIN = (REPOSITORY / "tests" / "runtime" / "programs.py", "train", "mlp", 50, 24)
+BF16_LOSS = 0.02
+"""How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
+
+
+@pytest.fixture
+def trained(cluster: Cluster, cpulaunch: Run, tmp_path) -> Any:
+    """Train on two ranks of each of two hosts: the losses, and a digest of the weights that all ranks have."""
+    hostfile = cluster.hostfile(tmp_path / "two", dict.fromkeys(hosts_of("2x2")))
+
+    def train(*options: str) -> tuple[list[float], str]:
+        placed = ["-f", hostfile, "-ppn", 2, "--threads", 1, "--oversubscribe", "--tee", "all"]
+        done = cpulaunch("run", *placed, "--precision", "fp32", *options, *TRAIN, timeout=120)
+        assert done.returncode == 0, done.stderr
+        ranks = [json.loads(text) for text in re.findall(r"RESULT (\{.*\})", done.stdout)]
+        assert len(ranks) == 4
+        (digest,) = {rank["digest"] for rank in ranks}
+        return ranks[0]["losses"], digest
+
+    return train
+
+
+def test_compressed_gradients_train_as_others_do_and_all_ranks_hold_the_same_weights(trained) -> None:
+    exact_losses, exact = trained("--backend", "ccl")
+    losses, digest = trained("--backend", "ccl", "--compress-gradients", "bf16")
+    assert losses == pytest.approx(exact_losses, abs=BF16_LOSS)
+    assert digest != exact
+    assert trained("--backend", "ccl", "--compress-gradients", "bf16") == (losses, digest)
