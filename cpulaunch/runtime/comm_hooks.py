@@ -29,7 +29,7 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
 
 
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: gradients lie in memory that the ranks of a host share, and are summed there."""
+    """A DDP communication hook: gradients are summed where they are, in memory that a host's ranks share."""
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     averaged: Averaged = work.get_future().then(_only_tensor)
