@@ -208,7 +208,7 @@ _TABLE = (
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,
-        decided=("shm", "shm+tcp"),
+        decided=("shm", "shm+tcp", "shm+ofi"),
     ),
     Setting(
         "ccl.provider",

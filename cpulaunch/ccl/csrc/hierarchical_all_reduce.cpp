@@ -41,7 +41,7 @@ class AllReduce final : public Operation {
   void take(uint64_t piece) override {
     const auto range = range_of(piece);
     if (layout_.locals > 1) for_each_lane(range, [&](int, Range part) { reduce_locally(piece, range, part); });
-    if (layout_.hosts > 1) start_exchanges(piece, range);
+    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
   }
 
   bool exchange(uint64_t piece) override {
@@ -49,6 +49,7 @@ class AllReduce final : public Operation {
     if (state.done) return true;
     bool all = true;
     for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
+    for (auto& each : state.reductions) all = each->test() && all;
     if (!all) return false;
     const auto range = range_of(piece);
     for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {
@@ -79,7 +80,8 @@ class AllReduce final : public Operation {
   }
 
   struct State {
-    std::vector<HostExchange> exchanges;
+    std::vector<HostExchange> exchanges;                // over the network,
+    std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
     bool done = false;
   };
 
@@ -134,6 +136,14 @@ class AllReduce final : public Operation {
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
       staging += HostExchange::staging_size(layout_, part.size());
+    });
+  }
+
+  void start_reductions(uint64_t piece, Range range) {
+    auto& reductions = states_[hierarchy_.index(piece)].reductions;
+    for_each_lane(range, [&](int lane, Range part) {
+      reductions.push_back(hierarchy_.fabric()->reduce(lane, data_ + part.begin, part.size(), signature.type,
+                                                       signature.reduction));
     });
   }
 

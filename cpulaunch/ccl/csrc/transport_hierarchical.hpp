@@ -54,9 +54,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "fabric.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 #include "shared_slots.hpp"
@@ -101,8 +103,10 @@ class Operation {
 
 class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
  public:
-  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.
-  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network);
+  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  A `fabric` takes
+  // the network's place; then the only operations are all_reduce.
+  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
+            std::shared_ptr<Fabric> fabric = nullptr);
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.
@@ -118,6 +122,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
   Network& network() { return *network_; }
+  Fabric* fabric() { return fabric_.get(); }  // null: the network carries all
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
 
  private:
@@ -139,6 +144,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   void abort();
   std::string stragglers();
   std::string lost();
+  // The ranks of other hosts that have a lane of this rank's.
+  std::set<int> lane_peers() const;
 
   // The operation of the cursor's next piece; null where there is none, or not yet.
   Operation* at(Cursor& cursor);
@@ -155,6 +162,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
 
   const std::shared_ptr<SharedSlots> slots_;
   const std::unique_ptr<Network> network_;
+  const std::shared_ptr<Fabric> fabric_;
   struct Staging {
     std::unique_ptr<char[]> memory;
     size_t bytes = 0;
