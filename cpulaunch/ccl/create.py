@@ -19,7 +19,7 @@ from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
-from cpulaunch.plan.communication import OWN_TRANSPORTS, TRANSPORTS, decide_transport
+from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
 
@@ -82,15 +82,16 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if transport in TRANSPORTS:
         return module.oneccl(layout)
+    fabric = transport == COMBINED_TRANSPORT
     listener, address, memory = None, ("", 0), -1
     with ExitStack() as stack:
-        if layout.hosts > 1 and transport in OWN_TRANSPORTS:
+        if layout.hosts > 1 and not fabric:
             ip = own_address(_state.variables)
             listener = module.listen(ip)
             stack.callback(os.close, listener[0])
             address = (ip, listener[1])
         if layout.locals > 1 and meeting.rank == layout.first:
-            memory = module.offer_memory(layout)
+            memory = module.offer_memory(layout, fabric=fabric)
             if memory >= 0:
                 stack.callback(os.close, memory)
         token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
@@ -98,10 +99,10 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
         slots = None
         if layout.locals > 1:
             pid, descriptor = peers[layout.first].pid, offers[layout.first][0]
-            slots = module.map_memory(layout, pid=pid, descriptor=descriptor)
+            slots = module.map_memory(layout, fabric=fabric, pid=pid, descriptor=descriptor)
         if not all(meeting.exchange("joined", layout.locals == 1 or slots is not None)):
             return module.oneccl(layout)
-        if transport not in OWN_TRANSPORTS:
+        if fabric:
             return module.oneccl_between_hosts(layout, slots=slots)
         return module.own_transport(
             layout,

@@ -13,6 +13,7 @@ constexpr size_t kMaxWholeSize = 64 << 10;
 constexpr size_t kMaxWholeSizeOfHosts = 8 << 10;
 constexpr size_t kGranule = 256;  // bytes: what the sums' loops take at once
 constexpr size_t kLeastPart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
+constexpr size_t kLeastPartOfFabric = 256 << 10;  // as it takes longer to start something
 constexpr size_t kPieces = 16;
 
 class AllReduce final : public Operation {
@@ -73,8 +74,9 @@ class AllReduce final : public Operation {
 
  private:
   // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
-  static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
-    const size_t least = std::min(hierarchy.layout.lanes * kLeastPart, hierarchy.shape.slot_size);
+  static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
+    const size_t part = hierarchy.fabric() ? kLeastPartOfFabric : kLeastPart;
+    const size_t least = std::min(hierarchy.layout.lanes * part, hierarchy.shape.slot_size);
     const size_t even = (bytes / kPieces + kGranule - 1) / kGranule * kGranule;
     return std::clamp(even, least, hierarchy.shape.slot_size);
   }

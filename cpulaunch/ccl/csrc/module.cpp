@@ -64,16 +64,18 @@ PYBIND11_MODULE(_group, module) {
   py::class_<SharedSlots, std::shared_ptr<SharedSlots>>(module, "SharedSlots");
   module.def(
       "offer_memory",
-      [](const Layout& layout) { return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts}); },
-      py::arg("layout"),
+      [](const Layout& layout, bool fabric) {
+        return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts, fabric});
+      },
+      py::arg("layout"), py::kw_only(), py::arg("fabric"),
       "A descriptor of memory for the ranks of this host; -1 where there is none to be had.  Keep it open until all\n"
-      "have mapped it.");
+      "have mapped it.  `fabric`: oneCCL reduces between the hosts.");
   module.def(
       "map_memory",
-      [](const Layout& layout, int pid, int descriptor) {
-        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts});
+      [](const Layout& layout, bool fabric, int pid, int descriptor) {
+        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
       },
-      py::arg("layout"), py::kw_only(), py::arg("pid"), py::arg("descriptor"),
+      py::arg("layout"), py::kw_only(), py::arg("fabric"), py::arg("pid"), py::arg("descriptor"),
       "The memory that another rank of this host offers; None where this rank may not open it.");
   module.def(
       "listen",

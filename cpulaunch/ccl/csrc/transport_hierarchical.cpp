@@ -23,7 +23,7 @@ class Hierarchy::Progress final : public Transfer {
 Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
                      std::shared_ptr<Fabric> fabric)
     : layout(std::move(layout)),
-      shape(this->layout.lanes, this->layout.hosts),
+      shape(this->layout.lanes, this->layout.hosts, fabric != nullptr),
       slots_(std::move(slots)),
       network_(std::move(network)),
       fabric_(std::move(fabric)) {}
