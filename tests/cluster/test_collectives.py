@@ -120,15 +120,22 @@ def test_oneccl_completes_each_kind_in_the_background(over_oneccl: Ranks) -> Non
         assert over_oneccl.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early], kind
 
 
+def test_oneccl_reduces_between_hosts_with_threads_of_its_own(the_cluster: Cluster) -> None:
+    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_WORKER_AFFINITY": "0,1", "CCL_WORKER_COUNT": 1}
+    for ranks in ranks_on(the_cluster, hosts_of("2x2"), MASTER_PORT=PORT + 1, **variables):
+        assert ranks.call("any_order", 7, 50, limit=120) == ["ok"] * ranks.size
+        assert len(set(ranks.call("shm_sums", "float32"))) == 1
+
+
 def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks) -> None:
     first, *others = over_oneccl.call("digests")
     assert all(other == first for other in others)
 
 
-def test_oneccl_carries_them_where_it_is_asked_for(the_cluster: Cluster) -> None:
+def test_oneccl_carries_all_of_them_where_its_algorithm_is_named(the_cluster: Cluster) -> None:
     """Also where a rank is alone on its host: it has to choose its transports as the others do."""
-    hosts, variables = LAYOUTS["3+1"], {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-    for ranks in ranks_on(the_cluster, hosts, **variables):
+    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}
+    for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1
         ranks.call("objects")
         for dtype in ("float32", "int64"):
