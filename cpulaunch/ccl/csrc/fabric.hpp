@@ -15,7 +15,8 @@ class Fabric {
   virtual ~Fabric() = default;
 
   // Starts to reduce `data` in place, over the ranks that have this lane: one of each host.  They start the same
-  // reductions of a lane in the same order.  Throws std::exception where it cannot be started.
+  // reductions of a lane in the same order.  A test() of one transfer moves the others on, too.  Throws std::exception
+  // where it cannot be started.
   virtual std::unique_ptr<Transfer> reduce(int lane, char* data, size_t bytes, NumberType type,
                                            Reduction reduction) = 0;
 };

@@ -50,7 +50,7 @@ class AllReduce final : public Operation {
     if (state.done) return true;
     bool all = true;
     for (auto& each : state.exchanges) all = each.progress() && all;  // a host with few ranks has several lanes for each
-    for (auto& each : state.reductions) all = each->test() && all;
+    for (auto& each : state.reductions) all = all && each->test();
     if (!all) return false;
     const auto range = range_of(piece);
     for (int local = 0; local < layout_.locals && !is_whole(range); ++local) {

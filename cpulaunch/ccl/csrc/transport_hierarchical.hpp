@@ -44,6 +44,9 @@
 //   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
 //      number or an earlier one.
 //
+// With a fabric instead of the network there are no such messages.  All ranks of a lane start its reductions in the
+// order of their pieces, and none waits for a later one.
+//
 // Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
 // thus sees the data that was written before it, and whatever was read before it had been read when the slot is
 // overwritten.  The counters are the only atomics that order data; each is written by its own rank only.
