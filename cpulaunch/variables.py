@@ -77,7 +77,7 @@ TABLE = (
     Variable(STATIC_GRAPH, "config", "config runtime", _SETTING, "DDP's static graph"),
     Variable(AS_WRITTEN, "config", "config runtime", _SETTING, "whether scripts are left unpatched"),
     Variable(CCL_BINDING, "config", "config ccl", _SETTING, "which implementation of ccl"),
-    Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp", "what carries ccl's collectives"),
+    Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),

@@ -19,7 +19,7 @@ from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
-from cpulaunch.plan.communication import OWN_TRANSPORTS, decide_transport
+from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
 
@@ -47,8 +47,8 @@ def create(options: Any, backend_options: Any) -> Any:
         atexit.register(_leave, module)
         _state.ready = True
     here = peers[rank].host
-    own = _own_transport(module, meeting, peers)
-    if own is None:
+    carrier = _carrier(module, meeting, peers)
+    if not carrier.has_messages:
         # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
         gloo = _gloo_fallback(store, rank, size, timeout)
     group = module.ProcessGroupCCL(
@@ -59,8 +59,10 @@ def create(options: Any, backend_options: Any) -> Any:
         name=options.group_id,
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers),
-        own=own,
-        make_gloo=(lambda: _gloo_fallback(store, rank, size, timeout)) if own else (lambda: gloo),
+        carrier=carrier,
+        make_gloo=(
+            (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)
+        ),
     )
     meeting.end()
     if distributed.group.WORLD is None:
@@ -70,27 +72,28 @@ def create(options: Any, backend_options: Any) -> Any:
     return group
 
 
-def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
-    """cpulaunch's own transport; None where oneCCL is to carry the collectives.
+def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
+    """What carries the collectives.
 
-    That is also the way out where a rank may not open the memory that another one of its host offers.
+    That is oneCCL alone, too, where a rank may not open the memory that another one of its host offers.
     """
     hosts = [peer.host for peer in peers]
     layout = module.Layout(
         [hosts.index(host) for host in hosts], meeting.rank, [peer.socket for peer in peers]
     )
-    most = max(hosts.count(host) for host in set(hosts))
-    if _transport(layout.hosts, most) not in OWN_TRANSPORTS:
-        return None
+    transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
+    if transport in TRANSPORTS:
+        return module.oneccl(layout)
+    fabric = transport == COMBINED_TRANSPORT
     listener, address, memory = None, ("", 0), -1
     with ExitStack() as stack:
-        if layout.hosts > 1:
+        if layout.hosts > 1 and not fabric:
             ip = own_address(_state.variables)
             listener = module.listen(ip)
             stack.callback(os.close, listener[0])
             address = (ip, listener[1])
         if layout.locals > 1 and meeting.rank == layout.first:
-            memory = module.offer_memory(layout)
+            memory = module.offer_memory(layout, fabric=fabric)
             if memory >= 0:
                 stack.callback(os.close, memory)
         token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
@@ -98,10 +101,12 @@ def _own_transport(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> A
         slots = None
         if layout.locals > 1:
             pid, descriptor = peers[layout.first].pid, offers[layout.first][0]
-            slots = module.map_memory(layout, pid=pid, descriptor=descriptor)
+            slots = module.map_memory(layout, fabric=fabric, pid=pid, descriptor=descriptor)
         if not all(meeting.exchange("joined", layout.locals == 1 or slots is not None)):
-            return None
-        return module.OwnTransport(
+            return module.oneccl(layout)
+        if fabric:
+            return module.oneccl_between_hosts(layout, slots=slots)
+        return module.own_transport(
             layout,
             slots=slots,
             listener=listener and (os.dup(listener[0]), listener[1]),

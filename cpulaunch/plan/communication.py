@@ -18,7 +18,8 @@ TRANSPORTS = ("ofi", "mpi")
 """oneCCL's."""
 OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
 """cpulaunch's."""
-"""oneCCL's own."""
+COMBINED_TRANSPORT = "shm+ofi"
+"""oneCCL's `ofi`, but reductions go through cpulaunch's shared memory within a host."""
 
 
 def decide_transport(
@@ -32,7 +33,8 @@ def decide_transport(
 ) -> str:
     """The one decision on what carries ccl's collectives: the planner's, and a rank's for its group.
 
-    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own; with ``ofi`` and ``mpi``, oneCCL carries everything.
+    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own; with ``ofi`` and ``mpi``, oneCCL carries everything;
+    with ``shm+ofi``, too, but reductions within a host.
     ``requested`` is the setting's value, or what this function returned for the whole job.  ``local_ranks``
     are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
     without what cpulaunch adds.
@@ -41,6 +43,10 @@ def decide_transport(
         on_fabric = hosts > 1 and provider not in (None, "tcp")
         for_oneccl = on_fabric or worker_count > 1 or user_variables.get("CCL_ALLREDUCE")
         requested = user_variables.get("CCL_ATL_TRANSPORT") or ("ofi" if for_oneccl else "tcp")
+    if requested == "ofi" and hosts > 1 and worker_count <= 1 and not user_variables.get("CCL_ALLREDUCE"):
+        requested = COMBINED_TRANSPORT  # else the user's wish is about what oneCCL does within a host, too
+    if requested == COMBINED_TRANSPORT and hosts > 1:
+        return COMBINED_TRANSPORT if local_ranks > 1 else "ofi"
     if requested in TRANSPORTS:
         return requested
     if hosts == 1:

@@ -61,8 +61,8 @@ def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, p
     if backend != "ccl":
         return ""
     requested: str = config["ccl.transport"]
-    if config["ccl.binding"] == "oneccl_bind_pt" and requested != "mpi":
-        requested = "ofi"  # Intel's bindings know nothing of ours
+    if config["ccl.binding"] == "oneccl_bind_pt":
+        return "mpi" if requested == "mpi" else "ofi"  # Intel's bindings know nothing of ours
     user_variables = user_environment(config)
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
     return decide_transport(

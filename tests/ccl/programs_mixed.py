@@ -23,11 +23,13 @@ SETTLED = 10.0
 """Seconds within which background threads let go of what a group had."""
 
 
-def mix(seed: int, count: int) -> int:
-    """Random operations, compared with gloo's: the same ones in all ranks."""
+def mix(seed: int, count: int, by_oneccl: bool = False) -> int:
+    """Random operations, compared with gloo's: the same ones in all ranks; those that there are beside oneCCL."""
     draw = random.Random(seed)
     for _ in range(count):
         function, arguments = drawn(draw)
+        while by_oneccl and oneccl_lacks(*arguments):
+            function, arguments = drawn(draw)
         try:
             function(*arguments)
         except Exception as error:
@@ -41,6 +43,14 @@ def drawn(draw: random.Random) -> tuple[Callable[..., None], tuple[Any, ...]]:
     if draw.random() < 0.5:
         return reduction, (draw.choice(names.REDUCTIONS), *draw.choice(names.REDUCED + names.BITWISE), *rest)
     return movement, (draw.choice(names.MOVEMENTS), draw.choice(names.MOVED), *rest)
+
+
+def oneccl_lacks(kind: str, what: str, *rest: Any) -> bool:
+    """Whether this reduction or movement fails beside oneCCL; ``what`` is its operator or type."""
+    if kind in ("send_recv", "recv_any"):  # gloo's
+        return what in names.NOT_FOR_GLOO or 0 in rest[0]
+    # Bitwise ones are gloo's, too, which has no reduce_scatter, and whose reduce changes all ranks' tensors.
+    return kind.startswith("reduce") and what in ("BAND", "BOR", "BXOR")
 
 
 class Begun(NamedTuple):

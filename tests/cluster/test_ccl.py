@@ -120,6 +120,9 @@ else:
 dist.all_reduce(x)
 print("went on", flush=True)
 """
+OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+"""For ranks that have oneCCL between the hosts."""
+
 SUSPENSION = 18.0
 """Seconds, more than the 15 after which a silent host counts as lost, and than the operation's timeout."""
 
@@ -139,44 +142,54 @@ def test_several_ranks_on_each_of_four_hosts_meet(
 
 
 @contextlib.contextmanager
-def ranks(cluster: Cluster, hosts: list[str], idle: int) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(
+    cluster: Cluster, hosts: list[str], idle: int, **variables: str
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Ranks of WAIT, one for each of ``hosts``, started by nobody who would end them; all have met."""
     argv = [sys.executable, "-c", WAIT]
-    with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle) as processes:
+    with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle, **variables) as processes:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
         yield processes
 
 
-def differing(cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str) -> list[str]:
+def differing(
+    cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str, **variables: str
+) -> list[str]:
     """What ranks say of whom one, ``odd``, does something else than the others."""
     argv = [sys.executable, "-c", DIFFER, str(timeout), str(odd), its_call, call]
-    with started_ranks(cluster, hosts_of(layout), argv, limit=60) as processes:
+    with started_ranks(cluster, hosts_of(layout), argv, limit=60, **variables) as processes:
         said = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [7] * len(processes), said
     return [out for out, _ in said]
 
 
 @pytest.mark.parametrize(
-    ("layout", "late", "call"),
+    ("layout", "late", "call", "variables"),
     [
-        ("2x2", 3, "dist.all_reduce(x)"),
-        ("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))"),
-        ("2x2", 2, "dist.reduce_scatter(x, parts)"),
-        ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))"),
-        ("4x1", 0, "dist.broadcast(x, 0)"),
-        ("4x1", 2, "dist.all_gather(parts, x)"),
-        ("2x1", 0, "dist.recv(x, 0)"),
+        ("2x2", 3, "dist.all_reduce(x)", {}),
+        ("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))", {}),
+        ("2x2", 2, "dist.reduce_scatter(x, parts)", {}),
+        ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
+        ("4x1", 0, "dist.broadcast(x, 0)", {}),
+        ("4x1", 2, "dist.all_gather(parts, x)", {}),
+        ("2x1", 0, "dist.recv(x, 0)", {}),
+        ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        ("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
+        ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
     ],
-    ids=["all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message"],
-)
+    ids=[
+        "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message",
+        "oneccl", "oneccl, in pieces", "oneccl, alone on its host",
+    ],
+)  # fmt: skip
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
-    cluster: Cluster, layout: str, late: int, call: str
+    cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
 ) -> None:
     """Also by those that wait for one that waits for it."""
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
-    said = differing(cluster, layout, 4, late, until_all_have_raised, call)
+    said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
     del said[late]
     assert all(f"timeout of 4 s: rank {late} did not call it" in text for text in said), said
 
@@ -225,6 +238,34 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
         # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
         assert re.search(noticed, said[-1]), said
+
+
+@pytest.mark.parametrize(
+    ("layout", "dead", "noticed"),
+    [
+        ("2x2", 3, "rank 3 of this group, on this host, has ended"),
+        ("2x2", 0, "rank 0 of this group, on this host, has ended|the group's store"),
+        ("3+1", 3, r"host node1 \(rank 3\) has given no sign of life"),
+    ],
+    ids=["beside another", "the one with the store", "alone on its host"],
+)
+def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
+    cluster: Cluster, layout: str, dead: int, noticed: str
+) -> None:
+    with ranks(cluster, hosts_of(layout), idle=dead, **OVER_ONECCL) as processes:
+        cluster.signal(processes[dead], 9)
+        survivors = [process for rank, process in enumerate(processes) if rank != dead]
+        said = [process.communicate(timeout=60)[0] for process in survivors]
+        assert [process.returncode for process in survivors] == [7] * len(survivors), said
+        # One notices; the others hear of it, or of the end of one that has raised before them.
+        assert any(re.search(noticed, text) for text in said), said
+
+
+def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too(cluster: Cluster) -> None:
+    """By those on its host, which the others are told of."""
+    calls = "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)"
+    said = differing(cluster, "2x2", 30, 3, *calls, **OVER_ONECCL)
+    assert all("all_reduce (max)" in text and "all_reduce (sum)" in text for text in said), said
 
 
 @pytest.mark.parametrize("source", ["any", "named"])

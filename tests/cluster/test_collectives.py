@@ -96,10 +96,55 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
     assert found[0] == found[1]
 
 
-def test_oneccl_carries_them_where_it_is_asked_for(the_cluster: Cluster) -> None:
+@pytest.fixture(scope="module", params=["2x2", "3+1", "4x2"])
+def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
+    """Ranks that have oneCCL between the hosts, and also within a host but for reductions."""
+    variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+    yield from ranks_on(the_cluster, hosts_of(request.param), **variables)
+
+
+def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
+    for number, (op, dtype) in enumerate(names.REDUCED):
+        for kind in ("all_reduce", "reduce"):
+            for shape in ([3], [4097], [200_003]):
+                over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
+
+
+def test_oneccl_carries_a_random_mix(over_oneccl: Ranks) -> None:
+    assert over_oneccl.call("mix", 17, 200, True, limit=240) == [200] * over_oneccl.size
+
+
+def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:
+    assert over_oneccl.call("any_order", 5, 100, limit=120) == ["ok"] * over_oneccl.size
+
+
+def test_oneccl_carries_two_groups_at_once(over_oneccl: Ranks) -> None:
+    """Groups of all ranks, and of two ranks each, one on each host, by two threads at the same time."""
+    assert over_oneccl.call("two_threads", 3, 50, limit=180) == ["ok"] * over_oneccl.size
+
+
+def test_oneccl_completes_each_kind_in_the_background(over_oneccl: Ranks) -> None:
+    for kind in names.COMPLETIONS:
+        early = over_oneccl.size - 1
+        assert over_oneccl.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early], kind
+
+
+def test_oneccl_reduces_between_hosts_with_threads_of_its_own(the_cluster: Cluster) -> None:
+    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_WORKER_AFFINITY": "0,1", "CCL_WORKER_COUNT": 1}
+    for ranks in ranks_on(the_cluster, hosts_of("2x2"), MASTER_PORT=PORT + 1, **variables):
+        assert ranks.call("any_order", 7, 50, limit=120) == ["ok"] * ranks.size
+        assert len(set(ranks.call("shm_sums", "float32"))) == 1
+
+
+def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks) -> None:
+    first, *others = over_oneccl.call("digests")
+    assert all(other == first for other in others)
+
+
+def test_oneccl_carries_all_of_them_where_its_algorithm_is_named(the_cluster: Cluster) -> None:
     """Also where a rank is alone on its host: it has to choose its transports as the others do."""
-    hosts, variables = LAYOUTS["3+1"], {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-    for ranks in ranks_on(the_cluster, hosts, **variables):
+    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}
+    for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1
         ranks.call("objects")
         ranks.call("exact_averages")

@@ -53,10 +53,10 @@ dist.destroy_process_group()
 """
 
 
-def wires(cluster: Cluster, hosts: list[str], precision: str = "exact") -> dict[int, float]:
+def wires(cluster: Cluster, hosts: list[str], precision: str = "exact", **variables: str) -> dict[int, float]:
     """Size → bytes that the busiest host sends for a sum, in sizes of the tensor."""
     argv = [sys.executable, "-c", SUM, "ccl", precision, *map(str, SIZES)]
-    with started_ranks(cluster, hosts, argv, limit=150) as processes:
+    with started_ranks(cluster, hosts, argv, limit=150, **variables) as processes:
         said = answers(processes)
     return {size: max(of_rank[str(size)] for of_rank in said) for size in SIZES}
 
@@ -67,7 +67,18 @@ def test_a_sum_crosses_the_network_once_for_each_host_not_for_each_rank(
 ) -> None:
     hosts = hosts_of(layout)
     least = least_wire("all_reduce", hosts)
-    found = wires(cluster, hosts)
+    check(wires(cluster, hosts), least)
+
+
+@pytest.mark.parametrize("layout", ["2x2", "4x2", "3+1"])
+def test_so_does_a_sum_over_oneccl(cluster: Cluster, layout: str) -> None:
+    hosts = hosts_of(layout)
+    found = wires(cluster, hosts, CPULAUNCH_RANK_CCL_TRANSPORT="ofi")
+    check(found, least_wire("all_reduce", hosts))
+
+
+def check(found: dict[int, float], least: float) -> None:
+    """All sizes send the least, but for headers."""
     # Where it is less than the least, the count is wrong.
     wrong = {size: wire for size, wire in found.items() if not least <= wire <= HEADERS * least}
     assert not wrong, f"the least is {least}"

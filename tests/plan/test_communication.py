@@ -71,7 +71,10 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"hosts": 2, "provider": "tcp"}, "shm+tcp"),
         ({"worker_count": 0}, "shm"),
         # where oneCCL is wanted
-        (OVER_VERBS, "ofi"),
+        (OVER_VERBS, "shm+ofi"),
+        ({**OVER_VERBS, "local_ranks": 1}, "ofi"),
+        ({**OVER_VERBS, "worker_count": 2}, "ofi"),
+        ({**OVER_VERBS, "user_variables": RING}, "ofi"),
         ({"provider": "verbs"}, "shm"),  # no card is needed within a host
         ({"worker_count": 2}, "ofi"),
         ({"user_variables": RING}, "ofi"),
@@ -81,7 +84,10 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"user_variables": {"CCL_ATL_TRANSPORT": ""}}, "shm"),
         # what is asked for is done
         ({"requested": "ofi"}, "ofi"),
-        ({"requested": "ofi", "hosts": 2}, "ofi"),
+        ({"requested": "ofi", "hosts": 2}, "shm+ofi"),
+        ({"requested": "ofi", "hosts": 2, "local_ranks": 1}, "ofi"),
+        ({"requested": "ofi", "hosts": 2, "worker_count": 2}, "ofi"),
+        ({"requested": "ofi", "hosts": 2, "user_variables": RING}, "ofi"),
         ({"requested": "mpi", "hosts": 2}, "mpi"),
         ({"requested": "ofi", "user_variables": {"CCL_ATL_TRANSPORT": "mpi"}}, "ofi"),
         ({"requested": "tcp"}, "shm"),
@@ -92,6 +98,9 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"requested": "shm+tcp"}, "shm"),
         ({"requested": "shm+tcp", "hosts": 2, "local_ranks": 1}, "tcp"),
         ({"requested": "shm", "hosts": 2}, "shm+tcp"),
+        ({"requested": "shm+ofi", "hosts": 2}, "shm+ofi"),
+        ({"requested": "shm+ofi", "hosts": 2, "local_ranks": 1}, "ofi"),
+        ({"requested": "shm+ofi"}, "shm"),
         ({"requested": "tcp", "worker_count": 2}, "shm"),
     ],
     ids=str,

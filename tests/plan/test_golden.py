@@ -33,6 +33,7 @@ CASES = {
     "four-by-four.openmpi": ["-f", FOUR, "--mpi", "openmpi", "-x", "HF_TOKEN"],
     "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
+    "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--provider", "psm3"],
     "gloo-on-addresses.intel": [
         "--hosts", "10.0.0.1,10.0.0.2", "-n", "4", "--backend", "gloo", "--interface", "ib0",
     ],

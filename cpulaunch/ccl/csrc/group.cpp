@@ -4,8 +4,6 @@
 
 #include <torch/version.h>
 
-#include "transport_oneccl.hpp"
-
 namespace cpulaunch {
 
 namespace {
@@ -21,7 +19,7 @@ constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
-                                 std::unique_ptr<Transport> own, MakeGloo make_gloo)
+                                 Connect connect, MakeGloo make_gloo)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       store_(store),
@@ -29,12 +27,8 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
       make_gloo_(std::move(make_gloo)),
       timeout_(timeout) {
   Watchdog::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
-  if (own) {
-    transport_ = std::move(own);
-    return;
-  }
   try {
-    connect_oneccl(store);
+    this->connect(std::move(connect));
   } catch (...) {
     Watchdog::instance().remove(state_.get());
     throw;
@@ -44,12 +38,12 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
 ProcessGroupCCL::~ProcessGroupCCL() { close(); }
 
 // Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
-void ProcessGroupCCL::connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store) {
+void ProcessGroupCCL::connect(Connect connect) {
   auto made = std::make_shared<std::promise<std::unique_ptr<Transport>>>();
   auto result = made->get_future();
-  std::thread([made, store, rank = getRank(), size = getSize()] {
+  std::thread([made, store = store_, connect = std::move(connect)] {
     try {
-      made->set_value(std::make_unique<OneCclTransport>(store, rank, size));
+      made->set_value(connect(store));
     } catch (...) {
       made->set_exception(std::current_exception());
     }

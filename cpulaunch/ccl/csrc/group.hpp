@@ -21,11 +21,12 @@ class ProcessGroupCCL final : public c10d::Backend {
   // collectives also for messages and bitwise reductions.
   using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
-  // `own` is cpulaunch's own transport for these ranks; null: oneCCL carries the collectives.
+  // Makes what carries the collectives, which may be waiting for the other ranks.
+  using Connect = std::function<std::unique_ptr<Transport>(const c10::intrusive_ptr<c10d::Store>& store)>;
+
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<Peer> local_peers, Heartbeat heartbeat, std::unique_ptr<Transport> own,
-                  MakeGloo make_gloo);
+                  std::vector<Peer> local_peers, Heartbeat heartbeat, Connect connect, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
@@ -115,7 +116,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Throws where the group was destroyed.
   Transport& transport(const char* operation) const;
-  void connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store);
+  void connect(Connect connect);
   void close();
 
   const std::shared_ptr<GroupState> state_;

@@ -14,6 +14,7 @@ constexpr size_t kMaxWholeSize = 64 << 10;
 constexpr size_t kMaxWholeSizeOfHosts = 8 << 10;
 constexpr size_t kGranule = 256;  // bytes: what the sums' loops take at once
 constexpr size_t kLeastPart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
+constexpr size_t kLeastPartOfFabric = 256 << 10;  // as it takes longer to start something
 constexpr size_t kPieces = 16;
 
 // A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
@@ -51,15 +52,14 @@ class AllReduce final : public Operation {
     const auto range = range_of(piece);
     if (has_sockets(range)) {
       reduce_on_socket(piece, range);
-      return;
+    } else if (layout_.locals > 1) {
+      for_each_lane(range, [&](int, Range part) { reduce_on_host(piece, range, part); });
     }
-    if (layout_.locals > 1) for_each_lane(range, [&](int, Range part) { reduce_on_host(piece, range, part); });
-    if (layout_.hosts > 1) start_exchanges(piece, range);
   }
 
   bool exchange(uint64_t piece) override {
     static constexpr bool (AllReduce::*kSteps[])(uint64_t, Range) = {
-        &AllReduce::reduce_between_sockets, &AllReduce::reduce_between_hosts, &AllReduce::take_from_counterparts};
+        &AllReduce::reduce_between_sockets, &AllReduce::start_between_hosts, &AllReduce::finish_between_hosts, &AllReduce::take_from_counterparts};
     auto& state = states_[hierarchy_.index(piece)];
     for (; state.step < std::size(kSteps); ++state.step) {
       const auto step = kSteps[state.step];
@@ -78,14 +78,16 @@ class AllReduce final : public Operation {
 
  private:
   // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
-  static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
-    const size_t least = std::min(hierarchy.layout.lanes * kLeastPart, hierarchy.shape.slot_size);
+  static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
+    const size_t part = hierarchy.fabric() ? kLeastPartOfFabric : kLeastPart;
+    const size_t least = std::min(hierarchy.layout.lanes * part, hierarchy.shape.slot_size);
     const size_t even = (bytes / kPieces + kGranule - 1) / kGranule * kGranule;
     return std::clamp(even, least, hierarchy.shape.slot_size);
   }
 
   struct State {
-    std::vector<HostExchange> exchanges;
+    std::vector<HostExchange> exchanges;                // over the network,
+    std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
     size_t step = 0;
   };
 
@@ -173,13 +175,14 @@ class AllReduce final : public Operation {
       sources_.push_back(whole + part.begin - range.begin);
     }
     reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
-    if (layout_.hosts > 1) start_exchanges(piece, range);
     return true;
   }
 
-  bool reduce_between_hosts(uint64_t piece, Range range) {
+  bool finish_between_hosts(uint64_t piece, Range range) {
     bool all = true;
-    for (auto& each : states_[hierarchy_.index(piece)].exchanges) all = each.progress() && all;
+    auto& state = states_[hierarchy_.index(piece)];
+    for (auto& each : state.exchanges) all = each.progress() && all;
+    for (auto& each : state.reductions) all = all && each->test();
     if (!all) return false;
     for_each_lane(range, [&](int, Range part) {
       if (signature.reduction == Reduction::average) divide(data_ + part.begin, part.size(), signature.type, layout_.size);
@@ -216,6 +219,14 @@ class AllReduce final : public Operation {
     return true;
   }
 
+  // The pieces in their order, which all hosts have to have in common.
+  bool start_between_hosts(uint64_t piece, Range range) {
+    if (piece != started_) return false;
+    ++started_;
+    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
+    return true;
+  }
+
   void start_exchanges(uint64_t piece, Range range) {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
@@ -231,12 +242,21 @@ class AllReduce final : public Operation {
     });
   }
 
+  void start_reductions(uint64_t piece, Range range) {
+    auto& reductions = states_[hierarchy_.index(piece)].reductions;
+    for_each_lane(range, [&](int lane, Range part) {
+      reductions.push_back(hierarchy_.fabric()->reduce(lane, data_ + part.begin, part.size(), signature.type,
+                                                       signature.reduction));
+    });
+  }
+
   Hierarchy& hierarchy_;
   const Layout& layout_;
   char* const data_;
   const size_t bytes_;
   Reduce* const reduce_;
   std::array<State, SharedSlots::kMaxSlots> states_;
+  uint64_t started_ = 0;  // pieces, between hosts
   std::vector<const char*> sources_;
 };
 

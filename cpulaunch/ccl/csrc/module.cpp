@@ -8,17 +8,17 @@
 
 #include "buffers.hpp"
 #include "group.hpp"
-#include "transport_oneccl.hpp"
-#include "transport_own.hpp"
+#include "transport_fabric.hpp"
 
 namespace py = pybind11;
 using namespace cpulaunch;
 
-// What a group needs of cpulaunch's own transport.
-struct Own {
-  std::shared_ptr<Hierarchy> hierarchy;
-  std::shared_ptr<PointToPoint> messages;
+// What carries a group's collectives, before its ranks are connected.
+struct Carrier {
+  std::function<std::unique_ptr<Transport>(const c10::intrusive_ptr<c10d::Store>& store)> connect;
+  bool has_messages;
 };
+using CarrierPtr = std::shared_ptr<Carrier>;
 
 bool share_memory(const at::Tensor& tensor) {
   check_tensor({"share_memory"}, tensor);
@@ -46,7 +46,7 @@ PYBIND11_MODULE(_group, module) {
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat,
-                       const std::shared_ptr<Own>& own, py::function make_gloo) {
+                       const CarrierPtr& carrier, py::function make_gloo) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own_key, next_key, next_host] = std::move(heartbeat);
@@ -55,23 +55,21 @@ PYBIND11_MODULE(_group, module) {
                py::gil_scoped_acquire acquire;
                delete held;
              });
-             std::unique_ptr<Transport> transport;
-             if (own) transport = std::make_unique<OwnTransport>(own->hierarchy, own->messages);
+             auto connect = carrier->connect;
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
                  std::move(peers), Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
-                 std::move(transport), [function] {
+                 std::move(connect), [function] {
                    py::gil_scoped_acquire acquire;
                    return (*function)().cast<Holder<c10d::Backend>>();
                  });
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("own"), py::arg("make_gloo"),
+           py::arg("local_peers"), py::arg("heartbeat"), py::arg("carrier"), py::arg("make_gloo"),
            "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
-           "`own` is cpulaunch's own transport, None to have oneCCL carry the collectives; `make_gloo` makes the gloo\n"
-           "group of the same ranks, when it is first needed.")
+           "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
       .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
                              "Whether tensors that `share_memory` has moved are reduced where they are.")
       .def_static("share_memory", &share_memory, py::arg("tensor"),
@@ -95,16 +93,18 @@ PYBIND11_MODULE(_group, module) {
   py::class_<SharedSlots, std::shared_ptr<SharedSlots>>(module, "SharedSlots");
   module.def(
       "offer_memory",
-      [](const Layout& layout) { return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts}); },
-      py::arg("layout"),
+      [](const Layout& layout, bool fabric) {
+        return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts, fabric});
+      },
+      py::arg("layout"), py::kw_only(), py::arg("fabric"),
       "A descriptor of memory for the ranks of this host; -1 where there is none to be had.  Keep it open until all\n"
-      "have mapped it.");
+      "have mapped it.  `fabric`: oneCCL reduces between the hosts.");
   module.def(
       "map_memory",
-      [](const Layout& layout, int pid, int descriptor) {
-        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts});
+      [](const Layout& layout, bool fabric, int pid, int descriptor) {
+        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
       },
-      py::arg("layout"), py::kw_only(), py::arg("pid"), py::arg("descriptor"),
+      py::arg("layout"), py::kw_only(), py::arg("fabric"), py::arg("pid"), py::arg("descriptor"),
       "The memory that another rank of this host offers; None where this rank may not open it.");
   module.def(
       "listen",
@@ -113,26 +113,44 @@ PYBIND11_MODULE(_group, module) {
         return std::make_pair(listener.descriptor, listener.port);
       },
       py::arg("ip"), "A socket, (descriptor, port), for the connections of other hosts' ranks.");
-  py::class_<Own, std::shared_ptr<Own>>(module, "OwnTransport")
-      .def(py::init([](const Layout& layout, std::shared_ptr<SharedSlots> slots,
-                       std::optional<std::pair<int, int>> listener,
-                       const std::vector<std::pair<std::string, int>>& addresses, const py::bytes& token) {
-             std::shared_ptr<Connector> connector;
-             std::unique_ptr<Network> network;
-             if (listener) {
-               std::vector<Connector::Address> all;
-               for (const auto& [ip, port] : addresses) all.push_back({ip, port});
-               const Connector::Listener ours{listener->first, listener->second};
-               connector = std::make_shared<Connector>(layout.rank, ours, std::move(all), std::string(token));
-               network = std::make_unique<Network>(layout.size, connector);
-             }
-             return std::make_shared<Own>(Own{std::make_shared<Hierarchy>(layout, slots, std::move(network)),
-                                              std::make_shared<PointToPoint>(layout, slots, connector)});
-           }),
-           py::arg("layout"), py::kw_only(), py::arg("slots"), py::arg("listener"), py::arg("addresses"),
-           py::arg("token"),
-           "cpulaunch's own transport: `slots` is None where this rank is alone on its host, `listener` where there is\n"
-           "one host; `addresses` has each rank's (ip, port), and `token` is the group's secret of 16 bytes.");
+  py::class_<Carrier, CarrierPtr>(module, "Carrier", "What carries a group's collectives.")
+      .def_readonly("has_messages", &Carrier::has_messages, "Whether it carries send and recv, too.");
+  module.def(
+      "own_transport",
+      [](const Layout& layout, std::shared_ptr<SharedSlots> slots, std::optional<std::pair<int, int>> listener,
+         const std::vector<std::pair<std::string, int>>& addresses, const py::bytes& token) {
+        std::shared_ptr<Connector> connector;
+        std::unique_ptr<Network> network;
+        if (listener) {
+          std::vector<Connector::Address> all;
+          for (const auto& [ip, port] : addresses) all.push_back({ip, port});
+          const Connector::Listener ours{listener->first, listener->second};
+          connector = std::make_shared<Connector>(layout.rank, ours, std::move(all), std::string(token));
+          network = std::make_unique<Network>(layout.size, connector);
+        }
+        const auto hierarchy = std::make_shared<Hierarchy>(layout, slots, std::move(network));
+        const auto messages = std::make_shared<PointToPoint>(layout, slots, connector);
+        return Carrier{[=](auto&) { return std::make_unique<OwnTransport>(hierarchy, messages); }, true};
+      },
+      py::arg("layout"), py::kw_only(), py::arg("slots"), py::arg("listener"), py::arg("addresses"), py::arg("token"),
+      "cpulaunch's own transport: `slots` is None where this rank is alone on its host, `listener` where there is\n"
+      "one host; `addresses` has each rank's (ip, port), and `token` is the group's secret of 16 bytes.");
+  module.def(
+      "oneccl",
+      [](const Layout& layout) {
+        return Carrier{[rank = layout.rank, size = layout.size](
+                           auto& store) { return std::make_unique<OneCclTransport>(store, rank, size); },
+                       false};
+      },
+      py::arg("layout"), "oneCCL for all collectives.");
+  module.def(
+      "oneccl_between_hosts",
+      [](const Layout& layout, std::shared_ptr<SharedSlots> slots) {
+        return Carrier{[=](auto& store) { return std::make_unique<FabricTransport>(store, layout, slots); }, false};
+      },
+      py::arg("layout"), py::kw_only(), py::arg("slots"),
+      "oneCCL for all collectives, where all_reduce and reduce go through the memory that a host's ranks share, and\n"
+      "through oneCCL between the hosts; `slots` is None where this rank is alone on its host.");
 
   module.def(
       "configure",

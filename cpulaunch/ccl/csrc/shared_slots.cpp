@@ -15,6 +15,7 @@ namespace {
 // it, and few enough that two slots, of which one is filled while the other is read, stay in a core's cache beside the
 // tensor.  Both are measured.
 constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
+constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
 constexpr size_t kPage = 4096;      // bytes
 
@@ -61,9 +62,11 @@ std::string Signature::mismatch(int rank, const Signature& own) const {
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
-SharedSlots::Shape::Shape(int lanes, int hosts)
-    : slots(hosts == 1 ? 2 : kMaxSlots),
-      slot_size(std::max(hosts == 1 ? std::min(lanes * kPartSize, kMaxSlotSize) : kMaxSlotSize, lanes * kLeastPart)) {}
+SharedSlots::Shape::Shape(int lanes, int hosts, bool fabric)
+    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(fabric ? kFabricSlotSize : kMaxSlotSize) {
+  if (hosts == 1) slot_size = std::min(slot_size, lanes * kPartSize);
+  slot_size = std::max(slot_size, lanes * kLeastPart);
+}
 
 int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }
 

@@ -85,7 +85,8 @@ class SharedSlots {
 
   // The slots of a rank, and the bytes of each.
   struct Shape {
-    Shape(int lanes, int hosts);
+    // `fabric`: one takes the place of the network between the hosts.
+    Shape(int lanes, int hosts, bool fabric = false);
 
     size_t slots, slot_size;
   };

@@ -39,10 +39,14 @@
 // piece n that some rank has not collected.  Every rank can enter and take the pieces from n to n + s - 1, unless it
 // waits for a message to put them.  What piece n needs comes through, because an operation sees to it that
 //   1. others send it in their piece n or an earlier one,
-//   2. what is in front of it in its connection is asked for in pieces before n + s, by entering or taking them
-//      (nothing of a piece from n + s on is, as its sender has collected piece n by then), and
+//   2. what is in front of it in its connection is asked for in pieces before n + s, by entering or taking them, or
+//      by exchanging them within the host (nothing of a piece from n + s on is in front, as its sender has collected
+//      piece n by then), and
 //   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
 //      number or an earlier one.
+//
+// With a fabric instead of the network there are no such messages.  All ranks of a lane start its reductions in the
+// order of their pieces, and none waits for a later one.
 //
 // Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
 // thus sees the data that was written before it, and whatever was read before it had been read when the slot is
@@ -54,9 +58,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "fabric.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 #include "shared_slots.hpp"
@@ -102,8 +108,10 @@ class Operation {
 
 class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
  public:
-  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.
-  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network);
+  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  A `fabric` takes
+  // the network's place; then the only operations are all_reduce.
+  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
+            std::shared_ptr<Fabric> fabric = nullptr);
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.
@@ -127,6 +135,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
   Network& network() { return *network_; }
+  Fabric* fabric() { return fabric_.get(); }  // null: the network carries all
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
 
  private:
@@ -148,6 +157,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   void abort();
   std::string stragglers();
   std::string lost();
+  // The ranks of other hosts that have a lane of this rank's.
+  std::set<int> lane_peers() const;
 
   // The operation of the cursor's next piece; null where there is none, or not yet.
   Operation* at(Cursor& cursor);
@@ -164,6 +175,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
 
   const std::shared_ptr<SharedSlots> slots_;
   const std::unique_ptr<Network> network_;
+  const std::shared_ptr<Fabric> fabric_;
   MappedBlocks mapped_;
   struct Staging {
     std::unique_ptr<char[]> memory;

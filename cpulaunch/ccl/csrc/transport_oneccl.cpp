@@ -45,6 +45,12 @@ class StoreKvs final : public ccl::kvs_interface {
   std::chrono::microseconds backoff_{0};
 };
 
+// One thread at a time may be inside oneCCL.  It is called only while this lock is held.
+std::unique_lock<std::mutex> enter_oneccl() {
+  static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
+  return std::unique_lock<std::mutex>(*mutex);
+}
+
 // An operation of oneCCL's that has been started.
 class OneCclTransfer final : public Transfer {
  public:
@@ -70,8 +76,6 @@ class OneCclTransfer final : public Transfer {
   std::atomic<bool> done_{false};
   std::atomic<bool> aborted_{false};
 };
-
-std::unique_ptr<Transfer> transfer_of(ccl::event event) { return std::make_unique<OneCclTransfer>(std::move(event)); }
 
 // Without anything to wait for.
 std::unique_ptr<Transfer> done_at_once() { return std::make_unique<CombinedTransfer>(); }
@@ -144,7 +148,7 @@ std::atomic<int> next_kvs{1};
 extern "C" int oneccl_log_level __asm__("_ZN10ccl_logger5levelE");
 
 // At its first level, `warn`, oneCCL would warn that the variable changes the level.
-void start_oneccl() {
+void initialize() {
   const char* level = std::getenv("CCL_LOG_LEVEL");
   if (level && std::string(level) == "error") oneccl_log_level = 0;
   ccl::init();
@@ -241,20 +245,32 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
 
 }  // namespace
 
-std::unique_lock<std::mutex> enter_oneccl() {
-  static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
-  return std::unique_lock<std::mutex>(*mutex);
-}
-
-OneCclTransport::OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
-    : rank_(rank), size_(size) {
+std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
   const auto inside = enter_oneccl();
-  start_oneccl();
+  initialize();
   auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
-  communicator_ = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, std::move(kvs)));
+  auto communicator = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, std::move(kvs)));
   // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);
-  ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator_).wait();
+  ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator).wait();
+  return communicator;
+}
+
+// A communicator with operations in flight cannot be taken down, nor can one of a subset of the ranks on oneCCL's MPI
+// transport (it hangs): those stay until the process ends.
+void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_flight) {
+  const char* transport = std::getenv("CCL_ATL_TRANSPORT");
+  if (in_flight || (transport && std::string(transport) == "mpi")) {
+    static_cast<void>(communicator.release());
+  } else {
+    const auto inside = enter_oneccl();
+    communicator.reset();
+  }
+}
+
+std::unique_ptr<Transfer> start_oneccl(c10::function_ref<ccl::event()> call) {
+  const auto inside = enter_oneccl();
+  return std::make_unique<OneCclTransfer>(call());
 }
 
 void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
@@ -265,21 +281,28 @@ void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
 OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire) {
   divide_average(work, op, data, size_);
   const auto element = type_to_reduce(data.scalar_type(), op);
-  return transfer_of(ccl::allreduce(data.data_ptr(), data.data_ptr(), element.count(data), element.type,
-                                    reduction_of(op, data.scalar_type()), *communicator_));
+  const auto reduction = reduction_of(op, data.scalar_type());
+  return start_oneccl([&] {
+    return ccl::allreduce(data.data_ptr(), data.data_ptr(), element.count(data), element.type, reduction,
+                          *communicator_);
+  });
 }
 
 OneCclTransport::Result OneCclTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op,
                                                 int root) {
   if (rank_ == root) divide_average(work, op, to, size_);
   const auto element = type_to_reduce(from.scalar_type(), op);
-  return transfer_of(ccl::reduce(from.data_ptr(), to.data_ptr(), element.count(from), element.type,
-                                 reduction_of(op, from.scalar_type()), root, *communicator_));
+  const auto reduction = reduction_of(op, from.scalar_type());
+  return start_oneccl([&] {
+    return ccl::reduce(from.data_ptr(), to.data_ptr(), element.count(from), element.type, reduction, root,
+                       *communicator_);
+  });
 }
 
 OneCclTransport::Result OneCclTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
   const auto element = type_to_move(data);
-  return transfer_of(ccl::broadcast(data.data_ptr(), element.count(data), element.type, root, *communicator_));
+  return start_oneccl(
+      [&] { return ccl::broadcast(data.data_ptr(), element.count(data), element.type, root, *communicator_); });
 }
 
 // oneCCL's allgatherv to a list of buffers would block its caller until all ranks have come, where no time limit holds:
@@ -289,8 +312,9 @@ OneCclTransport::Result OneCclTransport::all_gather(CclWork& work, const Tensors
   if (to.numel() == 0) return done_at_once();
   const auto element = type_to_move(input);
   const auto counts = in_units(counts_of(outputs), element);
-  return transfer_of(
-      ccl::allgatherv(input.data_ptr(), counts[rank_], to.data_ptr(), counts, element.type, *communicator_));
+  return start_oneccl([&] {
+    return ccl::allgatherv(input.data_ptr(), counts[rank_], to.data_ptr(), counts, element.type, *communicator_);
+  });
 }
 
 OneCclTransport::Result OneCclTransport::reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs,
@@ -301,8 +325,11 @@ OneCclTransport::Result OneCclTransport::reduce_scatter(CclWork& work, const at:
   if (std::all_of(inputs.begin(), inputs.end(), same)) {
     if (output.numel() == 0) return done_at_once();
     divide_average(work, op, output, size_);
-    return transfer_of(ccl::reduce_scatter(join_to_send(work, inputs).data_ptr(), output.data_ptr(),
-                                           element.count(output), element.type, reduction, *communicator_));
+    const auto from = join_to_send(work, inputs);
+    return start_oneccl([&] {
+      return ccl::reduce_scatter(from.data_ptr(), output.data_ptr(), element.count(output), element.type, reduction,
+                                 *communicator_);
+    });
   }
   auto all = std::make_unique<CombinedTransfer>();  // a reduction to each rank
   for (int rank = 0; rank < size_; ++rank) {
@@ -317,8 +344,10 @@ OneCclTransport::Result OneCclTransport::reduce_scatter(CclWork& work, const at:
 OneCclTransport::Result OneCclTransport::exchange(const at::Tensor& to, const std::vector<int64_t>& received,
                                                   const at::Tensor& from, const std::vector<int64_t>& sent) {
   const auto element = type_to_move(to);
-  return transfer_of(ccl::alltoallv(from.data_ptr(), in_units(sent, element), to.data_ptr(),
-                                    in_units(received, element), element.type, *communicator_));
+  return start_oneccl([&] {
+    return ccl::alltoallv(from.data_ptr(), in_units(sent, element), to.data_ptr(), in_units(received, element),
+                          element.type, *communicator_);
+  });
 }
 
 OneCclTransport::Result OneCclTransport::all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) {
@@ -339,18 +368,6 @@ OneCclTransport::Result OneCclTransport::scatter(CclWork& work, const at::Tensor
   received[root] = output.numel();
   if (inputs.empty()) return exchange(output, received, at::empty({0}, output.options()), sent);
   return exchange(output, received, join_to_send(work, inputs), counts_of(inputs));
-}
-
-// A communicator with operations in flight cannot be taken down, nor can one of a subset of the ranks on oneCCL's MPI
-// transport (it hangs): those stay until the process ends.
-void OneCclTransport::close(bool in_flight) {
-  const char* transport = std::getenv("CCL_ATL_TRANSPORT");
-  if (in_flight || (transport && std::string(transport) == "mpi")) {
-    static_cast<void>(communicator_.release());
-  } else {
-    const auto inside = enter_oneccl();
-    communicator_.reset();
-  }
 }
 
 }  // namespace cpulaunch

@@ -2,32 +2,34 @@
 
 #pragma once
 
-#include <atomic>
-#include <chrono>
+#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <unordered_map>
 
 #include <oneapi/ccl.hpp>
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "transport.hpp"
 
 namespace cpulaunch {
 
-// One thread at a time may be inside oneCCL.  It is called only while this lock is held.
-std::unique_lock<std::mutex> enter_oneccl();
+// Connects the ranks through `store`.  Throws std::exception when they don't meet within oneCCL's own time.
+std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
+// `in_flight`: some of its operations are.
+void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_flight);
+// Starts an operation of oneCCL's, which `call` calls.
+std::unique_ptr<Transfer> start_oneccl(c10::function_ref<ccl::event()> call);
 
-class OneCclTransport final : public Transport {
+class OneCclTransport : public Transport {
  public:
-  // Connects the ranks through `store`.  Throws std::exception when they don't meet within oneCCL's own time.
-  OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size);
+  // Throws as connect_oneccl().
+  OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+      : rank_(rank), size_(size), communicator_(connect_oneccl(store, rank, size)) {}
 
   void check_reduction(c10::ScalarType type, Op op) const override;
   bool reduces_bitwise() const override { return false; }
-  std::unique_lock<std::mutex> lock() override { return enter_oneccl(); }
+  std::unique_lock<std::mutex> lock() override { return std::unique_lock<std::mutex>(mutex_); }
 
   Result all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) override;
   Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) override;
@@ -45,7 +47,7 @@ class OneCclTransport final : public Transport {
     TORCH_CHECK(false, "oneCCL receives no messages");
   }
 
-  void close(bool in_flight) override;
+  void close(bool in_flight) override { disconnect_oneccl(std::move(communicator_), in_flight); }
 
  private:
   Result exchange(const at::Tensor& to, const std::vector<int64_t>& received, const at::Tensor& from,
@@ -53,6 +55,7 @@ class OneCclTransport final : public Transport {
 
   const int rank_, size_;
   std::unique_ptr<ccl::communicator> communicator_;
+  std::mutex mutex_;
 };
 
 }  // namespace cpulaunch

@@ -1,0 +1,17 @@
+(
+set -e
+export MASTER_PORT=29500
+directory=$(mktemp -d)
+trap 'rm -r "$directory"' EXIT
+cd "$directory"
+cat > hostfile <<'END OF FILE'
+a:3
+b:1
+END OF FILE
+export CPULAUNCH_PLACEMENT='{"version":1,"launcher":"intel","identity":["PMI_RANK","PMI_SIZE","MPI_LOCALRANKID","MPI_LOCALNRANKS"],"agents_are_children":false,"daemon_outlives_link":false,"python":true,"directory":"/home/me","hosts":[["a",0],["b",1]],"host_specs":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,18,36"},"ranks":[{"cores":"1-17","comm_cores":"0","numa_nodes":"0","threads":17,"memory_policy":"prefer:0","env":{"OMP_NUM_THREADS":"17","OMP_PLACES":"{1:17},{2}:16"}},{"cores":"19-35","comm_cores":"18","numa_nodes":"0-1","threads":17,"memory_policy":"","env":{"OMP_NUM_THREADS":"17","OMP_PLACES":"{19:17},{20}:16"}},{"cores":"37-53","comm_cores":"36","numa_nodes":"1","threads":17,"memory_policy":"prefer:1","env":{"OMP_NUM_THREADS":"17","OMP_PLACES":"{37:17},{38}:16"}}]},{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0"},"ranks":[{"cores":"1-55","comm_cores":"0","numa_nodes":"0-1","threads":55,"memory_policy":"","env":{"OMP_NUM_THREADS":"55","OMP_PLACES":"{1:55},{2}:54"}}]}],"request":{"binding":{"worker_count":1},"libraries":{"allocator":"auto","openmp":"auto"}},"env":{},"heartbeat_timeout":30,"grace_period":10,"lenient":false}'
+export I_MPI_HYDRA_BOOTSTRAP=ssh
+export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launchers/ssh.sh
+export I_MPI_HYDRA_RMK=user
+export I_MPI_PIN=off
+mpiexec.hydra -f hostfile -n 4 -wdir /home/me -genv CCL_ATL_SHM 1 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION bf16 -genv CPULAUNCH_RANK_CCL_TRANSPORT shm+ofi -genv FI_PROVIDER psm3 -genv MASTER_ADDR a /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+)
