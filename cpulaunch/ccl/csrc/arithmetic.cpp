@@ -336,7 +336,8 @@ const char* name_of(NumberType type) {
 }
 
 const char* name_of(Reduction reduction) {
-  static constexpr const char* kNames[] = {"sum", "average", "product", "min", "max", "bitwise and", "bitwise or", "bitwise xor"};
+  static constexpr const char* kNames[] = {"sum", "average",     "product",    "min",
+                                           "max", "bitwise and", "bitwise or", "bitwise xor"};
   const auto number = static_cast<size_t>(reduction);
   return number < std::size(kNames) ? kNames[number] : "unknown";
 }

@@ -15,8 +15,8 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 }  // namespace
 
-// Through the store, so that it works however little the ranks agree on.  Each rank writes a key; rank 0 then writes who
-// is missing, "" for nobody.
+// Through the store, so that it works however little the ranks agree on.  Each rank writes a key; rank 0 then writes
+// who is missing, "" for nobody.
 void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_ : opts.timeout;
   const auto seconds = timeout.count() / 1e3;
@@ -27,8 +27,8 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     store_->set(c10::str(prefix, getRank()), bytes_of(""));
     while (!store_->check({answer})) {
       if (Clock::now() > until) {
-        C10_THROW_ERROR(DistBackendError, c10::str("Rank ", getRank(), " reached monitoredBarrier, which rank 0 did not ",
-                                                   "confirm within ", seconds, " s"));
+        C10_THROW_ERROR(DistBackendError, c10::str("Rank ", getRank(), " reached monitoredBarrier, which rank 0 did ",
+                                                   "not confirm within ", seconds, " s"));
       }
       std::this_thread::sleep_for(kInterval);
     }

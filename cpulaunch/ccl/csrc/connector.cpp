@@ -44,7 +44,9 @@ int open_socket(const ResolvedAddress& address) {
   return descriptor;
 }
 
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS; }
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS;
+}
 
 }  // namespace
 

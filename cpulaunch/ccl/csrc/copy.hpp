@@ -11,8 +11,8 @@
 
 namespace cpulaunch {
 
-// Where a result is larger than the caches, its stores go past them: a store that does not saves reading the line first,
-// and leaves the caches to the slots.
+// Where a result is larger than the caches, its stores go past them: a store that does not saves reading the line
+// first, and leaves the caches to the slots.
 class Copy {
  public:
   // For a result of so many bytes in all.

@@ -8,7 +8,7 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to so many bytes of all local ranks together, each rank reads all of them rather than wait for the others twice ...
+// Up to so many bytes of all local ranks together, each rank reads all of them rather than wait for others twice ...
 constexpr size_t kMaxWholeSize = 64 << 10;
 // ... and with other hosts less, because each of these ranks then sends all of it.
 constexpr size_t kMaxWholeSizeOfHosts = 8 << 10;
@@ -20,9 +20,9 @@ constexpr size_t kPieces = 16;
 // A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
 //
 // Where sockets are a level, it first reduces, over its socket, its own lane and those of its counterparts on the other
-// sockets, for whom it leaves the sums in its slot; then it reduces its own lane over the sums that its counterparts have
-// left for it.  On the way back, counterparts take each other's lanes, and each passes them on to its neighbors.  So for
-// each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
+// sockets, for whom it leaves the sums in its slot; then it reduces its own lane over the sums that its counterparts
+// have left for it.  On the way back, counterparts take each other's lanes, and each passes them on to its
+// neighbors.  So for each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
 class AllReduce final : public Operation {
  public:
   AllReduce(Hierarchy& hierarchy, char* data, const Signature& signature)
@@ -59,7 +59,8 @@ class AllReduce final : public Operation {
 
   bool exchange(uint64_t piece) override {
     static constexpr bool (AllReduce::*kSteps[])(uint64_t, Range) = {
-        &AllReduce::reduce_between_sockets, &AllReduce::start_between_hosts, &AllReduce::finish_between_hosts, &AllReduce::take_from_counterparts};
+        &AllReduce::reduce_between_sockets, &AllReduce::start_between_hosts, &AllReduce::finish_between_hosts,
+        &AllReduce::take_from_counterparts};
     auto& state = states_[hierarchy_.index(piece)];
     for (; state.step < std::size(kSteps); ++state.step) {
       const auto step = kSteps[state.step];
@@ -185,7 +186,8 @@ class AllReduce final : public Operation {
     for (auto& each : state.reductions) all = all && each->test();
     if (!all) return false;
     for_each_lane(range, [&](int, Range part) {
-      if (signature.reduction == Reduction::average) divide(data_ + part.begin, part.size(), signature.type, layout_.size);
+      char* data = data_ + part.begin;
+      if (signature.reduction == Reduction::average) divide(data, part.size(), signature.type, layout_.size);
       if (!is_whole(range)) give(piece, range, part);
     });
     if (!has_sockets(range)) return true;

@@ -38,8 +38,8 @@ class Counts final : public Operation {
       const auto comes = counts[layout.local];
       if (comes != received_[local]) {
         throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
-                                 " of the group sends " + std::to_string(comes) + " bytes to this rank, which expects " +
-                                 std::to_string(received_[local]));
+                                 " of the group sends " + std::to_string(comes) +
+                                 " bytes to this rank, which expects " + std::to_string(received_[local]));
       }
       counts[local] = 0;  // a rank's own needs no slot
       most = std::max(most, *std::max_element(counts.begin(), counts.end()));

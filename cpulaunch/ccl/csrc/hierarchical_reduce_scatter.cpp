@@ -128,7 +128,8 @@ class ReduceScatter final : public Operation {
     }
   }
 
-  // Calls `act` for what a local rank reduces of a piece: for which rank, what of that rank's, and where it is in slots.
+  // Calls `act` for what a local rank reduces of a piece: for which rank, what of that rank's, and where it is in
+  // slots.
   template <class Act>
   void for_each(uint64_t piece, int local, const Act& act) const {
     size_t at = 0;

@@ -14,8 +14,8 @@ namespace cpulaunch {
 // group.  Between hosts, data travels in lanes: there are as many as local ranks on the fullest host, and on each host
 // one local rank sends and receives what belongs to a lane.
 struct Layout {
-  // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on, or
-  // -1; empty: unknown.
+  // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on,
+  // or -1; empty: unknown.
   Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {})
       : rank(rank), size(static_cast<int>(host_of.size())) {
     std::map<int, int> numbers;

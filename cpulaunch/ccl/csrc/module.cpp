@@ -79,13 +79,15 @@ PYBIND11_MODULE(_group, module) {
                              "The number of hosts between which average_compressed compresses; 0: it can't.")
       .def("average_compressed", &ProcessGroupCCL::average_compressed, py::arg("tensor"),
            py::call_guard<py::gil_scoped_release>(),
-           "Starts the average of a dense tensor over all ranks, in place, and returns its Work.  Between hosts, float32\n"
-           "numbers travel as bfloat16: each host's sum is rounded, and their total.  Other types are sent as they are.");
+           "Starts the average of a dense tensor over all ranks, in place, and returns its Work.  Between hosts,\n"
+           "float32 numbers travel as bfloat16: each host's sum is rounded, and their total.  Other types are sent as\n"
+           "they are.");
 
   py::class_<Layout>(module, "Layout")
-      .def(py::init<std::vector<int>, int, std::vector<int>>(), py::arg("host_of"), py::arg("rank"), py::arg("socket_of"),
-           "Which ranks share a host and a socket: `host_of` has for each rank the number of its host, and `socket_of`\n"
-           "the socket of that host that it runs on, or -1.")
+      .def(py::init<std::vector<int>, int, std::vector<int>>(), py::arg("host_of"), py::arg("rank"),
+           py::arg("socket_of"),
+           "Which ranks share a host and a socket: `host_of` has for each rank the number of its host, and\n"
+           "`socket_of` the socket of that host that it runs on, or -1.")
       .def_readonly("hosts", &Layout::hosts)
       .def_readonly("locals", &Layout::locals, "The number of ranks on this rank's host.")
       .def_property_readonly("first", [](const Layout& self) { return self.ranks_of[self.host][0]; },

@@ -1,7 +1,7 @@
 // Memory for tensors that the other ranks of the host read and write where it is, instead of through slots.
 //
-// A block is a page with a header, then the memory.  Its rank says in shared memory where a tensor lies (Place), and the
-// others map the block when they first need it.  The header tells them when its rank has freed it.
+// A block is a page with a header, then the memory.  Its rank says in shared memory where a tensor lies (Place), and
+// the others map the block when they first need it.  The header tells them when its rank has freed it.
 
 #pragma once
 
@@ -23,7 +23,8 @@ class SharedBlocks {
     explicit operator bool() const { return block != 0; }
   };
 
-  // Memory that other processes may map, full of zeroes; null where there is none to be had.  Any thread may call these.
+  // Memory that other processes may map, full of zeroes; null where there is none to be had.  Any thread may call
+  // these.
   static char* allocate(size_t bytes);
   static void free(char* memory);
   static Place find(const char* memory, size_t bytes);

@@ -1,5 +1,5 @@
-// oneCCL as a transport, with shared memory for reductions: the ranks of a host reduce among themselves what oneCCL then
-// reduces between the hosts.
+// oneCCL as a transport, with shared memory for reductions: the ranks of a host reduce among themselves what oneCCL
+// then reduces between the hosts.
 
 #pragma once
 

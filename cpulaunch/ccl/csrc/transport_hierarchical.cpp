@@ -188,7 +188,8 @@ size_t Hierarchy::exchange() {
 
 size_t Hierarchy::take() {
   auto* operation = at(taken_);
-  if (!operation || taken_.number >= put_.number || !others_passed(&SharedSlots::Counters::put, taken_.number)) return 0;
+  if (!operation || taken_.number >= put_.number) return 0;
+  if (!others_passed(&SharedSlots::Counters::put, taken_.number)) return 0;
   check_alike(*operation);
   operation->take(taken_.piece);
   taken_.pass();

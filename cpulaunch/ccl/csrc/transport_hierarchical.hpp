@@ -124,11 +124,11 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
   // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
   size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
-  // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this rank's
-  // from when it takes the piece until it has exchanged it.
+  // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this
+  // rank's from when it takes the piece until it has exchanged it.
   char* tensor(int local, uint64_t piece, size_t bytes);
-  // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them has
-  // said so.
+  // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them
+  // has said so.
   using Mark = std::atomic<uint64_t> (SharedSlots::Counters::*)[SharedSlots::kMaxSlots];
   void set_mark(Mark mark, uint64_t piece);
   bool has_mark(Mark mark, int local, uint64_t piece) const;

@@ -48,8 +48,8 @@ class Watchdog {
   void remove(const GroupState* group);
 
   // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.  `peer` is the only rank that it needs, or -1 where
-  // any one will do; nullopt: all.  Whoever waits calls this every few milliseconds.
+  // what tells the caller that a peer is gone; "" when nothing does.  `peer` is the only rank that it needs, or -1
+  // where any one will do; nullopt: all.  Whoever waits calls this every few milliseconds.
   void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
              std::optional<int> peer = std::nullopt);
 

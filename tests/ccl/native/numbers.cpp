@@ -199,8 +199,9 @@ Expected reduced_nearly(const Source& source, int size, size_t i) {
   const bool average = source.reduction == Reduction::average;
   if (average) total /= size, most /= size;
   const bool exact = source.reduction == Reduction::min || source.reduction == Reduction::max || size == 1;
-  // Numbers of 16 bits are rounded once on each socket, on each host and in each of the grid's dimensions, of which there
-  // are two at most here; the errors of a product's factors add up.  Others are rounded with each step, here as there.
+  // Numbers of 16 bits are rounded once on each socket, on each host and in each of the grid's dimensions, of which
+  // there are two at most here; the errors of a product's factors add up.  Others are rounded with each step, here as
+  // there.
   const bool sum_of_16_bits = sizeof(T) == 2 && (average || source.reduction == Reduction::sum);
   const int roundings = (sum_of_16_bits ? std::min(size, 4) : 2 * size) + average;
   return {total, exact ? 0 : 1.01 * roundings * kUnit<T> * most};
