@@ -296,3 +296,15 @@ def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> Non
         timeout=60,
     )
     assert done.stderr.startswith("cpulaunch: this process can't know its rank")
+
+
+def test_lines_of_cpp_have_120_characters_at_most() -> None:
+    sources = [*PACKAGE.rglob("*.[ch]pp"), *Path(__file__).parent.rglob("*.[ch]pp")]
+    assert sources
+    long = [
+        f"{path.name}:{number}"
+        for path in sources
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert not long
