@@ -10,14 +10,20 @@ namespace cpulaunch {
 namespace {
 
 constexpr size_t kGranule = 64;  // bytes
+// A part with so many bytes is read from the sender's memory.
+constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
 
 Signature all_to_all() { return {Signature::Kind::all_to_all}; }
 
-// The local ranks tell each other how much they send, from which follows how many pieces there are.
+// The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
 class Counts final : public Operation {
  public:
-  Counts(Hierarchy& hierarchy, std::vector<size_t> sent, std::vector<size_t> received)
-      : Operation(all_to_all(), sizeof(uint64_t) * sent.size()),
+  struct Sent {
+    uint64_t bytes, address;
+  };
+
+  Counts(Hierarchy& hierarchy, std::vector<Sent> sent, std::vector<size_t> received)
+      : Operation(all_to_all(), sizeof(Sent) * sent.size()),
         hierarchy_(hierarchy),
         sent_(std::move(sent)),
         received_(std::move(received)) {}
@@ -30,33 +36,47 @@ class Counts final : public Operation {
 
   void take(uint64_t piece) override {
     const auto& layout = hierarchy_.layout;
-    std::vector<uint64_t> counts = sent_;
+    const bool direct = layout.locals > 1 && hierarchy_.reads_directly();
+    std::vector<Sent> sent = sent_;
     uint64_t most = 0;
     for (int local = 0; local < layout.locals; ++local) {
-      if (local != layout.local) std::memcpy(counts.data(), hierarchy_.slot(local, piece), cost);
-      if (local == layout.local) counts = sent_;
-      const auto comes = counts[layout.local];
+      if (local != layout.local) std::memcpy(sent.data(), hierarchy_.slot(local, piece), cost);
+      if (local == layout.local) sent = sent_;
+      const auto comes = sent[layout.local].bytes;
       if (comes != received_[local]) {
         throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
                                  " of the group sends " + std::to_string(comes) +
                                  " bytes to this rank, which expects " + std::to_string(received_[local]));
       }
-      counts[local] = 0;  // a rank's own needs no slot
-      most = std::max(most, *std::max_element(counts.begin(), counts.end()));
+      addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
+      sent[local].bytes = 0;  // a rank's own needs no slot
+      for (const auto& each : sent) most = std::max(most, each.bytes);
     }
+    direct_ = direct;
     most_ = most;
   }
 
   // The largest number of bytes from one local rank to another.
   std::optional<uint64_t> most() const { return most_; }
+  // Whether the receiver of so many bytes reads them from the sender's memory.
+  bool goes_directly(size_t bytes) const { return direct_ && is_read(bytes); }
+  // Where what comes from a local rank is in that rank's memory; 0: it comes through slots.
+  uint64_t address(int local) const { return addresses_[local]; }
 
  private:
+  // To read it takes longer to begin with.  A large result is stored past the caches, which the kernel's copies are not.
+  static bool is_read(size_t bytes) { return bytes >= kLeastDirect && bytes <= kMostDirect; }
+
   Hierarchy& hierarchy_;
-  const std::vector<uint64_t> sent_, received_;  // for each local rank
+  const std::vector<Sent> sent_;
+  const std::vector<size_t> received_;  // for each local rank
+  std::vector<uint64_t> addresses_;
+  bool direct_ = false;
   std::optional<uint64_t> most_;
 };
 
-// Between the ranks of a host, through slots with a part for each other one; between hosts, a message for each pair.
+// Between the ranks of a host, through slots with a part for each other one, or from one's memory to the other's;
+// between hosts, a message for each pair.
 class AllToAll final : public Operation {
  public:
   AllToAll(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received, std::shared_ptr<Counts> counts)
@@ -87,18 +107,31 @@ class AllToAll final : public Operation {
   void put(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
+      const auto& part = sent_[layout_.ranks_of[layout_.host][local]];
+      const auto range = range_of(part, piece);
+      if (counts_->goes_directly(part.bytes) || range.size() == 0) continue;
       char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch_;
-      copy(slot, nullptr, sent_[layout_.ranks_of[layout_.host][local]], piece);
+      std::memcpy(slot, part.data + range.begin, range.size());
     }
   }
 
   void take(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
-      const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch_;
-      copy(nullptr, slot, received_[layout_.ranks_of[layout_.host][local]], piece);
+      const auto& part = received_[layout_.ranks_of[layout_.host][local]];
+      const auto range = range_of(part, piece);
+      if (range.size() == 0) continue;
+      if (const auto address = counts_->address(local)) {
+        hierarchy_.read(local, part.data + range.begin, address + range.begin, range.size());
+      } else {
+        const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch_;
+        copy_.run(part.data + range.begin, slot, range.size());
+      }
     }
   }
+
+  // In the end, the others have read what this rank sends.
+  bool collects(uint64_t piece) const override { return piece + 1 == pieces(); }
 
   // The others don't wait for what this rank has for itself.
   void collect(uint64_t piece) override { copy_own(piece * stretch_, (piece + 1) * stretch_); }
@@ -121,13 +154,8 @@ class AllToAll final : public Operation {
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
-  // Copies a piece's stretch of a part to a slot, or from there.
-  void copy(char* to_slot, const char* from_slot, const Part& part, uint64_t piece) const {
-    const size_t begin = std::min(piece * stretch_, part.bytes), end = std::min(begin + stretch_, part.bytes);
-    if (begin == end) return;
-    char* data = part.data + begin;
-    if (to_slot) std::memcpy(to_slot, data, end - begin);
-    if (from_slot) copy_.run(data, from_slot, end - begin);
+  Range range_of(const Part& part, uint64_t piece) const {
+    return {std::min(piece * stretch_, part.bytes), std::min((piece + 1) * stretch_, part.bytes)};
   }
 
   Hierarchy& hierarchy_;
@@ -142,9 +170,10 @@ class AllToAll final : public Operation {
 }  // namespace
 
 std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received) {
-  std::vector<size_t> to_locals, from_locals;
+  std::vector<Counts::Sent> to_locals;
+  std::vector<size_t> from_locals;
   for (const int rank : hierarchy.layout.ranks_of[hierarchy.layout.host]) {
-    to_locals.push_back(sent[rank].bytes);
+    to_locals.push_back({sent[rank].bytes, reinterpret_cast<uint64_t>(sent[rank].data)});
     from_locals.push_back(received[rank].bytes);
   }
   auto counts = std::make_shared<Counts>(hierarchy, std::move(to_locals), std::move(from_locals));

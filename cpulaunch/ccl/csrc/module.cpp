@@ -104,7 +104,9 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "map_memory",
       [](const Layout& layout, bool fabric, int pid, int descriptor) {
-        return SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
+        auto slots = SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
+        if (slots) slots->introduce(layout.local);
+        return slots;
       },
       py::arg("layout"), py::kw_only(), py::arg("fabric"), py::arg("pid"), py::arg("descriptor"),
       "The memory that another rank of this host offers; None where this rank may not open it.");

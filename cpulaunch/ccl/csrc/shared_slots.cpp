@@ -1,9 +1,15 @@
 #include "shared_slots.hpp"
 
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
+#include <stdexcept>
 
 #include "shared_file.hpp"
 
@@ -87,6 +93,37 @@ SharedSlots::SharedSlots(char* memory, int locals, Shape shape)
       shape_(shape) {}
 
 SharedSlots::~SharedSlots() { munmap(memory_, memory_size(locals_, shape_)); }
+
+void SharedSlots::introduce(int local) {
+  counters_[local].pid = getpid();
+  counters_[local].address = reinterpret_cast<uint64_t>(&counters_[local]);
+}
+
+bool SharedSlots::can_read_all() const {
+  try {
+    for (int local = 0; local < locals_; ++local) {
+      uint64_t address = 0;
+      const auto at = counters_[local].address + offsetof(Counters, address);
+      read(local, reinterpret_cast<char*>(&address), at, sizeof(address));
+      if (address != counters_[local].address) return false;
+    }
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+  return true;
+}
+
+void SharedSlots::read(int local, char* to, uint64_t address, size_t bytes) const {
+  while (bytes > 0) {
+    const iovec target{to, bytes}, source{reinterpret_cast<void*>(address), bytes};
+    const ssize_t count = process_vm_readv(counters_[local].pid, &target, 1, &source, 1, 0);
+    if (count <= 0) {
+      throw std::runtime_error("this rank can't read the memory of process " + std::to_string(counters_[local].pid) +
+                               ": " + std::strerror(errno));
+    }
+    to += count, address += count, bytes -= count;
+  }
+}
 
 char* SharedSlots::slot(int local, uint64_t piece) const {
   return memory_ + slots_begin(locals_) + (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;

@@ -65,7 +65,10 @@ class SharedSlots {
   struct Counters {
     // On a cache line of its own with what is read with it: it is written once for each piece, and polled by all.
     alignas(kCacheLine) std::atomic<uint64_t> put;
-    int32_t pid;  // this and the next are written before `put`, and read after it
+    // What follows is written before `put`, and read after it, but for the first two, which introduce() writes.
+    int32_t pid;
+    uint64_t address;   // of this, in the memory of its rank
+    bool reads_others;  // whether the kernel lets this rank read the memory of the others
     struct {
       alignas(kCacheLine) Signature signature;
       SharedBlocks::Place tensor;
@@ -101,6 +104,14 @@ class SharedSlots {
   ~SharedSlots();
   SharedSlots(const SharedSlots&) = delete;
   SharedSlots& operator=(const SharedSlots&) = delete;
+
+  // Says which process is this local rank, for the others to read its memory.
+  void introduce(int local);
+  // Whether this process may read the memory of all local ranks.  They have introduced themselves.
+  bool can_read_all() const;
+  // Copies what another local rank has at an address.  Throws std::runtime_error where the kernel doesn't let this
+  // process, or the other one has ended.
+  void read(int local, char* to, uint64_t address, size_t bytes) const;
 
   Counters& counters(int local) const { return counters_[local]; }
   char* slot(int local, uint64_t piece) const;

@@ -1,7 +1,5 @@
 #include "transport_hierarchical.hpp"
 
-#include <unistd.h>
-
 #include <stdexcept>
 
 namespace cpulaunch {
@@ -29,7 +27,7 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
       slots_(std::move(slots)),
       network_(std::move(network)),
       fabric_(std::move(fabric)) {
-  if (slots_) slots_->counters(this->layout.local).pid = getpid();
+  if (slots_) slots_->counters(this->layout.local).reads_others = slots_->can_read_all();
 }
 
 std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
@@ -43,6 +41,13 @@ char* Hierarchy::staging(uint64_t piece, size_t bytes) {
   auto& staging = staging_[index(piece)];
   if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
   return staging.memory.get();
+}
+
+bool Hierarchy::reads_directly() const {
+  for (int local = 0; local < layout.locals; ++local) {
+    if (!slots_->counters(local).reads_others) return false;
+  }
+  return true;
 }
 
 char* Hierarchy::tensor(int local, uint64_t piece, size_t bytes) {

@@ -108,8 +108,8 @@ class Operation {
 
 class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
  public:
-  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  A `fabric` takes
-  // the network's place; then the only operations are all_reduce.
+  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
+  // have introduced themselves.  A `fabric` takes the network's place; then the only operations are all_reduce.
   Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
             std::shared_ptr<Fabric> fabric = nullptr);
 
@@ -124,6 +124,9 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
   // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
   size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
+  // For a piece that this rank takes: whether all local ranks may read each other's memory, and what one has there.
+  bool reads_directly() const;
+  void read(int local, char* to, uint64_t address, size_t bytes) const { slots_->read(local, to, address, bytes); }
   // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this
   // rank's from when it takes the piece until it has exchanged it.
   char* tensor(int local, uint64_t piece, size_t bytes);

@@ -76,6 +76,7 @@ std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
   }
   wait_for_all();
   auto slots = kMapsOnce ? mapped : SharedSlots::map(offer, layout.locals, shape);
+  if (slots) slots->introduce(layout.local);
   wait_for_all();
   if (first && offer.descriptor >= 0) close(offer.descriptor);
   if (first) mapped.reset();
