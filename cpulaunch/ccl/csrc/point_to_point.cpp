@@ -97,6 +97,7 @@ class PointToPoint::Progress final : public Transfer {
       : all_(std::move(all)), request_(std::move(request)) {}
 
   bool test() override { return all_->test(*request_); }
+  std::optional<uint64_t> steps() const override { return all_->steps_.load(std::memory_order_relaxed); }
   void abort() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     all_->aborted_ = true;
@@ -251,6 +252,7 @@ bool PointToPoint::test(Request& request) {
     const size_t bytes = progress();
     if (bytes == 0) break;
     moved += bytes;
+    steps_.fetch_add(1, std::memory_order_relaxed);
   }
   if (!request.error.empty()) throw std::runtime_error(request.error);
   return request.done;

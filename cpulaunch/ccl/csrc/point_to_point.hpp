@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -115,6 +116,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   const Layout layout_;
   const std::shared_ptr<SharedSlots> slots_;
   const std::shared_ptr<Connector> connector_;
+  std::atomic<uint64_t> steps_{0};  // relaxed: it orders nothing
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::deque<RequestPtr> posted_;  // receives without a message

@@ -13,8 +13,8 @@ namespace {
 // For so long its caller drives an asynchronous work, where oneCCL has no core of its own: handing a small one
 // over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
 constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
-// A round of polls that computes for longer than this has moved data (one that has not takes less than 1 us for each
-// work), so the next round will probably move more.
+// Where transfers don't count their steps: a round of polls that computes for longer than this has moved data (one that
+// has not takes less than 1 us for each work), so the next round will probably move more.
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
 // After a round that has moved data the background thread goes on polling for so many rounds (some 50 us), because
 // the peer is at work and its next piece comes soon ...
@@ -129,15 +129,23 @@ void ProgressEngine::lead() {
   led_ = true;
   std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
   unsigned idle = 0;
+  uint64_t steps = 0;
   while (completed.empty() && !pending_.empty() && !stopped()) {
     polled.assign(pending_.begin(), pending_.end());
     lock.unlock();  // others are to add theirs, and check() may run callbacks
     const auto before = Clock::now();
     const auto busy = thread_time();
+    uint64_t steps_now = 0;
+    bool counted = true;
     for (const auto& work : polled) {
       if (work->claim()) completed.push_back(work);
+      const auto its_steps = work->steps();
+      steps_now += its_steps.value_or(0);
+      counted = counted && its_steps;
     }
-    idle = thread_time() - busy > kIdleRoundTime ? 0 : idle + 1;
+    const bool moved = counted ? steps_now != steps : thread_time() - busy > kIdleRoundTime;
+    steps = steps_now;
+    idle = moved ? 0 : idle + 1;
     if (completed.empty()) {
       if (idle % kRoundsPerCheck == 0) {
         for (const auto& work : polled) work->check(before);

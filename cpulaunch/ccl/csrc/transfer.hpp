@@ -37,8 +37,9 @@ class Transfer {
   // What tells that a peer which the transfer still needs is gone; "" while all is well.
   virtual std::string lost() { return ""; }
 
-  // The number of steps done so far, where the transfer counts them.  While it grows, the peers are at work too.
-  virtual uint64_t steps() const { return 0; }
+  // The number of steps done so far; nullopt where the transfer doesn't count them.  While it grows, the peers are at
+  // work, too.
+  virtual std::optional<uint64_t> steps() const { return std::nullopt; }
 };
 
 // All of several transfers, each by a transport of its own.  Without any it is done at once.
@@ -74,9 +75,13 @@ class CombinedTransfer final : public Transfer {
     return "";
   }
 
-  uint64_t steps() const override {
+  std::optional<uint64_t> steps() const override {
     uint64_t total = 0;
-    for (const auto& part : parts_) total += part->steps();
+    for (const auto& part : parts_) {
+      const auto steps = part->steps();
+      if (!steps) return std::nullopt;
+      total += *steps;
+    }
     return total;
   }
 

@@ -13,7 +13,11 @@ class Hierarchy::Progress final : public Transfer {
   void abort() override { hierarchy_->abort(); }
   std::string stragglers() override { return hierarchy_->stragglers(); }
   std::string lost() override { return hierarchy_->lost(); }
-  uint64_t steps() const override { return hierarchy_->steps_.load(std::memory_order_relaxed); }
+  // What moves within a fabric is not counted.
+  std::optional<uint64_t> steps() const override {
+    if (hierarchy_->fabric_) return std::nullopt;
+    return hierarchy_->steps_.load(std::memory_order_relaxed);
+  }
 
  private:
   const std::shared_ptr<Hierarchy> hierarchy_;

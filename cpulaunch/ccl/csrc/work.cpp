@@ -177,7 +177,7 @@ bool CclWork::drive(Clock::time_point until, Clock::duration more) {
   const auto& engine = ProgressEngine::instance();
   const bool limited = until != Clock::time_point::max();
   unsigned idle = 0;
-  uint64_t steps = 0;
+  std::optional<uint64_t> steps;
   for (unsigned polls = 1; !poll(); ++polls) {
     const auto steps_now = transfer_->steps();
     const bool moved = steps_now != steps;

@@ -85,6 +85,8 @@ class CclWork final : public c10d::Work {
   // Fails the operation if its timeout is over or its group has failed.
   void check(Clock::time_point now);
 
+  // Of the transfer.
+  std::optional<uint64_t> steps() const { return transfer_->steps(); }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   Clock::time_point started_at() const { return started_at_; }
