@@ -28,6 +28,13 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
     return average_in_place if getattr(group, "shares_memory", False) else None
 
 
+def delegate(state: list[Any], bucket: GradBucket) -> Averaged:
+    """A DDP communication hook: calls another one, ``state`` being its state and the hook."""
+    its_state, hook = state
+    averaged: Averaged = hook(its_state, bucket)
+    return averaged
+
+
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
     """A DDP communication hook: gradients are summed where they are, in memory that a host's ranks share."""
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)

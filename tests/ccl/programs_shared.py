@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,6 +108,28 @@ def prepared_buckets() -> list[int]:
             torch.testing.assert_close(ours.grad, theirs.grad)  # all ranks have the same batch
         held.append(blocks()[1] - before)
     return held
+
+
+def prepared_with_own_hook() -> list[Any]:
+    """How often the script's own communication hook is called in a step, the gradient, and what a second one says."""
+    import cpulaunch
+
+    calls: list[str] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with classes
+        state.append("called")
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer().fill_(7.0))
+        return done
+
+    model = cpulaunch.prepare(torch.nn.Linear(3, 3))
+    model.register_comm_hook(calls, hook)
+    model(torch.ones(2, 3)).sum().backward()
+    try:
+        model.register_comm_hook(calls, hook)
+    except RuntimeError as error:
+        return [calls, next(model.parameters()).grad[0, 0].item(), str(error)]
+    return []
 
 
 def not_shared() -> list[str]:

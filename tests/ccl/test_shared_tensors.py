@@ -31,6 +31,13 @@ def test_what_cannot_be_shared(two: Ranks) -> None:
 
 
 @pytest.mark.slow
+def test_a_hook_of_the_scripts_own_takes_the_place_of_ours(two: Ranks) -> None:
+    for calls, gradient, error in two.call("prepared_with_own_hook"):
+        assert (calls, gradient) == (["called"], 7.0)
+        assert "can only be called once" in error
+
+
+@pytest.mark.slow
 def test_the_bucket_of_a_prepared_model_is_shared(two: Ranks) -> None:
     """DDP makes another one after its first step."""
     for held in two.call("prepared_buckets"):
