@@ -64,7 +64,7 @@ class Counts final : public Operation {
   uint64_t address(int local) const { return addresses_[local]; }
 
  private:
-  // To read it takes longer to begin with.  A large result is stored past the caches, which the kernel's copies are not.
+  // A small one would take longer.  A large result is stored past the caches, which the kernel's copies are not.
   static bool is_read(size_t bytes) { return bytes >= kLeastDirect && bytes <= kMostDirect; }
 
   Hierarchy& hierarchy_;
