@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,8 @@ def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
     if old is not None and old != draft.text():
         for line in diff(path, old, draft.text()):
             print(line, file=sys.stderr)
+        for line in _replaced_values(path, draft):
+            say(f"warning: {line}")
         if not force:
             raise UsageError(f"{path} exists, and would change as shown",
                              hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
@@ -86,6 +88,20 @@ def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
         say(line)
     _write(draft, old, say)
     return 0
+
+
+def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
+    """A line for each value of the file at ``path`` that ``draft`` replaces."""
+    try:
+        old = load(file=path, environ={})
+    except ConfigError as e:
+        yield f"{e}: its values are not taken over"
+        return
+    for key, setting in SETTINGS.items():
+        new = draft.values.get(key, setting.default)
+        if old[key] != new:
+            by = scalar(new) if key in draft.values else f"the default, {scalar(new)}"
+            yield f"{old.where(key)}: {scalar(old[key])} is replaced by {by}"
 
 
 def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
