@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpulaunch import variables
-from cpulaunch.cli.main import say
+from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
-from cpulaunch.wording import did_you_mean
+from cpulaunch.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft
@@ -198,15 +198,21 @@ def _validate(arguments: list[str]) -> int:
         raise UsageError(
             "there is no cpulaunch.yaml here", hint="name a file: cpulaunch config validate FILE"
         )
-    config = load(file=file, environ={})
-    count = len(read_yaml(file).found)
-    say(f"{file}: {count} setting{'' if count == 1 else 's'}, valid")
+    problems: list[ConfigError] = []
+    config = load(file=file, environ={}, problems=problems)
+    for problem in problems:
+        say_error(problem)
+    if not problems:
+        say(f"{file}: {counted(len(read_yaml(file).found), 'setting')}, valid")
 
     from cpulaunch.cli.preview import unwise_settings
 
-    for warning in unwise_settings(config):
+    warnings = list(unwise_settings(config))
+    if problems and warnings:
+        say("without what is wrong there:")
+    for warning in warnings:
         say(f"warning: {warning}")
-    return 0
+    return ConfigError.exit_code if problems else 0
 
 
 def _import(arguments: list[str]) -> int:

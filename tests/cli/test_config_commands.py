@@ -188,6 +188,57 @@ def test_validate_warns_of_what_is_valid_but_unwise_here(
     assert warning in message
 
 
+def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path: Path) -> None:
+    code, message = validated(
+        cpulaunch,
+        tmp_path,
+        "cpulaunch: 1\nlancher: local\nccl:\n  worker_cout: 2\n  transport: sctp\n  transport: ofi\n"
+        "watch: 3\nenv: {OMP_NUM_THREADS: two, KMP_AFFINITY: compact}\n",
+    )
+    assert code == 2
+    lines = message.splitlines()
+    errors = [line.removeprefix("cpulaunch: error: c.yaml:") for line in lines if "error: " in line]
+    assert [error.partition(";")[0].partition(": expected")[0] for error in errors] == [
+        "2: unknown key 'lancher'",
+        "4: unknown key 'worker_cout' in 'ccl'",
+        "5: 'sctp' does not fit ccl.transport",
+        "6: 'ccl.transport' stands here twice, first at c.yaml:5",
+        "7: 'watch' is a section",
+        "8 OMP_NUM_THREADS: 'two' does not fit cpu.threads",
+    ]
+    assert lines[-2] == "cpulaunch: without what is wrong there:"
+    assert "KMP_AFFINITY binds as well" in lines[-1]
+
+
+MANY = len(os.sched_getaffinity(0)) + 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        (
+            f"hosts: {{nproc: {MANY}}}\nmpi: {{path: nowhere}}\nlauncher: mpirun\n"
+            "watch: {heartbeat_timeout: 1}\nenv: {KMP_AFFINITY: compact}",
+            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY binds", "would count as lost"],
+        ),
+        ("hosts: {hostfile: nowhere, nproc_per_node: 5000, nnodes: 7}\ncpu: {cores: '9999'}",
+         ["hostfile nowhere", "9999"]),
+        (f"hosts: {{nproc: {MANY}, oversubscribe: true}}\nccl: {{interface: nowhere0}}", ["no interface nowhere0"]),
+    ],
+    ids=["each its own", "hosts that are not known", "one makes room for another"],
+)  # fmt: skip
+def test_validate_shows_all_that_would_not_run_here(
+    cpulaunch: Run, tmp_path: Path, text: str, warnings: list[str]
+) -> None:
+    (tmp_path / "a").write_text("localhost\n")
+    code, message = validated(cpulaunch, tmp_path, text + "\n")
+    assert code == 0
+    lines = [line for line in message.splitlines() if "warning: " in line]
+    for warning in warnings:
+        assert sum(warning in line for line in lines) == 1, message
+    assert len(lines) == len(warnings), message
+
+
 def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("launcher: local\noutput: {tee: 0-}\n")
     done = cpulaunch("config", "validate")
