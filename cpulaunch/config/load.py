@@ -313,17 +313,15 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
     settings = {setting.environment_name for setting in SETTINGS.values()}
+    told = {setting.rank_variable: setting.environment_name for setting in SETTINGS.values()}
     in_job = variables.JOB_ID in environ
     for name in environ:
         if not name.startswith("CPULAUNCH_") or name in settings:
             continue
         if name not in _OUR_OTHER_VARIABLES:
             yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, settings)}"
-        elif not in_job:
-            short = name.removeprefix("CPULAUNCH")
-            for setting in sorted(settings):
-                if setting.endswith(short):
-                    yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${setting}"
+        elif name in told and not in_job:
+            yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${told[name]}"
 
 
 def _joined(before: str, origin: str) -> str:
