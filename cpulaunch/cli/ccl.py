@@ -26,9 +26,13 @@ examples:
 def main(arguments: list[str]) -> int:
     """Run ``cpulaunch ccl ARGUMENTS``; returns the exit code."""
     commands = {"build": _build, "info": _info}
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
+        raise UsageError(
+            "ccl: no command; its commands: build, info", hint="`cpulaunch ccl --help` says more"
+        )
+    if arguments[0] in ("-h", "--help"):
         Parser("cpulaunch ccl", f"{HELP[0].upper()}{HELP[1:]}.", EPILOG, USAGE).print_help()
-        return 0 if arguments else 2
+        return 0
     word = arguments[0]
     if word not in commands:
         raise UsageError(

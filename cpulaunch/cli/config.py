@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpulaunch import variables
-from cpulaunch.cli.main import say
+from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
-from cpulaunch.wording import did_you_mean
+from cpulaunch.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft
@@ -79,6 +79,8 @@ def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
     if old is not None and old != draft.text():
         for line in diff(path, old, draft.text()):
             print(line, file=sys.stderr)
+        for line in _replaced_values(path, draft):
+            say(f"warning: {line}")
         if not force:
             raise UsageError(f"{path} exists, and would change as shown",
                              hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
@@ -86,6 +88,20 @@ def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
         say(line)
     _write(draft, old, say)
     return 0
+
+
+def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
+    """A line for each value of the file at ``path`` that ``draft`` replaces."""
+    try:
+        old = load(file=path, environ={})
+    except ConfigError as e:
+        yield f"{e}: its values are not taken over"
+        return
+    for key, setting in SETTINGS.items():
+        new = draft.values.get(key, setting.default)
+        if old[key] != new:
+            by = scalar(new) if key in draft.values else f"the default, {scalar(new)}"
+            yield f"{old.where(key)}: {scalar(old[key])} is replaced by {by}"
 
 
 def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
@@ -182,15 +198,21 @@ def _validate(arguments: list[str]) -> int:
         raise UsageError(
             "there is no cpulaunch.yaml here", hint="name a file: cpulaunch config validate FILE"
         )
-    config = load(file=file, environ={})
-    count = len(read_yaml(file).found)
-    say(f"{file}: {count} setting{'' if count == 1 else 's'}, valid")
+    problems: list[ConfigError] = []
+    config = load(file=file, environ={}, problems=problems)
+    for problem in problems:
+        say_error(problem)
+    if not problems:
+        say(f"{file}: {counted(len(read_yaml(file).found), 'setting')}, valid")
 
     from cpulaunch.cli.preview import unwise_settings
 
-    for warning in unwise_settings(config):
+    warnings = list(unwise_settings(config))
+    if problems and warnings:
+        say("without what is wrong there:")
+    for warning in warnings:
         say(f"warning: {warning}")
-    return 0
+    return ConfigError.exit_code if problems else 0
 
 
 def _import(arguments: list[str]) -> int:

@@ -33,7 +33,9 @@ exit code: 0; 2 usage or settings; 3 a host is not ready
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] not in ("check", "--help", "-h"):
+    if not arguments:
+        raise UsageError("hosts: no command; its command: check", hint="`cpulaunch hosts check -f HOSTFILE`")
+    if arguments[0] not in ("check", "--help", "-h"):
         raise UsageError(
             f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
             hint="`cpulaunch hosts check -f HOSTFILE`",
@@ -48,9 +50,9 @@ def main(arguments: list[str]) -> int:
         "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
     )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
-    if not arguments or arguments[0] != "check":
+    if arguments[0] != "check":
         parser.print_help()
-        return 0 if arguments else 2
+        return 0
     words, rest = parser.split(arguments[1:])
     options = parser.parse_args(words)
     if len(rest) > 1:

@@ -44,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _command(arguments)
     except CpulaunchError as e:
-        say(f"error: {e}")
-        if e.hint:
-            say(f"hint: {e.hint}")
+        say_error(e)
         return e.exit_code
     except KeyboardInterrupt:
         return 130
@@ -81,6 +79,13 @@ def say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody reads it any more; the job goes on
         if sys.stderr:  # else print() would take stdout
             print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
+
+
+def say_error(error: CpulaunchError) -> None:
+    """What is wrong and what to do next, on stderr."""
+    say(f"error: {error}")
+    if error.hint:
+        say(f"hint: {error.hint}")
 
 
 def _command(arguments: list[str]) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from cpulaunch import variables
 from cpulaunch.cli.facts import gather
 from cpulaunch.cli.show import crowded, started
-from cpulaunch.config.config import Config
+from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST
@@ -21,6 +23,7 @@ from cpulaunch.wording import counted
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip
+HOSTS = {"hosts.hostfile", "hosts.list"}
 SHORT_HEARTBEAT = 5  # seconds
 
 
@@ -58,12 +61,14 @@ def picture_of_first_host(
 
 def unwise_settings(config: Config) -> Iterator[str]:
     """What is valid, but would not work, or not work well, when started from this machine."""
+    config, obstacles = _settings_that_run(config)
+    for e in obstacles:
+        yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
+    yield from _pinning_variables(config["env"])
     try:
         facts, plan = preview(config)
-    except CpulaunchError as e:
-        yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
-        return
-    yield from _pinning_variables(config["env"])
+    except CpulaunchError:
+        return  # one of the obstacles
     if config.is_set("training.precision"):
         lacking = without_bf16({LOCALHOST: facts.like})
         if note := decide_precision(config["training.precision"], is_set=True, lacking=lacking).note:
@@ -81,6 +86,37 @@ def unwise_settings(config: Config) -> Iterator[str]:
     if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
         yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip
+
+
+def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
+    """As many of the settings as a plan can be made from, the others at their defaults; and why not those."""
+    try:
+        preview(config)
+        return config, []
+    except CpulaunchError as e:
+        first = e
+    taken: set[str] = set()
+    left = [key for key in SETTINGS if config.is_set(key)]
+    while True:  # more than once, as hosts.oversubscribe may let in what was refused before it
+        errors: dict[str, CpulaunchError] = {}
+        for key in left:
+            try:
+                preview(_with_only(config, {*taken, key}))
+                taken.add(key)
+            except CpulaunchError as e:
+                errors[key] = e
+        if len(errors) == len(left):
+            break
+        left = list(errors)
+    if HOSTS & errors.keys():  # the number of ranks and the like may well suit hosts that aren't known
+        errors = {key: e for key, e in errors.items() if key in HOSTS or not key.startswith("hosts.")}
+    return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
+
+
+def _with_only(config: Config, keys: Set[str]) -> Config:
+    values = {key: config[key] if key in keys else setting.default for key, setting in SETTINGS.items()}
+    origins = {key: origin if key in keys else DEFAULT for key, origin in config.origins.items()}
+    return replace(config, values=values, origins=origins)
 
 
 def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:

@@ -129,7 +129,17 @@ class Wizard:
             return Question(text, why, now, options)
         if setting.key == "hosts.nproc_per_node" and (auto := self.ranks_per_host(setting)):
             why += f"  Here auto is {auto}."
-        return Question(text, why, _typed(setting, now), check=lambda text: self.wrong(setting, text))
+        default = _typed(setting, now)
+        if refused := self.wrong(setting, default):
+            why += f"  {default} can't be used: {refused}"
+            default = self.valid_default(setting)
+        return Question(text, why, default, check=lambda text: self.wrong(setting, text))
+
+    def valid_default(self, setting: Setting) -> str:
+        """What Enter stands for where the value so far is refused."""
+        default = _typed(setting, setting.default)
+        others = (f"{default}-{i}" for i in range(2, 1000)) if setting.key == "output.log_dir" else ()
+        return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
     def default(self, setting: Setting) -> Any:
         if setting.key == "training.precision":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def load(
     file: Path | None = None,
     text: str | None = None,
     environ: Mapping[str, str] | None = None,
+    problems: list[ConfigError] | None = None,
 ) -> Config:
     """The merged settings.
 
@@ -52,18 +54,22 @@ def load(
     ``"--nnodes"``).  ``file`` is the YAML file to read; without it, ``$CPULAUNCH_CONFIG``,
     ``./cpulaunch.yaml`` and ``$XDG_CONFIG_HOME/cpulaunch/config.yaml`` are tried in this order.
     ``text`` is what ``file`` will contain, where it isn't written yet.
-    Raises ConfigError with the place, what is valid and a hint.
+    Raises ConfigError with the place, what is valid and a hint.  With ``problems``, what doesn't fit in the
+    file is added to it and left out, and only a file that isn't YAML at all raises ConfigError.
     """
     environ = dict(os.environ if environ is None else environ)
     path = file or find_file(environ)
-    from_file = read_yaml(path, text) if path else _Layer()
+    from_file = read_yaml(path, text, problems) if path else _Layer()
     layers = (_from_command_line(given), *_from_environment(environ), from_file)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, setting in SETTINGS.items():
         values[key], origins[key] = setting.default, DEFAULT
         for layer in reversed(layers):
-            if (found := _in_layer(layer, setting)) is None:
+            found = None
+            with _noted(problems if layer is from_file else None):
+                found = _in_layer(layer, setting)
+            if found is None:
                 continue
             if isinstance(setting.kind, Variables):
                 origins[key] = _joined(origins[key], found[1])
@@ -95,8 +101,11 @@ def known_setting(key: str, origin: str) -> Setting:
     return SETTINGS[key]
 
 
-def read_yaml(path: Path, text: str | None = None) -> _Layer:
-    """What the YAML file at ``path`` says (or would, with ``text`` in it), each value with its line."""
+def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] | None = None) -> _Layer:
+    """What the YAML file at ``path`` says (or would, with ``text`` in it), each value with its line.
+
+    With ``problems``, keys and values that don't fit are added to it and left out.
+    """
     import yaml  # costs 15 ms, so only where there is a file to read
 
     shown = _shown(path)
@@ -125,7 +134,7 @@ def read_yaml(path: Path, text: str | None = None) -> _Layer:
                 f"{shown}:{root.start_mark.line + 1}: expected a mapping such as `launcher: local`, "
                 f"not {_noun(root)}"
             )
-        return _YamlReader(shown, loader).read(root)
+        return _YamlReader(shown, loader, problems).read(root)
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         raise ConfigError(
@@ -144,26 +153,30 @@ def read_yaml(path: Path, text: str | None = None) -> _Layer:
 class _YamlReader:
     """Reads the settings of one YAML file from its nodes, which know their lines."""
 
-    def __init__(self, shown: str, loader: Any) -> None:
-        self.shown, self.loader = shown, loader
+    def __init__(self, shown: str, loader: Any, problems: list[ConfigError] | None = None) -> None:
+        self.shown, self.loader, self.problems = shown, loader, problems
 
     def read(self, root: Any) -> _Layer:
         layer = _Layer()
         for name, node, origin in self._entries(root, ""):
-            if name == "cpulaunch":
-                self._check_schema(node, origin)
-            elif name in SETTINGS:
-                self._put(layer, SETTINGS[name], node, origin)
-            elif name in SECTIONS:
-                self._read_section(layer, name, node, origin)
-            else:
-                valid = [
-                    "cpulaunch",
-                    *(s for s in SECTIONS if s),
-                    *(s.key for s in SETTINGS.values() if not s.section),
-                ]
-                self._unknown(name, "", valid, origin)
+            with _noted(self.problems):
+                self._read_entry(layer, name, node, origin)
         return layer
+
+    def _read_entry(self, layer: _Layer, name: str, node: Any, origin: str) -> None:
+        if name == "cpulaunch":
+            self._check_schema(node, origin)
+        elif name in SETTINGS:
+            self._put(layer, SETTINGS[name], node, origin)
+        elif name in SECTIONS:
+            self._read_section(layer, name, node, origin)
+        else:
+            valid = [
+                "cpulaunch",
+                *(s for s in SECTIONS if s),
+                *(s.key for s in SETTINGS.values() if not s.section),
+            ]
+            self._unknown(name, "", valid, origin)
 
     def _read_section(self, layer: _Layer, section: str, node: Any, origin: str) -> None:
         if node.tag == "tag:yaml.org,2002:null":
@@ -172,25 +185,31 @@ class _YamlReader:
             raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {_noun(node)}")
         valid = {s.name: s for s in SETTINGS.values() if s.section == section}
         for name, value, where in self._entries(node, section):
-            if name not in valid:
-                self._unknown(name, section, list(valid), where)
-            self._put(layer, valid[name], value, where)
+            with _noted(self.problems):
+                if name not in valid:
+                    self._unknown(name, section, list(valid), where)
+                self._put(layer, valid[name], value, where)
 
     def _entries(self, node: Any, section: str) -> Iterator[tuple[str, Any, str]]:
         seen: dict[str, str] = {}
         for key, value in node.value:
             origin = f"{self.shown}:{key.start_mark.line + 1}"
-            name = self._plain(key)
-            if not isinstance(name, str):
-                raise ConfigError(f"{origin}: a key must be text, not {name!r}")
-            if name in seen:
-                raise ConfigError(
-                    f"{origin}: {'.'.join(filter(None, (section, name)))!r} stands here twice, "
-                    f"first at {seen[name]}",
-                    part=name,
-                )
-            seen[name] = origin
-            yield name, value, origin
+            with _noted(self.problems):
+                name = self._key(key, section, origin, seen)
+                seen[name] = origin
+                yield name, value, origin
+
+    def _key(self, key: Any, section: str, origin: str, seen: Mapping[str, str]) -> str:
+        name = self._plain(key)
+        if not isinstance(name, str):
+            raise ConfigError(f"{origin}: a key must be text, not {name!r}")
+        if name in seen:
+            raise ConfigError(
+                f"{origin}: {'.'.join(filter(None, (section, name)))!r} stands here twice, "
+                f"first at {seen[name]}",
+                part=name,
+            )
+        return name
 
     def _put(self, layer: _Layer, setting: Setting, node: Any, origin: str) -> None:
         if node.id == "mapping":
@@ -238,6 +257,17 @@ class _YamlReader:
         return node.value if node.id == "scalar" and not node.tag.endswith(":null") else self._plain(node)
 
 
+@contextmanager
+def _noted(problems: list[ConfigError] | None) -> Iterator[None]:
+    """Add an error of this context to ``problems``; without a list, raise it."""
+    try:
+        yield
+    except ConfigError as e:
+        if problems is None:
+            raise
+        problems.append(e)
+
+
 def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:
     layer = _Layer()
     for key, text, origin in given:
@@ -283,17 +313,15 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
     settings = {setting.environment_name for setting in SETTINGS.values()}
+    told = {setting.rank_variable: setting.environment_name for setting in SETTINGS.values()}
     in_job = variables.JOB_ID in environ
     for name in environ:
         if not name.startswith("CPULAUNCH_") or name in settings:
             continue
         if name not in _OUR_OTHER_VARIABLES:
             yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, settings)}"
-        elif not in_job:
-            short = name.removeprefix("CPULAUNCH")
-            for setting in sorted(settings):
-                if setting.endswith(short):
-                    yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${setting}"
+        elif name in told and not in_job:
+            yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${told[name]}"
 
 
 def _joined(before: str, origin: str) -> str:

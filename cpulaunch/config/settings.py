@@ -403,7 +403,7 @@ _TABLE = (
         "output.verbose",
         Switch(),
         False,
-        "print more: every event, all notes on the plan, and oneCCL's warnings",
+        "print more: every event, and all notes on the plan",
         ("--verbose", "-v"),
     ),
     Setting("env", Variables(), {}, "environment variables set for the ranks", ("--env",)),

@@ -68,7 +68,6 @@ class Situation(NamedTuple):
     provider: str | None = None  # libfabric's; None: ours to choose
     interface: str | None = None  # network interface that routes to the master, where known
     card: str | None = None  # network interface of the card that the provider drives, where known
-    log_level: str = "error"  # oneCCL's
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
@@ -127,7 +126,7 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
         "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
         # Its warnings (topology, missing GPU drivers, affinity) are about what the user did not ask for.
-        "CCL_LOG_LEVEL": situation.log_level,
+        "CCL_LOG_LEVEL": "error",
     }
     if situation.transport == "ofi":
         # Shared memory triples the speed within a host, and needs other ranks to share it with.  All ranks

@@ -98,7 +98,6 @@ def plan_communication(
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),
         intel_mpi=launcher.is_intel_mpi,
-        log_level="warn" if config["output.verbose"] else "error",
         transport="mpi" if config["ccl.transport"] == "mpi" else "ofi",
         provider=provider,
     )

@@ -66,8 +66,12 @@ def _story(failure: Failure, directory: Path) -> Iterator[str]:
     if failure.note:
         yield failure.note
     if failure.traceback:
-        yield ""
-        yield from _shortened(failure.traceback.rstrip().splitlines())
+        lines = failure.traceback.rstrip().splitlines()
+        if lines[-1] == failure.error:  # the box begins with it
+            del lines[-1]
+        if lines:
+            yield ""
+        yield from _shortened(lines)
     elif failure.error is None and (last := _last_words(log)):
         yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)

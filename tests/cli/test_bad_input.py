@@ -72,12 +72,18 @@ def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, sa
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["hosts", "ccl"])
-def test_a_command_without_its_own_shows_its_help(cpulaunch: Run, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("hosts", "no command; its command: check"), ("ccl", "no command; its commands: build, info")],
+)
+def test_a_command_without_its_own_says_which_there_are(cpulaunch: Run, command: str, missing: str) -> None:
     done = cpulaunch(command)
-    assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout.startswith("usage: ")
-    assert cpulaunch(command, "--help").returncode == 0
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"cpulaunch: error: {command}: {missing}"
+    assert hint.startswith(f"cpulaunch: hint: `cpulaunch {command} ")
+    shown = cpulaunch(command, "--help")
+    assert (shown.returncode, shown.stdout.startswith("usage: ")) == (0, True)
 
 
 def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None:

@@ -38,6 +38,26 @@ def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path
     assert (again.returncode, "Unchanged" in again.stderr) == (0, True)
 
 
+def test_defaults_names_the_values_of_the_file_that_it_replaces(cpulaunch: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cpulaunch.yaml"
+    path.write_text("watch:\n  grace_period: 7\ntraining: {backend: ccl, precision: fp32, engine: auto}\n")
+    change = ("config", "--defaults", "--set", "training.backend=gloo", "--set", "training.precision=fp32")
+    for force in ([], ["--force"]):
+        done = cpulaunch(*change, *force)
+        assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+            "cpulaunch: warning: training.backend (cpulaunch.yaml:3): ccl is replaced by gloo",
+            "cpulaunch: warning: watch.grace_period (cpulaunch.yaml:2): 7 is replaced by the default, 10",
+        ]
+    assert "the old one is cpulaunch.yaml.bak" in done.stderr
+
+
+def test_defaults_says_that_a_broken_file_is_replaced(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("watch: {grace: 7}\n")
+    done = cpulaunch("config", "--defaults", "--force")
+    assert done.returncode == 0
+    assert "warning: cpulaunch.yaml:1: unknown key 'grace' in 'watch'" in done.stderr
+
+
 def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
     cpulaunch: Run, tmp_path: Path
 ) -> None:
@@ -166,6 +186,57 @@ def test_validate_warns_of_what_is_valid_but_unwise_here(
     assert code == 0
     assert "warning: " in message
     assert warning in message
+
+
+def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path: Path) -> None:
+    code, message = validated(
+        cpulaunch,
+        tmp_path,
+        "cpulaunch: 1\nlancher: local\nccl:\n  worker_cout: 2\n  transport: sctp\n  transport: ofi\n"
+        "watch: 3\nenv: {OMP_NUM_THREADS: two, KMP_AFFINITY: compact}\n",
+    )
+    assert code == 2
+    lines = message.splitlines()
+    errors = [line.removeprefix("cpulaunch: error: c.yaml:") for line in lines if "error: " in line]
+    assert [error.partition(";")[0].partition(": expected")[0] for error in errors] == [
+        "2: unknown key 'lancher'",
+        "4: unknown key 'worker_cout' in 'ccl'",
+        "5: 'sctp' does not fit ccl.transport",
+        "6: 'ccl.transport' stands here twice, first at c.yaml:5",
+        "7: 'watch' is a section",
+        "8 OMP_NUM_THREADS: 'two' does not fit cpu.threads",
+    ]
+    assert lines[-2] == "cpulaunch: without what is wrong there:"
+    assert "KMP_AFFINITY binds as well" in lines[-1]
+
+
+MANY = len(os.sched_getaffinity(0)) + 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        (
+            f"hosts: {{nproc: {MANY}}}\nmpi: {{path: nowhere}}\nlauncher: mpirun\n"
+            "watch: {heartbeat_timeout: 1}\nenv: {KMP_AFFINITY: compact}",
+            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY binds", "would count as lost"],
+        ),
+        ("hosts: {hostfile: nowhere, nproc_per_node: 5000, nnodes: 7}\ncpu: {cores: '9999'}",
+         ["hostfile nowhere", "9999"]),
+        (f"hosts: {{nproc: {MANY}, oversubscribe: true}}\nccl: {{interface: nowhere0}}", ["no interface nowhere0"]),
+    ],
+    ids=["each its own", "hosts that are not known", "one makes room for another"],
+)  # fmt: skip
+def test_validate_shows_all_that_would_not_run_here(
+    cpulaunch: Run, tmp_path: Path, text: str, warnings: list[str]
+) -> None:
+    (tmp_path / "a").write_text("localhost\n")
+    code, message = validated(cpulaunch, tmp_path, text + "\n")
+    assert code == 0
+    lines = [line for line in message.splitlines() if "warning: " in line]
+    for warning in warnings:
+        assert sum(warning in line for line in lines) == 1, message
+    assert len(lines) == len(warnings), message
 
 
 def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[...
     old = {"ccl.worker_count": 1}
     asker, draft, _ = finished(None, {RANKS: all_cores, WORKERS: "auto"}, old)
     assert draft.values["hosts.nproc_per_node"] == int(all_cores)
-    assert asker.question(WORKERS).default == "1"
+    asked = asker.question(WORKERS)
+    assert asked.default == "auto"
+    assert "1 can't be used: " in asked.why
 
 
 def test_workers_are_not_asked_for_without_ccl(finished: Callable[..., Any]) -> None:

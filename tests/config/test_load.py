@@ -258,7 +258,12 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "setting"), [("PRECISION", "TRAINING_PRECISION"), ("BACKEND", "TRAINING_BACKEND")]
+    ("told", "setting"),
+    [
+        ("PRECISION", "TRAINING_PRECISION"),
+        ("BACKEND", "TRAINING_BACKEND"),
+        ("RANK_CCL_TRANSPORT", "CCL_TRANSPORT"),
+    ],
 )
 def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str) -> None:
     config = load(environ={f"CPULAUNCH_{told}": "gloo"})
@@ -266,6 +271,10 @@ def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str
         f"$CPULAUNCH_{told} is ignored: cpulaunch sets it for the ranks; the setting is $CPULAUNCH_{setting}",
     )
     assert load(environ={f"CPULAUNCH_{told}": "gloo", "CPULAUNCH_JOB_ID": "1"}).warnings == ()
+
+
+def test_what_only_jobs_have_is_not_taken_for_a_setting() -> None:
+    assert load(environ={"CPULAUNCH_RANK": "0"}).warnings == ()
 
 
 class TestTable:

@@ -129,7 +129,6 @@ EFFECTS = {
     "cpu.openmp": Effect("intel", first_host_env("LD_PRELOAD"), "/t.so:/i.so"),
     "watch.heartbeat_timeout": Effect("7", placement("heartbeat_timeout"), 7),
     "watch.grace_period": Effect("3", placement("grace_period"), 3),
-    "output.verbose": Effect("true", shared_env("CCL_LOG_LEVEL"), "warn"),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip
@@ -148,7 +147,7 @@ TOLD = {
 }
 """Settings that the ranks are told, at other values than their defaults."""
 
-OF_A_RUN = {"hosts.master_port", "output.log_dir", "output.tee"}
+OF_A_RUN = {"hosts.master_port", "output.log_dir", "output.tee", "output.verbose"}
 """What only a running job shows: the test of a real one, below."""
 
 
@@ -218,6 +217,7 @@ def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> Non
         port = free.getsockname()[1]
     (directory / "tell.py").write_text(SCRIPT)
     settings = {**TOLD, "hosts.master_port": port, "output.log_dir": "elsewhere", "output.tee": "none"}
+    settings["output.verbose"] = True
     options = [
         word
         for key, value in settings.items()
@@ -225,6 +225,7 @@ def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> Non
     ]
     done = cpulaunch("run", "-n", "1", *options, "tell.py")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr + shlex.join(options)
+    assert "rank 0 on localhost: type=exit code=0" in done.stderr
     (log,) = directory.glob("elsewhere/*/rank-0.log")
     told = json.loads(log.read_text())
     assert {key: told[key.partition(".")[2]] for key in TOLD} == TOLD

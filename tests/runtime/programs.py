@@ -332,7 +332,7 @@ def accelerated(options: str) -> dict:
         optimizer.step()
         optimizer.zero_grad()
     return {
-        "backend": torch.distributed.get_backend(),
+        "backend": torch.distributed.is_initialized() and torch.distributed.get_backend(),
         "state": accelerator.state.backend,
         "size": accelerator.num_processes,
         "batches": len(loader),

@@ -59,6 +59,17 @@ def test_a_switch_leaves_scripts_as_they_are_written(job: Start) -> None:
     assert not done.ours()
 
 
+@pytest.mark.parametrize(("options", "size"), [("{}", 1), ('{"cpu": true}', 2)])
+def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
+    job: Start, options: str, size: int
+) -> None:
+    done = job(2, "accelerated", options, options=("--as-written",))
+    assert [result["size"] for result in done.results] == [size, size]
+    warnings = [line for line in done.ours() if "they train 2 separate models" in line]
+    assert len(warnings) == (size == 1)
+    assert len(done.ours()) == len(warnings)
+
+
 def test_other_backends_are_not_touched(job: Start) -> None:
     done = job(2, "grouped", "gloo", options=("--backend", "gloo"))
     assert [result["backend"] for result in done.results] == ["gloo", "gloo"]

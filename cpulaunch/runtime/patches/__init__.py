@@ -2,7 +2,8 @@
 
 torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``).  In ranks of a
 cpulaunch job, and unless ``training.as_written`` is set, it has libraries changed: torch at once, the others
-when a script has imported them.  Programs that don't import torch pay nothing for this.
+when a script has imported them.  With ``training.as_written``, it only has one line warn of ranks that
+accelerate doesn't connect.  Programs that don't import torch pay nothing for this.
 
 Patching another library takes a module here of its name, which holds ``CHANGES`` and ``TRIED``, the versions
 of the library that it was tried with, and a line in LIBRARIES.  A change is made with any version that has
@@ -39,12 +40,22 @@ def autoload() -> None:
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
-    if settings.as_written or settings.backend is None or not torch.distributed.is_available():
+    if settings.as_written:
+        after_import(LIBRARIES["accelerate"], _warn_of_separate_copies)
+        return
+    if settings.backend is None or not torch.distributed.is_available():
         return
     settings = replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
     patch("torch", settings, torch)
     for library, module in LIBRARIES.items():
         after_import(module, partial(patch, library, settings))
+
+
+def _warn_of_separate_copies(module: ModuleType) -> None:
+    # Imported here, as it imports torch, which may be importing this module.
+    from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
+
+    warn_of_separate_copies(module)
 
 
 def patch(library: str, settings: TrainingSettings, module: ModuleType) -> None:

@@ -1,0 +1,36 @@
+"""What the box shows of an exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.jobs import box
+
+from cpulaunch.supervise.failure_report import failure_report
+from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome
+
+FRAMES = ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>', "    step()"]
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback", "shown"),
+    [
+        ("ValueError: x", [*FRAMES, "ValueError: x"], ["ValueError: x", "at train.py:7", "", *FRAMES]),
+        (
+            "ValueError: x",
+            [*FRAMES, "ValueError: x", "y"],
+            ["ValueError: x", "at train.py:7", "", *FRAMES, "ValueError: x", "y"],
+        ),
+        ("KeyboardInterrupt", ["KeyboardInterrupt"], ["KeyboardInterrupt", "at train.py:7"]),
+    ],
+    ids=["one line", "a message of two lines stays whole", "no frames"],
+)
+def test_the_box_shows_an_error_once(
+    tmp_path: Path, error: str, traceback: list[str], shown: list[str]
+) -> None:
+    text = "".join(f"{line}\n" for line in traceback)
+    failure = Failure(0, "a", exit_code=1, error=error, file="train.py", line=7, traceback=text)
+    rank = RankOutcome(0, "a", 1, "0", "failed")
+    outcome = Outcome(1, "error", 1.0, failure, (rank,))
+    assert box(failure_report(outcome, tmp_path))[1] == shown
