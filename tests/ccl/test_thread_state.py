@@ -26,10 +26,10 @@ from datetime import timedelta
 
 dist.init_process_group("ccl", timeout=timedelta(seconds=60))
 store = dist.distributed_c10d._get_default_store()
-x = torch.ones(1000)
+x = torch.ones(2000)[::2]  # the sum comes to other memory, from which it is copied
 if dist.get_rank() == 0:
-    work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True)
-    x.requires_grad_()  # what is to be divided cannot be written to any more
+    work = dist.all_reduce(x, async_op=True)
+    x.requires_grad_()  # it cannot be written to any more
     store.set("started", "")
     for attempt in (work.get_future().wait, work.wait, dist.barrier):
         try:
@@ -39,7 +39,7 @@ if dist.get_rank() == 0:
     store.wait(["raised"], timedelta(seconds=30))  # this rank lives on
 else:
     store.wait(["started"], timedelta(seconds=30))
-    dist.all_reduce(x, dist.ReduceOp.AVG)
+    dist.all_reduce(x)
     try:
         dist.broadcast(x, 0)
     except dist.DistBackendError as error:
