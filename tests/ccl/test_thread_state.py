@@ -53,7 +53,7 @@ else:
 def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
     first, second = run_script(2, COMPLETION_FAILS)
     reason = (
-        "all_reduce (sequence number 0, Float[1000]) of group '0', rank 0 of 2 could not be completed: a leaf"
+        "all_reduce (sequence number 0, Float[1000]) of group '0', rank 0 of 2 could not be completed: a view"
     )
     assert first.returncode == 0, first.stderr
     future, waited, used = first.stdout.splitlines()
