@@ -203,7 +203,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
          ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 bytes")),
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
-         ("of type float32, sent between hosts as bfloat16", "this rank all_reduce (sum) of 1000 numbers of type float32")),
+         ("all_reduce (average) of 1000 numbers of type float32, sent between hosts as bfloat16", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
     ids=["size", "operation", "reduction", "wire", "root"],

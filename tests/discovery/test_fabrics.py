@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.discovery.fabrics import find_fabrics, why_unusable
-from cpulaunch.model.fabrics import Fabric
 
 LIBRARIES = [str(Path(sys.prefix, "lib"))]
 NOTHING = "libfabric: No data available"
@@ -44,9 +43,10 @@ def card(tmp_path: Path) -> Callable[..., str]:
     ],
 )
 def test_a_card_has_the_provider_of_its_driver(card, driver: str, interface: str, provider: str) -> None:
-    """The real libfabric then finds no such hardware here."""
-    cards = card("card0", driver, interface=interface)
-    assert find_fabrics(LIBRARIES, cards) == (Fabric("card0", provider, interface, NOTHING),)
+    """The real libfabric then finds no such hardware here; but psm3 takes any Ethernet interface that is up."""
+    (found,) = find_fabrics(LIBRARIES, card("card0", driver, interface=interface))
+    assert found[:3] == ("card0", provider, interface)
+    assert found.unusable == NOTHING or (provider == "psm3" and found.unusable == "")
 
 
 def test_a_card_without_a_link_and_a_host_without_cards(card) -> None:
