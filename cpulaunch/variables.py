@@ -91,7 +91,7 @@ TABLE = (
     Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "<torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
     Variable("CCL_ALLREDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
-    Variable("CCL_ATL_SHM", "plan", "<oneCCL>", "1 or 0", "shared memory within a host"),
+    Variable("CCL_ATL_SHM", "plan ccl", "<oneCCL>", "1 or 0", "shared memory within a host"),
     Variable("CCL_ATL_TRANSPORT", "<user> plan", "config ccl <oneCCL>", "ofi or mpi", "oneCCL's transport"),
     Variable("CCL_KVS_IFACE", "plan", "ccl <oneCCL>", "interface", "interface for oneCCL's bootstrap"),
     Variable("CCL_LOCAL_RANK", "ccl", "<oneCCL>", "integer", "rank among those of its host"),

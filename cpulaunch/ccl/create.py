@@ -75,7 +75,9 @@ def create(options: Any, backend_options: Any) -> Any:
 def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
     """What carries the collectives.
 
-    That is oneCCL alone, too, where a rank may not open the memory that another one of its host offers.
+    Where a rank may not open the memory that another one of its host offers, there is none between them: the
+    ranks are connected as if each had a host of its own, or oneCCL alone takes the place of oneCCL with
+    shared memory.
     """
     hosts = [peer.host for peer in peers]
     layout = module.Layout(
@@ -85,34 +87,59 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
     if transport in TRANSPORTS:
         return module.oneccl(layout)
     fabric = transport == COMBINED_TRANSPORT
-    listener, address, memory = None, ("", 0), -1
+    memory, slots = _shared_memory(module, meeting, peers[layout.first].pid, layout, fabric)
+    if fabric and memory:
+        return module.oneccl_between_hosts(layout, slots=slots)
+    if fabric:
+        # libfabric's shared memory reads other processes', too.  Where it may not, 300 KB hang now and then.
+        os.environ["CCL_ATL_SHM"] = "0"
+        return module.oneccl(layout)
+    if not memory:
+        layout = module.Layout(list(range(len(peers))), meeting.rank, [-1] * len(peers))
+    return _own_transport(module, meeting, layout, slots)
+
+
+def _shared_memory(
+    module: ModuleType, meeting: Meeting, first_pid: int, layout: Any, fabric: bool
+) -> tuple[bool, Any]:
+    """Whether all ranks have the memory that they need, and that of this host, which its first rank offers.
+
+    A rank that is alone on its host needs none.
+    """
+    if layout.hosts == meeting.size:
+        return True, None
+    memory, slots = -1, None
     with ExitStack() as stack:
-        if layout.hosts > 1 and not fabric:
-            ip = own_address(_state.variables)
-            listener = module.listen(ip)
-            stack.callback(os.close, listener[0])
-            address = (ip, listener[1])
         if layout.locals > 1 and meeting.rank == layout.first:
             memory = module.offer_memory(layout, fabric=fabric)
             if memory >= 0:
                 stack.callback(os.close, memory)
-        token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
-        offers = meeting.exchange("offer", (memory, address, token))
-        slots = None
+        offers = meeting.exchange("memory", memory)
         if layout.locals > 1:
-            pid, descriptor = peers[layout.first].pid, offers[layout.first][0]
-            slots = module.map_memory(layout, fabric=fabric, pid=pid, descriptor=descriptor)
-        if not all(meeting.exchange("joined", layout.locals == 1 or slots is not None)):
-            return module.oneccl(layout)
-        if fabric:
-            return module.oneccl_between_hosts(layout, slots=slots)
-        return module.own_transport(
-            layout,
-            slots=slots,
-            listener=listener and (os.dup(listener[0]), listener[1]),
-            addresses=[(ip, port) for _, (ip, port), _ in offers],
-            token=bytes.fromhex(offers[0][2]),
-        )
+            offered = offers[layout.first]
+            slots = module.map_memory(layout, fabric=fabric, pid=first_pid, descriptor=offered)
+        everywhere = all(meeting.exchange("mapped", layout.locals == 1 or slots is not None))
+    return everywhere, slots if everywhere else None
+
+
+def _own_transport(module: ModuleType, meeting: Meeting, layout: Any, slots: Any) -> Any:
+    if layout.hosts == 1:
+        return module.own_transport(layout, slots=slots, listener=None, addresses=[], token=b"")
+    ip = own_address(_state.variables)
+    listener = module.listen(ip)
+    token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
+    try:
+        offers = meeting.exchange("address", (ip, listener[1], token))
+    except BaseException:
+        os.close(listener[0])
+        raise
+    return module.own_transport(
+        layout,
+        slots=slots,
+        listener=listener,
+        addresses=[(ip, port) for ip, port, _ in offers],
+        token=bytes.fromhex(offers[0][2]),
+    )
 
 
 def _transport(hosts: int, local_ranks: int) -> str:

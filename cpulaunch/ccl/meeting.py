@@ -43,8 +43,8 @@ class Meeting:
     """One group's ranks, while it is made."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        self.rank = rank
-        self._store, self._size, self._timeout = store, size, timeout
+        self.rank, self.size = rank, size
+        self._store, self._timeout = store, timeout
         self._names: list[str] = []
 
     def exchange(self, name: str, mine: Any) -> list[Any]:
@@ -53,7 +53,7 @@ class Meeting:
         Raises torch's DistBackendError where some don't come in time.
         """
         self._names.append(name)
-        keys = [f"{name}/{rank}" for rank in range(self._size)]
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(mine))
         try:
             if self.rank == 0:
@@ -70,7 +70,7 @@ class Meeting:
 
     def end(self) -> None:
         """Leave nothing in the store: the last one deletes what all have read."""
-        if self._store.add("read", 1) == self._size:
+        if self._store.add("read", 1) == self.size:
             self._delete([*self._names, "read"])
 
     def _delete(self, keys: list[str]) -> None:
@@ -82,7 +82,7 @@ class Meeting:
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         seconds = self._timeout.total_seconds()
         return distributed.DistBackendError(
-            f"ccl: {len(missing)} of {self._size} ranks did not come within {seconds:g} s: "
+            f"ccl: {len(missing)} of {self.size} ranks did not come within {seconds:g} s: "
             f"{', '.join(missing[:_NAMED])}"
         )
 

@@ -18,6 +18,8 @@ and its wire: the bytes that the busiest host has sent, in sizes of the tensor. 
 "gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a core, or with
 ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that of all ranks'
 parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
+With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
+host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling).
 
 A layout is hosts x ranks on each, or as 3+1.
 """
@@ -31,9 +33,10 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,8 +54,23 @@ LAYOUTS = {"training": ("2x2",), "collectives": ("2x1", "2x2", "4x2", "2x4")}
 RATES = ("1gbit", "10gbit")  # of each host's link
 SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-CONTENDERS = {"gloo": ("gloo", True), "gloo, free": ("gloo", False), "ccl": ("ccl", True)}
-"""The backend of each, and whether its ranks are pinned."""
+
+
+class Contender(NamedTuple):
+    """Who is measured."""
+
+    backend: str
+    pinned: bool = True
+    variables: Mapping[str, str] = MappingProxyType({})
+
+
+OFI = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+ALONE = OFI | {"CCL_ALLREDUCE": "recursive_doubling:0-65535;ring:65536-max"}
+CONTENDERS = {
+    "sockets": {"gloo": Contender("gloo"), "gloo, free": Contender("gloo", False), "ccl": Contender("ccl")},
+    "oneccl": {"oneCCL": Contender("ccl", variables=ALONE), "shm + oneCCL": Contender("ccl", variables=OFI)},
+}
+"""By what ccl uses between hosts; the last one of each is compared with the best of the others."""
 
 PINS = {"local": "the rank on the host", "rank": "the rank"}
 RANK = Path(__file__).with_name("collectives_rank.py")
@@ -91,6 +109,7 @@ class Case(NamedTuple):
     layout: str
     contender: str
     pin: str  # how its ranks are pinned, where they are
+    over: str  # what ccl uses between hosts
 
 
 class Sample(NamedTuple):
@@ -100,6 +119,7 @@ class Sample(NamedTuple):
     layout: str
     contender: str
     pin: str
+    over: str
     size: int  # bytes
     round: int
     ms: float  # of the slowest rank's median repetition
@@ -137,6 +157,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS[:1])
     parser.add_argument("--pin", choices=PINS, default="local")
+    parser.add_argument("--over", choices=CONTENDERS, default="sockets")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 
@@ -240,7 +261,7 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
     failed = 0
     for number in range(options.rounds):
         for operation, layout, contender in cases(options):
-            case = Case(operation, layout, contender, options.pin)
+            case = Case(operation, layout, contender, options.pin, options.over)
             try:
                 samples += measure(cluster, case, options.sizes, number)
             except RuntimeError as error:  # the others, and what was measured, are of use all the same
@@ -256,7 +277,8 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """Operation, layout and contender; send_recv to the last rank, and to rank 1 where that is another."""
-    contenders = [name for name, (backend, _) in CONTENDERS.items() if backend in backends()]
+    of = CONTENDERS[options.over]
+    contenders = [name for name, contender in of.items() if contender.backend in backends()]
     for operation in options.operations:
         for end in (":last", ":1") if operation == "send_recv" else ("",):
             for layout in options.layouts or LAYOUTS["collectives"]:
@@ -266,10 +288,10 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
 
 def measure(cluster: Cluster, case: Case, sizes: Iterable[int], number: int) -> list[Sample]:
     """Run the ranks of one contender, for all sizes."""
-    backend, pinned = CONTENDERS[case.contender]
+    backend, pinned, variables = CONTENDERS[case.over][case.contender]
     argv = [sys.executable, str(RANK), backend, case.pin if pinned else "free", case.operation]
     argv += map(str, sizes)
-    with started_ranks(cluster, hosts_of(case.layout), argv, TIMEOUT) as processes:
+    with started_ranks(cluster, hosts_of(case.layout), argv, TIMEOUT, **variables) as processes:
         found = answers(processes)
     samples = []
     for size in sizes:
@@ -283,20 +305,22 @@ def measure(cluster: Cluster, case: Case, sizes: Iterable[int], number: int) -> 
 
 def table(samples: list[Sample]) -> str:
     """The samples of one operation: medians of the rounds, and ratios of each round's."""
-    operation, pin = samples[0].operation, samples[0].pin
+    operation, pin, over = samples[0].operation, samples[0].pin, samples[0].over
+    *others, ours = CONTENDERS[over]
     lines = [
         f"\n{operation}, float32, ms, pinned by {PINS[pin]}; ratios min/median/max of the rounds\n",
-        "| layout | bytes | gloo | gloo, free | ccl | better gloo ÷ ccl | wire: gloo | ccl | least |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| layout | bytes | {' | '.join(CONTENDERS[over])} | best other ÷ {ours} "
+        f"| wire: {others[0]} | {ours} | least |",
+        f"|---|---{'|---' * len(CONTENDERS[over])}|---|---|---|---|",
     ]
     for layout, size in dict.fromkeys((sample.layout, sample.size) for sample in samples):
         here = [sample for sample in samples if (sample.layout, sample.size) == (layout, size)]
-        of = {name: {each.round: each for each in here if each.contender == name} for name in CONTENDERS}
+        of = {name: {each.round: each for each in here if each.contender == name} for name in (*others, ours)}
         ms = {name: {number: each.ms for number, each in by.items()} for name, by in of.items()}
         # A round in which one failed has no ratio.
         complete = set.intersection(*map(set, of.values()))
-        ratios = [min(ms["gloo"][r], ms["gloo, free"][r]) / ms["ccl"][r] for r in sorted(complete)]
-        wires = ([each.wire for each in of[name].values()] for name in ("gloo", "ccl"))
+        ratios = [min(ms[name][r] for name in others) / ms[ours][r] for r in sorted(complete)]
+        wires = ([each.wire for each in of[name].values()] for name in (others[0], ours))
         cells = [
             layout, f"{size:,}", *(median(by.values()) for by in ms.values()),
             spread(ratios) if ratios else "–", *map(median, wires),

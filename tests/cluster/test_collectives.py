@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from ccl import programs_names as names
@@ -25,10 +25,14 @@ LAYOUTS = {
     "1+2+1, in turn": ["node0", "node1", "node2", "node1"],
 }
 LIFE = 300.0  # seconds
+# Rank 1 may not look into a process that has more privileges than itself (ptrace(2), "access mode checking").
+UNPRIVILEGED = ["sh", "-c", '[ $RANK = 1 ] && exec setpriv --bounding-set=-all -- "$@"; exec "$@"', "sh"]
 
 
-def ranks_on(cluster: Cluster, hosts: list[str], **variables: object) -> Iterator[Ranks]:
-    with started_ranks(cluster, hosts, WORKER, LIFE, subprocess.PIPE, **variables) as processes:
+def ranks_on(
+    cluster: Cluster, hosts: list[str], argv: Sequence[str] = WORKER, **variables: object
+) -> Iterator[Ranks]:
+    with started_ranks(cluster, hosts, argv, LIFE, subprocess.PIPE, **variables) as processes:
         ranks = Ranks.of(processes)
         yield ranks
         assert ranks.close() == [0] * len(hosts)
@@ -94,6 +98,16 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
         ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("layout", "transport"), [("1x2", "auto"), ("2x2", "auto"), ("2x2", "ofi")])
+def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
+    the_cluster: Cluster, layout: str, transport: str
+) -> None:
+    variables = {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": transport}
+    for ranks in ranks_on(the_cluster, hosts_of(layout), [*UNPRIVILEGED, *WORKER], **variables):
+        assert ranks.call("shares_memory") == [[False, False]] * ranks.size
+        assert ranks.call("mix", 17, 100, transport == "ofi", limit=180) == [100] * ranks.size
 
 
 @pytest.fixture(scope="module", params=["2x2", "3+1", "4x2"])

@@ -1,8 +1,12 @@
 #include "group.hpp"
 
+#include <cstring>
 #include <future>
 
 #include <torch/version.h>
+
+#include "buffers.hpp"
+#include "shared_blocks.hpp"
 
 namespace cpulaunch {
 
@@ -93,6 +97,20 @@ void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
 }
 
 bool ProcessGroupCCL::shares_memory() const { return transport_ && transport_->shares_memory(); }
+
+bool ProcessGroupCCL::share_memory(const at::Tensor& tensor) {
+  check_tensor({"share_memory"}, tensor);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto* from = static_cast<const char*>(storage->data());
+  const size_t bytes = storage->nbytes();
+  if (SharedBlocks::find(from, bytes)) return true;
+  char* memory = SharedBlocks::allocate(bytes);
+  if (!memory) return false;
+  std::memcpy(memory, from, bytes);
+  const auto free = [](void* data) { SharedBlocks::free(static_cast<char*>(data)); };
+  storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
+  return true;
+}
 
 void ProcessGroupCCL::abort() {
   state_->fail("the group was aborted");

@@ -40,6 +40,9 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Whether ranks reduce a tensor without copying it where it lies in shared memory (shared_blocks.hpp).
   bool shares_memory() const;
+  // Moves a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may map.  False
+  // where there is none to be had; nothing is moved then.
+  static bool share_memory(const at::Tensor& tensor);
 
   using Work = c10d::Work;
   using Tensors = std::vector<at::Tensor>;

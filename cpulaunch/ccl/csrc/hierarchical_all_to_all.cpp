@@ -50,7 +50,10 @@ class Counts final : public Operation {
       }
       addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
       sent[local].bytes = 0;  // a rank's own needs no slot
-      for (const auto& each : sent) most = std::max(most, each.bytes);
+      for (const auto& each : sent) {
+        most = std::max(most, each.bytes);
+        slots_ = slots_ || (each.bytes > 0 && !(direct && is_read(each.bytes)));
+      }
     }
     direct_ = direct;
     most_ = most;
@@ -60,6 +63,8 @@ class Counts final : public Operation {
   std::optional<uint64_t> most() const { return most_; }
   // Whether the receiver of so many bytes reads them from the sender's memory.
   bool goes_directly(size_t bytes) const { return direct_ && is_read(bytes); }
+  // Whether something goes from one local rank to another through slots; known when most() is.
+  bool needs_slots() const { return slots_; }
   // Where what comes from a local rank is in that rank's memory; 0: it comes through slots.
   uint64_t address(int local) const { return addresses_[local]; }
 
@@ -71,7 +76,7 @@ class Counts final : public Operation {
   const std::vector<Sent> sent_;
   const std::vector<size_t> received_;  // for each local rank
   std::vector<uint64_t> addresses_;
-  bool direct_ = false;
+  bool direct_ = false, slots_ = false;
   std::optional<uint64_t> most_;
 };
 
@@ -86,15 +91,14 @@ class AllToAll final : public Operation {
         sent_(std::move(sent)),
         received_(std::move(received)),
         counts_(std::move(counts)),
-        stretch_(cost / std::max(layout_.locals - 1, 1) / kGranule * kGranule),
         copy_(total(received_)) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
-  uint64_t pieces() const override { return (*counts_->most() + stretch_ - 1) / stretch_; }
+  uint64_t pieces() const override { return (*counts_->most() + stretch() - 1) / stretch(); }
 
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
-    copy_own(pieces() * stretch_, received_[layout_.rank].bytes);  // what no piece covers
+    copy_own(pieces() * stretch(), received_[layout_.rank].bytes);  // what no piece covers
     for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
@@ -110,21 +114,21 @@ class AllToAll final : public Operation {
       const auto& part = sent_[layout_.ranks_of[layout_.host][local]];
       const auto range = range_of(part, piece);
       if (counts_->goes_directly(part.bytes) || range.size() == 0) continue;
-      char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch_;
+      char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch();
       std::memcpy(slot, part.data + range.begin, range.size());
     }
   }
 
   void take(uint64_t piece) override {
-    for (int local = 0; local < layout_.locals; ++local) {
-      if (local == layout_.local) continue;
+    for (int step = 1; step < layout_.locals; ++step) {  // each rank begins with another one
+      const int local = (layout_.local + step) % layout_.locals;
       const auto& part = received_[layout_.ranks_of[layout_.host][local]];
       const auto range = range_of(part, piece);
       if (range.size() == 0) continue;
       if (const auto address = counts_->address(local)) {
         hierarchy_.read(local, part.data + range.begin, address + range.begin, range.size());
       } else {
-        const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch_;
+        const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch();
         copy_.run(part.data + range.begin, slot, range.size());
       }
     }
@@ -134,7 +138,7 @@ class AllToAll final : public Operation {
   bool collects(uint64_t piece) const override { return piece + 1 == pieces(); }
 
   // The others don't wait for what this rank has for itself.
-  void collect(uint64_t piece) override { copy_own(piece * stretch_, (piece + 1) * stretch_); }
+  void collect(uint64_t piece) override { copy_own(piece * stretch(), (piece + 1) * stretch()); }
 
   bool is_drained() const override { return pending_ == 0; }
 
@@ -154,15 +158,20 @@ class AllToAll final : public Operation {
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
+  // So many bytes of each part are in a piece.  Where nothing goes through slots there is one piece: each one more
+  // has the ranks wait for each other once more.
+  size_t stretch() const {
+    return counts_->needs_slots() ? cost / (layout_.locals - 1) / kGranule * kGranule : kMostDirect;
+  }
+
   Range range_of(const Part& part, uint64_t piece) const {
-    return {std::min(piece * stretch_, part.bytes), std::min((piece + 1) * stretch_, part.bytes)};
+    return {std::min(piece * stretch(), part.bytes), std::min((piece + 1) * stretch(), part.bytes)};
   }
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
   const std::vector<Part> sent_, received_;
   const std::shared_ptr<Counts> counts_;
-  const size_t stretch_;
   const Copy copy_;
   int pending_ = 0;
 };

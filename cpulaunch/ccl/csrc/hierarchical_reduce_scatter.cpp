@@ -22,7 +22,7 @@ class ReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(type, reduction)),
-        stretch_(cost / layout_.lanes / kGranule * kGranule) {}
+        stretch_(cost / std::max(layout_.lanes - 1, 1) / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -37,8 +37,8 @@ class ReduceScatter final : public Operation {
   void put(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
-      for_each(piece, local, [&](int rank, Range range, size_t at) {
-        std::memcpy(hierarchy_.slot(layout_.local, piece) + at, inputs_[rank] + range.begin, range.size());
+      for_each(piece, local, [&](int rank, Range range) {
+        std::memcpy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
       });
     }
   }
@@ -47,11 +47,11 @@ class ReduceScatter final : public Operation {
     auto& state = states_[hierarchy_.index(piece)];
     const bool ours = host_of(piece) == layout_.host;
     char* staging = state.staging;
-    for_each(piece, layout_.local, [&](int rank, Range range, size_t at) {
+    for_each(piece, layout_.local, [&](int rank, Range range) {
       const char* reduced = inputs_[rank] + range.begin;
       if (layout_.locals > 1) {
         char* to = ours ? output_ + range.begin : staging;
-        reduce_locally(piece, to, reduced, range, at);
+        reduce_locally(piece, to, reduced, rank, range.size());
         reduced = to;
       } else if (ours) {
         std::memmove(output_ + range.begin, reduced, range.size());
@@ -128,25 +128,35 @@ class ReduceScatter final : public Operation {
     }
   }
 
-  // Calls `act` for what a local rank reduces of a piece: for which rank, what of that rank's, and where it is in
-  // slots.
+  // The local rank that reduces what a rank gets.
+  int reducer_for(int rank) const { return layout_.local_with(layout_.local_numbers[rank], layout_.host); }
+
+  // Calls `act` for what a local rank reduces of a piece: for which rank, and what of that rank's.
   template <class Act>
   void for_each(uint64_t piece, int local, const Act& act) const {
-    size_t at = 0;
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       const auto range = range_of(piece, rank);
-      const bool mine = layout_.local_with(layout_.local_numbers[rank], layout_.host) == local;
-      if (mine && range.size()) act(rank, range, at);
-      at += stretch_;
+      if (reducer_for(rank) == local && range.size()) act(rank, range);
     }
   }
 
-  void reduce_locally(uint64_t piece, char* to, const char* own, Range range, size_t at) {
+  // Where what a local rank has for a rank lies in its slot.  What it reduces itself isn't there: at least one rank's,
+  // unless the host of that rank has fewer ranks than there are lanes.
+  char* in_slot(int local, uint64_t piece, int rank) const {
+    size_t before = 0;
+    for (const int other : layout_.ranks_of[host_of(piece)]) {
+      if (other == rank) break;
+      if (reducer_for(other) != local) ++before;
+    }
+    return hierarchy_.slot(local, piece) + before * stretch_;
+  }
+
+  void reduce_locally(uint64_t piece, char* to, const char* own, int rank, size_t bytes) {
     std::vector<const char*> from;
     for (int local = 0; local < layout_.locals; ++local) {
-      from.push_back(local == layout_.local ? own : hierarchy_.slot(local, piece) + at);
+      from.push_back(local == layout_.local ? own : in_slot(local, piece, rank));
     }
-    reduce_(to, from.data(), from.size(), range.size());
+    reduce_(to, from.data(), from.size(), bytes);
   }
 
   void reduce_hosts(const char* coming, uint64_t piece) {

@@ -4,9 +4,6 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstring>
-
-#include "buffers.hpp"
 #include "group.hpp"
 #include "transport_fabric.hpp"
 
@@ -19,20 +16,6 @@ struct Carrier {
   bool has_messages;
 };
 using CarrierPtr = std::shared_ptr<Carrier>;
-
-bool share_memory(const at::Tensor& tensor) {
-  check_tensor({"share_memory"}, tensor);
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto* from = static_cast<const char*>(storage->data());
-  const size_t bytes = storage->nbytes();
-  if (SharedBlocks::find(from, bytes)) return true;
-  char* memory = SharedBlocks::allocate(bytes);
-  if (!memory) return false;
-  std::memcpy(memory, from, bytes);
-  const auto free = [](void* data) { SharedBlocks::free(static_cast<char*>(data)); };
-  storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
-  return true;
-}
 
 // torch keeps its objects in this holder; the group is registered as a subclass of its Backend.
 template <class T>
@@ -72,7 +55,7 @@ PYBIND11_MODULE(_group, module) {
            "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
       .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
                              "Whether tensors that `share_memory` has moved are reduced where they are.")
-      .def_static("share_memory", &share_memory, py::arg("tensor"),
+      .def_static("share_memory", &ProcessGroupCCL::share_memory, py::arg("tensor"),
                   "Move a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may\n"
                   "map.  False where there is none to be had; nothing is moved then.")
       .def_property_readonly("compressing_hosts", &ProcessGroupCCL::compressing_hosts,
