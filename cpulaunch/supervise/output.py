@@ -27,6 +27,9 @@ MANY = 3
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""
 
+OPEN_LOGS = 64
+"""Files that stay open at most, so that a thousand ranks don't take a thousand descriptors."""
+
 BAR_PERIOD = 1.0
 """Seconds between two looks at a line that is drawn over and over, as progress bars are."""
 
@@ -73,7 +76,8 @@ class Output:
     ) -> None:
         self.screen = screen
         self._directory, self._shown, self._warn = directory, shown, warn
-        self._logs: dict[str, BinaryIO | None] = {}
+        self._logs: dict[str, BinaryIO] = {}  # those written last, the longest ago first
+        self._unwritable: set[str] = set()
         self._rest: dict[tuple[int, int], bytes] = {}
         self._bars: dict[tuple[int, int], float] = {}
         self._warned = False
@@ -109,6 +113,7 @@ class Output:
             if rest := self._rest.pop((rank, stream), b""):
                 self._show(rank, stream, [rest])
             self._hidden.discard((rank, stream))
+        self._unwritable.discard(f"rank-{rank}.log")
         if log := self._logs.pop(f"rank-{rank}.log", None):
             log.close()
 
@@ -117,19 +122,26 @@ class Output:
 
         ``private``: nobody else may read it.
         """
+        if name in self._unwritable:
+            return
         try:
-            if name not in self._logs:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._logs[name] = os.fdopen(
-                    os.open(self._directory / name, flags, 0o600 if private else 0o666), "ab", 0
-                )
-            if log := self._logs[name]:
-                log.write(data)
+            self._log(name, 0o600 if private else 0o666).write(data)
         except OSError as e:
             if not self._warned:
                 self._warned = True
                 self._warn(f"{self._directory} can't be written: {e.strerror}; the job goes on without logs")
-            self._logs[name] = None
+            self._unwritable.add(name)
+
+    def _log(self, name: str, mode: int) -> BinaryIO:
+        """The open file ``name``, made with ``mode``; the one written longest ago is closed for it."""
+        log = self._logs.pop(name, None)
+        if log is None:
+            if len(self._logs) >= OPEN_LOGS:
+                self._logs.pop(next(iter(self._logs))).close()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            log = os.fdopen(os.open(self._directory / name, flags, mode), "ab", 0)
+        self._logs[name] = log
+        return log
 
     def flush(self) -> None:
         """Show the lines that wait for their like."""
