@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
 
 
+JOB_ID_BYTES = 8
+"""Random ones in a job's id: two jobs of one second must share neither a directory nor a sweep."""
+
+
 class Attempt(NamedTuple):
     """One start of a plan.
 
@@ -51,7 +55,7 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
 
     ``free_port`` is free on the first host; without one, a port that is free here has to do.
     """
-    identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
     return Attempt(plan, commands, identity, _new_token(), _master_port(plan, free_port))
 
 

@@ -158,7 +158,7 @@ class AttemptLoop:
         pipe = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), source)
         while data := await pipe.read(1 << 16):
-            self.output.keep("launcher.log", data)
+            self.output.keep("launcher.log", data, private=True)  # environments, perhaps
             self._happens(events.ProcessSaid(data))
             if not self.job.ending:
                 shown = (line for line in data.splitlines(True) if not line.startswith(self._noise))

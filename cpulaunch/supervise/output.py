@@ -138,7 +138,7 @@ class Output:
         if log is None:
             if len(self._logs) >= OPEN_LOGS:
                 self._logs.pop(next(iter(self._logs))).close()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             log = os.fdopen(os.open(self._directory / name, flags, mode), "ab", 0)
         self._logs[name] = log
         return log

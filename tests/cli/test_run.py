@@ -455,6 +455,19 @@ def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: 
     assert said in log.read_text()
 
 
+def test_files_that_may_hold_secrets_are_private(cpulaunch: Run, show) -> None:
+    """What mpiexec prints when it is asked for details has the environment in it."""
+    options = hydra_after(show.parent, "echo SECRET=1; exec")
+    assert cpulaunch("run", "-n", "2", *options, "show.py").returncode == 0
+    (directory,) = show.parent.glob("runs/*")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        "plan.json",
+        "command.sh",
+        "launcher.log",
+    }
+
+
 def test_where_the_script_decides_the_headline_says_so(cpulaunch: Run, show: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--as-written", "show.py")
     assert re.search(r"1 rank on this machine, \d+ threads? · as written · started directly", done.stderr)
