@@ -17,7 +17,7 @@ _OF_THE_AGENT = (
     variables.TOKEN,
     variables.CONTROL,
     variables.LAUNCHER_PID,
-    variables.PLACEMENT,
+    *variables.PLACEMENT,
     *variables.LOCAL_IDENTITY,
 )
 """Variables that the program doesn't get."""

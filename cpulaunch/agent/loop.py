@@ -36,7 +36,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
-        placement = Placement.from_text(os.environ.get(variables.PLACEMENT, ""))
+        placement = Placement.from_variables(os.environ)
         identity = identify(placement.launcher, placement.identity, os.environ)
     except CpulaunchError as e:
         print(f"cpulaunch: this process can't know its rank: {e}; {e.hint}", file=sys.stderr, flush=True)

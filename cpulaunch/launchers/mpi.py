@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cpulaunch import variables
 from cpulaunch.errors import PlanError
-from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher, StartFailure
 from cpulaunch.launchers.command import Command
 from cpulaunch.launchers.reach import Reach, Ssh
@@ -93,7 +93,7 @@ class Mpiexec(Launcher):
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """The one mpiexec command of a plan."""
         self._check_addresses(plan)
-        placement = placement_variable(plan, self)
+        placement = placement_variables(plan, self)
         files = {}
         argv = [plan.mpiexec or self.executables[0], *self.always]
         if self.always_hostfile or not plan.here_alone:

@@ -60,7 +60,7 @@ def agent(
     identity = dict(zip(placed.identity, ("0", "1", "0", "1"), strict=True))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(script)],
-        env=clean_environment(**{**identity, variables.PLACEMENT: placed.to_text(), **(env or {})}),
+        env=clean_environment(**{**identity, **placed.to_variables(), **(env or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
