@@ -212,11 +212,13 @@ class AttemptLoop:
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
         tasks = [self._ending] if self._ending else []
         try:
-            await asyncio.gather(
+            *_, unswept = await asyncio.gather(
                 *tasks,
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
                 sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
             )
+            if unswept:
+                self.console.tell(unswept)
         finally:
             if untidy:
                 sweep(self.attempt.job_id)
