@@ -129,7 +129,7 @@ class Link:
         asleep, self._looked_at = now - self._looked_at, now
         if asleep > 2:
             self._deadline += asleep
-        if self.closed:
+        if self.closed or (self._socket is None and self.state is LinkState.UP):
             return
         if self.state is LinkState.CONNECTING and not self._greeted and now > self._deadline:
             self._give_up(self.why or f"no answer within {self._patience:.0f} s")

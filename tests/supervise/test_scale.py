@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options
+from support.command import REPOSITORY, TIMEOUT, Run, bounded, clean_environment, mpi_options
 from support.jobs import box, outcome
+
+MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 LONG = 240.0
 """Seconds for a thousand agents on two busy cores."""
@@ -26,6 +30,24 @@ def limited(files: str, *arguments: str, directory: Path) -> subprocess.Complete
         text=True,
         timeout=TIMEOUT,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MOST_FILES < 8192 + 128, reason=f"only {MOST_FILES} files may be open at once")
+def test_eight_thousand_agents_cost_little_and_the_one_that_fails_is_named(tmp_path: Path) -> None:
+    """The program looks at what was named and logged; here, at what that has cost."""
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "bench" / "scale.py", "--ranks", "8192", "--seconds", "1"],
+        cwd=tmp_path,
+        env=clean_environment(PYTHONPATH=str(REPOSITORY)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, done.stderr
+    titles, values = (re.split(r" {2,}", line.strip()) for line in done.stdout.splitlines())
+    assert float(dict(zip(titles, values, strict=True))["memory, MB"]) < 300
 
 
 @pytest.mark.slow
