@@ -100,7 +100,8 @@ class AttemptLoop:
         ]
         starting = asyncio.create_task(self._start_others())
         try:
-            await self.room()  # from now on, it can say when it is full
+            if not self.full:  # which it can only say once somebody has asked for room
+                await self.room()
             await self._watch()
         finally:
             try:

@@ -1,12 +1,13 @@
 """What many ranks cost their launcher: agents that are played, by real connections and messages.
 
-    python scripts/bench/scale.py [--ranks 64 1024 8192] [--seconds 20]
+    python scripts/bench/scale.py [--ranks 64 1024 8192] [--seconds 20] [--local 256 1024]
 
 Printed for each number of ranks, of the launcher alone: seconds from its start until all agents are welcome,
 and until all have printed ten lines; its share of a core while nothing but beats arrives, for ``--seconds``;
 its largest memory; seconds from a rank's exception until the box that names it, and until the launcher's end.
 The agents are in four processes of the same machine (`scale_agents.py`), which the launcher takes for an
-mpiexec on hosts of eight ranks.
+mpiexec on hosts of eight ranks.  Then, for real agents of this machine that run ``true``: seconds from start
+to end, and the launcher's largest memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NamedTuple
 from watching import spent
 
 AGENTS = Path(__file__).with_name("scale_agents.py")
+RUN = (sys.executable, "-m", "cpulaunch", "run")
 PROCESSES = 4
 RANKS_PER_HOST = 8
 LONGEST = 300.0
@@ -49,6 +51,7 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 1024, 8192])
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--local", type=int, nargs="*", default=[256, 1024])
     options = parser.parse_args()
     print("ranks  all up, s  all printed, s  idle, % of a core  memory, MB  failure named, s  ended, s")
     for ranks in options.ranks:
@@ -59,7 +62,26 @@ def main() -> int:
             f"{cost.memory:10.0f}  {cost.named:16.2f}  {cost.ended:8.2f}",
             flush=True,
         )
+    print("local ranks  start to end, s  memory, MB")
+    for ranks in options.local:
+        with tempfile.TemporaryDirectory() as directory:
+            seconds, memory = measure_local(Path(directory), ranks)
+        print(f"{ranks:11}  {seconds:15.1f}  {memory:10.0f}", flush=True)
     return 0
+
+
+def measure_local(directory: Path, ranks: int) -> tuple[float, float]:
+    """Seconds, and MB of the launcher's memory, of a job of real agents that have nothing to run."""
+    options = ("-n", str(ranks), "--oversubscribe", "--no-python", "true")
+    started = time.monotonic()
+    with subprocess.Popen(
+        [*RUN, *options], cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as launcher:
+        _, status, usage = os.wait4(launcher.pid, 0)
+        launcher.returncode = os.waitstatus_to_exitcode(status)
+    if launcher.returncode != 0:
+        raise SystemExit(f"{ranks} local ranks end with {launcher.returncode}")
+    return time.monotonic() - started, usage.ru_maxrss / 1024
 
 
 def measure(directory: Path, ranks: int, seconds: float) -> Cost:
@@ -70,7 +92,7 @@ def measure(directory: Path, ranks: int, seconds: float) -> Cost:
     hosts = [f"127.1.{number // 250}.{number % 250 + 1}" for number in range(ranks // RANKS_PER_HOST)]
     (directory / "hosts").write_text("".join(f"{host}\n" for host in hosts))
     command = [
-        *(sys.executable, "-m", "cpulaunch", "run", "--mpi", "mpich", "--mpi-path", str(directory)),
+        *(*RUN, "--mpi", "mpich", "--mpi-path", str(directory)),
         *("--skip-preflight", "-f", "hosts", "-ppn", str(RANKS_PER_HOST), "--oversubscribe"),
         *("--tee", "none", "--no-python", "true"),
     ]
