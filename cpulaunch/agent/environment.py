@@ -18,6 +18,7 @@ _OF_THE_AGENT = (
     variables.CONTROL,
     variables.LAUNCHER_PID,
     *variables.PLACEMENT,
+    variables.OPEN_FILES,
     *variables.LOCAL_IDENTITY,
 )
 """Variables that the program doesn't get."""

@@ -28,16 +28,25 @@ class Command:
     watched_env: Mapping[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        env = {**self.env, **self.watched_env}
-        return {"host": self.host, "argv": list(self.argv), "env": env, "files": dict(self.files)}
+
+def to_json(commands: Sequence[Command]) -> dict[str, Any]:
+    """``commands``, and ``shared_env``, what their environments have in common where there are several.
+
+    A thousand local ranks would have a thousand times the whole placement otherwise.
+    """
+    shared = _shared_env(commands) if len(commands) > 1 else {}
+    listed = []
+    for c in commands:
+        env = {name: value for name, value in {**c.env, **c.watched_env}.items() if shared.get(name) != value}
+        listed.append({"host": c.host, "argv": list(c.argv), "env": env, "files": dict(c.files)})
+    return {"shared_env": shared, "commands": listed}
 
 
 def shell(commands: Sequence[Command], master_port: int | None) -> str:
     """Lines to paste into a terminal: the same job, unwatched, on a fixed port."""
     port = PORT_UNWATCHED if master_port is None else master_port
     lines = ["(", "set -e", f"export MASTER_PORT={port}"]
-    shared = dict(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands)))
+    shared = _shared_env(commands)
     files = {name: text for command in commands for name, text in command.files.items()}
     if files:
         lines += ["directory=$(mktemp -d)", "trap 'rm -r \"$directory\"' EXIT", 'cd "$directory"']
@@ -59,3 +68,7 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
         lines.append("code=0; for job in $jobs; do wait $job || code=$?; done; exit $code")
     lines.append(")")
     return "\n".join(lines) + "\n"
+
+
+def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
+    return dict(sorted(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands))))

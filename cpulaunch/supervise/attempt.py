@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpulaunch import variables
+from cpulaunch import launchers, variables
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
-from cpulaunch.supervise.start import listen, start
+from cpulaunch.supervise.start import Starter, allow_files, listen
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
@@ -69,24 +68,26 @@ def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
 
 
 class RunningAttempt(NamedTuple):
-    """An attempt whose processes run, and which listens for its agents."""
+    """An attempt whose first processes run, and which listens for its agents."""
 
     attempt: Attempt
     listener: socket.socket
-    processes: Sequence[subprocess.Popen[bytes]]
+    starter: Starter
 
 
 def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
-    """Start the commands of an attempt in the job's directory.  Raises HostError."""
-    listener, address = listen(attempt.plan)
+    """Start the first commands of an attempt in the job's directory.  Raises HostError."""
+    plan = attempt.plan
+    allow_files(plan.world_size)
+    listener, address = listen(plan)
     try:
-        processes = start(
-            attempt.commands, attempt.variables(address), console.directory, attempt.plan.world_size
-        )
+        agents = launchers.load(plan.launcher).agents_are_children
+        starter = Starter(attempt.commands, attempt.variables(address), console.directory, agents=agents)
+        starter.start_first()
     except BaseException:
         listener.close()
         raise
-    return RunningAttempt(attempt, listener, processes)
+    return RunningAttempt(attempt, listener, starter)
 
 
 def _new_token() -> str:
