@@ -18,7 +18,7 @@ class Command:
     ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment, and
     ``watched_env`` where a launcher reads along.  ``files`` (name → text) are written into the job's
     directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
-    launcher dies, 0 for none.
+    launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.
     """
 
     argv: tuple[str, ...]
@@ -27,6 +27,7 @@ class Command:
     host: str | None = None
     watched_env: Mapping[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
+    orphaned_for: float = 0
 
 
 def to_json(commands: Sequence[Command]) -> dict[str, Any]:

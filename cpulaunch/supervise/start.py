@@ -10,6 +10,7 @@ import secrets
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,7 @@ class Starter:
         self, commands: Sequence[Command], env: Mapping[str, str], directory: Path, *, agents: bool
     ) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._guards: list[subprocess.Popen[bytes]] = []
         self._commands, self._directory, self._agents = commands, directory, agents
         self._env = {**os.environ, **env}
         if agents:
@@ -129,7 +131,7 @@ class Starter:
     def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
         prepare = partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command.argv,
                 env={**self._env, **command.env, **command.watched_env},
                 cwd=self._directory,
@@ -141,6 +143,10 @@ class Starter:
             )
         except OSError as e:
             raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
+        if command.orphaned_for:
+            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
+                self._guards.append(_guard(process.pid, command.orphaned_for, self._env[variables.JOB_ID]))
+        return process
 
 
 def at_once() -> int:
@@ -167,6 +173,7 @@ def _write_files(files: Mapping[str, str], directory: Path) -> None:
             raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
 
 
+_GUARD = str(Path(__file__).with_name("guard.py"))
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -174,6 +181,19 @@ _PR_SET_PDEATHSIG = 1
 def _when_orphaned(number: int) -> None:
     """Get a signal when our parent dies: a launcher that is killed can end nobody any more."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _guard(pid: int, patience: float, job_id: str) -> subprocess.Popen[bytes]:
+    """Have the process ``pid`` ended ``patience`` seconds after our own end.  Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), pid, patience, job_id))],
+        env={},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _own_address(plan: Plan) -> str:
