@@ -129,7 +129,7 @@ class AttemptLoop:
             self._due.clear()
             self._soon = None
             self._look_at_processes()
-            self._happens(events.Tick(terminal_full=self.output.screen.full))
+            self._happens(events.Tick(terminal_full=self.output.full))
 
     # ---- starting
 
@@ -188,10 +188,10 @@ class AttemptLoop:
 
     @property
     def full(self) -> bool:
-        return self.output.screen.full
+        return self.output.full
 
     async def room(self) -> None:
-        await self.output.screen.room()
+        await self.output.room()
 
     def _look_soon(self) -> None:
         if self._soon is None:
@@ -199,7 +199,7 @@ class AttemptLoop:
 
     def _user_signal(self, number: int) -> None:
         self._due.set()
-        self.output.screen.hurry()
+        self.output.hurry()
         self._happens(events.UserSignal(number))
 
     def _child_has_ended(self) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.fold import Fold
+from cpulaunch.supervise.logs import Logs
 from cpulaunch.supervise.terminal import Screen
 
 MAX_SHOWN_LINE = 1 << 16
@@ -26,9 +26,6 @@ MANY = 3
 
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""
-
-OPEN_LOGS = 64
-"""Files that stay open at most, so that a thousand ranks don't take a thousand descriptors."""
 
 BAR_PERIOD = 1.0
 """Seconds between two looks at a line that is drawn over and over, as progress bars are."""
@@ -75,12 +72,9 @@ class Output:
         fold: bool = False,
     ) -> None:
         self.screen = screen
-        self._directory, self._shown, self._warn = directory, shown, warn
-        self._logs: dict[str, BinaryIO] = {}  # those written last, the longest ago first
-        self._unwritable: set[str] = set()
+        self._shown, self._logs = shown, Logs(directory, warn)
         self._rest: dict[tuple[int, int], bytes] = {}
         self._bars: dict[tuple[int, int], float] = {}
-        self._warned = False
         self._hidden: set[tuple[int, int]] = set()
         self._fold = Fold() if fold else None
 
@@ -113,35 +107,31 @@ class Output:
             if rest := self._rest.pop((rank, stream), b""):
                 self._show(rank, stream, [rest])
             self._hidden.discard((rank, stream))
-        self._unwritable.discard(f"rank-{rank}.log")
-        if log := self._logs.pop(f"rank-{rank}.log", None):
-            log.close()
+        self._logs.finish(f"rank-{rank}.log")
 
     def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Append to the file ``name`` of the job's directory; one warning where that can't be done.
+        """Append to the file ``name`` of the job's directory.  ``private``: nobody else may read it."""
+        self._logs.append(name, data, private=private)
 
-        ``private``: nobody else may read it.
-        """
-        if name in self._unwritable:
-            return
-        try:
-            self._log(name, 0o600 if private else 0o666).write(data)
-        except OSError as e:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"{self._directory} can't be written: {e.strerror}; the job goes on without logs")
-            self._unwritable.add(name)
+    @property
+    def full(self) -> bool:
+        """Whether ranks have to wait for the terminal, or for the disk."""
+        return self.screen.full or self._logs.full
 
-    def _log(self, name: str, mode: int) -> BinaryIO:
-        """The open file ``name``, made with ``mode``; the one written longest ago is closed for it."""
-        log = self._logs.pop(name, None)
-        if log is None:
-            if len(self._logs) >= OPEN_LOGS:
-                self._logs.pop(next(iter(self._logs))).close()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            log = os.fdopen(os.open(self._directory / name, flags, mode), "ab", 0)
-        self._logs[name] = log
-        return log
+    async def room(self) -> None:
+        """Wait until little enough waits to be shown and written."""
+        await self.screen.room()
+        while self._logs.full:
+            await asyncio.sleep(MOMENT)
+
+    def hurry(self) -> None:
+        """From now on, drop what terminal and disk don't take, rather than letting anybody wait."""
+        self.screen.hurry()
+        self._logs.hurry()
+
+    def close(self, patience: float) -> bool:
+        """Wait until all is in the files; False where the disk took nothing for ``patience`` seconds."""
+        return self._logs.close(patience)
 
     def flush(self) -> None:
         """Show the lines that wait for their like."""

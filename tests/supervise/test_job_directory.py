@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.command import TIMEOUT
 from support.plans import make
 
 from cpulaunch.cli.run import _job_directory
@@ -36,5 +37,6 @@ def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     warnings: list[str] = []
     output = Output(tmp_path, frozenset(), Screen(), warnings.append)
     output.feed(0, 1, b"theirs")
+    assert output.close(TIMEOUT)
     assert (tmp_path / "victim").read_text() == "mine"
     assert len(warnings) == 1
