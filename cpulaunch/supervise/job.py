@@ -161,7 +161,8 @@ class JobState:
         rank.heard_at = self._last_hello = self._now
         self._unheard.pop(rank.rank, None)
         self._missed.pop(rank.rank, None)
-        self._heard_last[rank.rank] = rank
+        if not rank.state.final:
+            self._heard_last[rank.rank] = rank
         if not here:
             rank.clock = self._now - hello.at  # as long as nothing better is known
             self._ask_time(rank)

@@ -159,6 +159,14 @@ class TestAnAgentThatNeverConnects:
         assert first
         assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank's that has come")
 
+    def test_is_not_missed_while_others_still_come(self) -> None:
+        """A thousand agents on a small machine take longer than the timeout."""
+        job = Played()
+        for rank in (0, 1, 3):
+            job.starts(rank)
+            job.until(job.now + TIMEOUT - 1)
+        assert not job.state.ending
+
     def test_is_not_missed_because_the_launcher_was_asleep(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
