@@ -134,7 +134,7 @@ def test_the_documented_keys_are_there() -> None:
 
 def test_what_local_ranks_commands_have_in_common_is_listed_once() -> None:
     document = json.loads(dry_run("-n", "4", format="json"))
-    assert document["shared_env"][variables.PLACEMENT].startswith("{")
+    assert document["shared_env"][variables.PLACEMENT[0]].startswith("{")
     rank, _, local_rank, _ = variables.LOCAL_IDENTITY
     assert [command["env"] for command in document["commands"]] == [
         {rank: str(number), local_rank: str(number)} for number in range(4)
