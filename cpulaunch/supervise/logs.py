@@ -16,6 +16,9 @@ MAX_WAITING = 16 << 20
 HUNG = 5.0
 """Seconds in which a disk that works takes something.  Of what another one should get, much is dropped."""
 
+AT_ONCE = 1 << 18
+"""Bytes that are written at once, so that a disk which is only slow isn't taken for one that hangs."""
+
 OPEN_LOGS = 64
 """Files that stay open at most, so that a thousand ranks don't take a thousand descriptors."""
 
@@ -129,7 +132,7 @@ class Logs:
         data = b"".join(piece.data for piece in pieces if piece.data is not None)
         try:
             if data and name not in self._unwritable:
-                self._file(name, mode).write(data)
+                self._write_all(self._file(name, mode), data)
         except OSError as e:
             self._unwritable.add(name)
             self._warn_once("full", f"can't be written: {e.strerror}; the job goes on without logs")
@@ -138,6 +141,12 @@ class Logs:
             if log := self._open.pop(name, None):
                 log.close()
         self._progress = time.monotonic()
+
+    def _write_all(self, file: BinaryIO, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest[:AT_ONCE]) :]
+            self._progress = time.monotonic()
 
     def _file(self, name: str, mode: int) -> BinaryIO:
         """The open file ``name``; the one written longest ago is closed for it."""

@@ -55,6 +55,7 @@ def test_ctrl_c_ends_the_job(tmp_path: Path, marked: dict[str, str]) -> None:
     assert "does not answer: its files are not complete" in said
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named(tmp_path: Path, marked: dict[str, str]) -> None:
     with hung_job(tmp_path, marked) as launcher:
         (tmp_path / "go").touch()
