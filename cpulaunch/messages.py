@@ -6,14 +6,15 @@ Two connections carry them, one JSON object per line, its kind under ``type``:
 from → to             carried by                                                    kinds
 ====================  ============================================================  ===============
 rank → agent          a pipe (``CPULAUNCH_REPORT_FD``), written by the bootstrap    ``FROM_RANK``
-agent → launcher      one TCP connection per rank                                   ``FROM_AGENT``
+agent → launcher      one connection per rank, by TCP, or a Unix socket             ``FROM_AGENT``
 launcher → agent      the same                                                      ``FROM_LAUNCHER``
 ====================  ============================================================  ===============
 
 The launcher sends a ``Challenge`` as soon as an agent connects, the agent answers by ``Hello``, the launcher
 by ``Welcome``; all other messages follow.  The token of their proofs travels in the environment: a process
-that doesn't know it can neither send messages nor get any.  Times (``at``) are in seconds since 1970, on the
-sender's own clock.
+that doesn't know it can neither send messages nor get any.  Times (``at``) are in seconds of the sender's
+monotonic clock, which all processes of a host share, and nobody sets; ``AskTime`` and ``Time`` compare those
+of two hosts.
 
 Agents import this module when they start.  So it imports little, and evaluates its annotations, which
 ``decode`` checks messages against: as texts, they would have to be compiled first.
@@ -23,7 +24,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-VERSION = 1
+VERSION = 2
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 MAX_LINE = 1 << 20
@@ -122,6 +123,12 @@ class Beat(NamedTuple):
     """A sign of life."""
 
 
+class Time(NamedTuple):
+    """The answer to ``AskTime``, at once."""
+
+    at: float
+
+
 class Failure(NamedTuple):
     """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then."""
 
@@ -187,6 +194,10 @@ class Welcome(NamedTuple):
     proof: str
 
 
+class AskTime(NamedTuple):
+    """What does your clock show?"""
+
+
 class End(NamedTuple):
     """Send the program this signal, and kill it after ``grace`` seconds."""
 
@@ -199,8 +210,8 @@ class Release(NamedTuple):
 
 
 Report = Ready | Torch | Raised | Leaving
-AgentMessage = Hello | Started | Output | Beat | Failure | Found | Note | Refused | Exit
-LauncherMessage = Challenge | Welcome | End | Release
+AgentMessage = Hello | Started | Output | Beat | Time | Failure | Found | Note | Refused | Exit
+LauncherMessage = Challenge | Welcome | AskTime | End | Release
 Message = Report | AgentMessage | LauncherMessage
 
 FROM_RANK: Mapping[str, type[Report]] = {
@@ -214,6 +225,7 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "started": Started,
     "output": Output,
     "beat": Beat,
+    "time": Time,
     "failure": Failure,
     "found": Found,
     "note": Note,
@@ -223,6 +235,7 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
 FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
     "challenge": Challenge,
     "welcome": Welcome,
+    "ask_time": AskTime,
     "end": End,
     "release": Release,
 }
@@ -319,14 +332,23 @@ def same(a: str, b: str) -> bool:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines."""
+    """Cuts a stream of bytes into lines, of at most ``limit`` bytes each."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_LINE) -> None:
+        self.limit = limit
         self.rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that ``data`` completes, without their ends.  MessageError: one is too long."""
+        """The lines that ``data`` completes, without their ends, up to the first that is too long.
+
+        MessageError: there is one.
+        """
         *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > MAX_LINE:
-            raise MessageError("line too long")
-        yield from lines
+        for line in lines:
+            self._check(line)
+            yield line
+        self._check(self.rest)
+
+    def _check(self, line: bytes) -> None:
+        if len(line) > self.limit:
+            raise MessageError(f"a line of more than {self.limit} bytes")

@@ -17,8 +17,9 @@ TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
 LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
-PLACEMENT = "CPULAUNCH_PLACEMENT"
+PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
+OPEN_FILES = "CPULAUNCH_OPEN_FILES"
 LOCAL_IDENTITY = ("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE")
 
 # Settings that the ranks are told; config/settings.py says which.
@@ -57,13 +58,15 @@ _SETTING = "as the option takes it; a switch is 1 or 0"
 # fmt: off
 TABLE = (
     # ---- ours
-    Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT", "where the launcher listens for agents"),
+    Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT or @NAME", "where the launcher listens for agents"),
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
     Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
-    Variable(PLACEMENT, "launchers", "agent", "JSON of plan.placement", "who runs where, on which cores"),
+    Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),
+    *(Variable(part, "plan", "agent plan", "text", "what the variable before it has no room for") for part in PLACEMENT[1:]),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),
+    Variable(OPEN_FILES, "supervise", "agent", "integer", "soft limit of open files for a local rank's program"),
     Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),

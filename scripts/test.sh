@@ -27,6 +27,8 @@ aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
 qemu-aarch64 qemu-user
 tmux tmux
 ps procps
+tcsh tcsh
+fish fish
 END
 while read -r library package; do
   PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || packages="$packages $package"

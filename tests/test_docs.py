@@ -131,6 +131,20 @@ def test_texts_use_the_fields_words(path: Path) -> None:
     assert found == {}, "use these words instead"
 
 
+def test_each_line_on_security_names_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| (?!what |---)(.*) \|$", (REPOSITORY / "docs" / "security.md").read_text(), re.M)
+    assert len(rows) > 20
+    missing = []
+    for row_of_table in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row_of_table.rpartition("|")[2])
+        missing += [row_of_table] if not named else []
+        for file, name in named:
+            path = REPOSITORY / file
+            there = path.is_file() and re.search(rf"^ *def {name}\(", path.read_text(), re.M)
+            missing += [] if there else [f"{file}::{name}"]
+    assert missing == []
+
+
 def test_the_wizards_recordings_show_what_it_asks_today() -> None:
     """If this fails, ``scripts/record_wizard.py docs/config.md`` records the wizard again."""
     page = (REPOSITORY / "docs" / "config.md").read_text()

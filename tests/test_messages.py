@@ -35,6 +35,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Started(4711, "0-3", "", 4, ["a note", "another"]), FROM_AGENT),
     (messages.Output(2, "text \udcff\n"), FROM_AGENT),
     (messages.Beat(), FROM_AGENT),
+    (messages.Time(1.5), FROM_AGENT),
     (messages.Failure("ValueError: x", "train.py", 5, "T", 1.5, True), FROM_AGENT),
     (messages.Found("0", None, ["/lib/x.so"], None), FROM_AGENT),
     (messages.Found("0", "default", None, 4), FROM_AGENT),
@@ -43,6 +44,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Exit(None, 9, 1.5, False, 15, "killed"), FROM_AGENT),
     (messages.Challenge("salt"), FROM_LAUNCHER),
     (messages.Welcome("proof"), FROM_LAUNCHER),
+    (messages.AskTime(), FROM_LAUNCHER),
     (messages.End(15, 10.0), FROM_LAUNCHER),
     (messages.Release(), FROM_LAUNCHER),
 ]
@@ -147,6 +149,7 @@ def test_lines_are_cut_wherever_the_pieces_end(pieces: list[bytes], lines: list[
     assert cutter.rest == rest
 
 
-def test_a_line_without_end_is_refused() -> None:
-    with pytest.raises(MessageError, match="too long"):
-        list(Lines().feed(b"x" * (MAX_LINE + 1)))
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_that_is_too_long_is_refused(end: bytes) -> None:
+    with pytest.raises(MessageError, match=f"a line of more than {MAX_LINE} bytes"):
+        list(Lines().feed(b"x" * (MAX_LINE + 1) + end))

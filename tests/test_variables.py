@@ -22,10 +22,9 @@ PACKAGE = Path(cpulaunch.__file__).parent
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "variables.py"]
 NAMES = {variable.name for variable in TABLE}
 CONSTANTS = {
-    "LOCAL_IDENTITY": variables.LOCAL_IDENTITY,
-    **{
-        name: (value,) for name, value in vars(variables).items() if isinstance(value, str) and value in NAMES
-    },
+    name: (value,) if isinstance(value, str) else value
+    for name, value in vars(variables).items()
+    if (value in NAMES if isinstance(value, str) else isinstance(value, tuple) and set(value) <= NAMES)
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -36,15 +37,16 @@ class Program:
         cores: Collection[int],
         streams: tuple[int, int, int],
         stdin: bool,
+        open_files: int,
     ) -> None:
-        """Start ``argv`` on ``cores`` with the first two ``streams`` as its stdout and stderr, and our stdin,
-        or none.
+        """Start ``argv`` on ``cores`` with the first two ``streams`` as its stdout and stderr, our stdin, or
+        none, and a soft limit of ``open_files``.
 
         The third of the streams keeps its number, and file descriptors that this process inherited (the
         MPI's, for its PMI) are handed on.  Raises OSError where ``argv[0]`` can't be run.
         """
         os.set_inheritable(streams[2], True)
-        self.pid = _start(argv, env, cores, streams, stdin)
+        self.pid = _start(argv, env, cores, streams, stdin, open_files)
         self._ended: Ended | None = None
 
     def poll(self) -> Ended | None:
@@ -98,6 +100,7 @@ def _start(
     cores: Collection[int],
     streams: tuple[int, int, int],
     stdin: bool,
+    open_files: int,
 ) -> int:
     """The pid of a new process that runs ``argv``.  Importing subprocess would cost every agent 3 ms."""
     outcome, tell_outcome = os.pipe()  # closed by a successful exec, else the child says why it failed
@@ -107,6 +110,7 @@ def _start(
             os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             os.sched_setaffinity(0, cores)
+            set_open_files(open_files)
             signal.set_wakeup_fd(-1)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself
@@ -126,6 +130,13 @@ def _start(
             os.waitpid(pid, 0)
             raise OSError(int(failure), os.strerror(int(failure)))
     return pid
+
+
+def set_open_files(soft: int | None) -> int:
+    """Set our soft limit of open files; None sets the hard one.  Returns what it was."""
+    former, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft is None else min(soft, hard), hard))
+    return former
 
 
 def adopt_orphans_and_die_with(parent_signal: int) -> None:

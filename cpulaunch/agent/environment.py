@@ -17,7 +17,8 @@ _OF_THE_AGENT = (
     variables.TOKEN,
     variables.CONTROL,
     variables.LAUNCHER_PID,
-    variables.PLACEMENT,
+    *variables.PLACEMENT,
+    variables.OPEN_FILES,
     *variables.LOCAL_IDENTITY,
 )
 """Variables that the program doesn't get."""

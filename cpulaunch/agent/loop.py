@@ -15,7 +15,7 @@ import sys
 import time
 
 from cpulaunch import messages, variables
-from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with
+from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with, set_open_files
 from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.agent.link import Link, LinkState
 from cpulaunch.agent.out_of_memory import oom_kills, why_killed
@@ -36,7 +36,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main() -> int:
     adopt_orphans_and_die_with(signal.SIGTERM)
     try:
-        placement = Placement.from_text(os.environ.get(variables.PLACEMENT, ""))
+        placement = Placement.from_variables(os.environ)
         identity = identify(placement.launcher, placement.identity, os.environ)
     except CpulaunchError as e:
         print(f"cpulaunch: this process can't know its rank: {e}; {e.hint}", file=sys.stderr, flush=True)
@@ -52,11 +52,12 @@ class Agent:
 
     def __init__(self, placement: Placement, identity: Identity) -> None:
         self.placement, self.identity = placement, identity
+        self.open_files = _raise_open_files()
         self.selector = selectors.DefaultSelector()
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
         self.running: Running | None = None
         self.ended: Ended | None = None
-        self.ended_at = time.time()
+        self.ended_at = time.monotonic()
         self.kill_at: float | None = None
         self.refused = False  # the program was not started, or was killed as it isn't where it should be
         self.released = False
@@ -79,7 +80,7 @@ class Agent:
         """Start the program, stay until it has ended, and return the exit code to end with."""
         streams = self.pipes.open()
         try:
-            self.running = start_program(self.placement, self.identity, argv, streams)
+            self.running = start_program(self.placement, self.identity, argv, streams, self.open_files)
             self._tell(self.running.message)
         except CpulaunchError as e:
             self._refuse(f"{e}; {e.hint}" if e.hint else str(e))
@@ -122,9 +123,9 @@ class Agent:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        moments = [now + (1 if self.link and self.link.state is LinkState.CONNECTING else 60)]
+        moments = [now + 60]
         if self.link and not self.link.closed:
-            moments.append(self.link.last_sent + self.period)
+            moments += self.link.due, self.link.last_sent + self.period
         if self.kill_at is not None:
             # Orphans that end give no sign to poll for: look ten times a second.
             moments.append(min(self.kill_at, now + 0.1) if self.ended else self.kill_at)
@@ -132,7 +133,7 @@ class Agent:
 
     def _look_at_program(self) -> None:
         if self.running and not self.ended and (ended := self.running.program.poll()):
-            self.ended, self.ended_at = ended, time.time()
+            self.ended, self.ended_at = ended, time.monotonic()
             # What it started may tidy up after a success, but not outlive a failure.
             self.kill_at = time.monotonic() + (self.placement.grace_period if ended.code == 0 else 0)
 
@@ -171,6 +172,8 @@ class Agent:
         elif isinstance(message, messages.End):
             self.by_launcher = self.by_launcher or not self.ended
             self._end(message.signal, message.grace)
+        elif isinstance(message, messages.AskTime):
+            self._tell(messages.Time(time.monotonic()))
         elif isinstance(message, Unknown):
             self._unknown("the launcher sent a message", message.kind)
 
@@ -202,10 +205,10 @@ class Agent:
 
     def _reported(self, report: Report | Unknown) -> None:
         if isinstance(report, messages.Raised):
-            self._tell(messages.Failure(*report, at=time.time(), by_launcher=self.by_launcher))
+            self._tell(messages.Failure(*report, at=time.monotonic(), by_launcher=self.by_launcher))
         elif isinstance(report, messages.Leaving):
             if not self.by_launcher:
-                self.exiting = report.code, time.time()
+                self.exiting = report.code, time.monotonic()
         elif isinstance(report, Unknown):
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:
@@ -282,6 +285,12 @@ class Agent:
         elif number == signal.SIGKILL and not by_launcher:
             note = why_killed(running.program.pid, self.oom_kills)
         return messages.Exit(code, number, at, by_launcher, self.by_signal, note)
+
+
+def _raise_open_files() -> int:
+    """Let us have as many open files as may be.  Returns the program's limit: what it had been without us."""
+    former = set_open_files(None)
+    return int(os.environ.get(variables.OPEN_FILES, former))
 
 
 def _signal_pipe() -> int:

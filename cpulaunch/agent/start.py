@@ -40,10 +40,15 @@ class Running(NamedTuple):
 
 
 def start_program(
-    placement: Placement, identity: Identity, argv: list[str], streams: tuple[int, int, int]
+    placement: Placement,
+    identity: Identity,
+    argv: list[str],
+    streams: tuple[int, int, int],
+    open_files: int,
 ) -> Running:
     """Start ``argv``; ``streams`` are its stdout, its stderr, and where it reports to its agent.
 
+    ``open_files`` is its soft limit of these.
     HostError or PlanError where the plan can't be kept on this host.
     """
     assigned = _assigned_here(placement, identity)
@@ -64,7 +69,8 @@ def start_program(
     preloads = planned_preloads(placement, assigned.spec, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
-        program = Program(argv, env, rank.cores, streams, stdin=identity.rank == 0)
+        stdin = identity.rank == 0
+        program = Program(argv, env, rank.cores, streams, stdin, open_files)
     except OSError as e:
         raise HostError(f"{argv[0]} can't be run on {host}: {e.strerror}") from None
     actual = _cores_of(program.pid)

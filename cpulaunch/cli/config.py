@@ -17,6 +17,7 @@ from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _checked_hostfile(name: str) -> str:
 
 def _read(path: Path, hint: str) -> str:
     try:
-        return path.read_text("utf-8-sig")
+        return read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}", hint=hint) from None
     except UnicodeDecodeError:

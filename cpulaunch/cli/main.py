@@ -25,6 +25,9 @@ COMMANDS = {
     "ccl": "build the oneCCL process group, or show what is built",
 }
 
+MAX_ERROR = 4000
+"""Characters of an error that are shown, as it may quote a whole file."""
+
 HELP = f"""\
 usage: cpulaunch COMMAND [OPTIONS]
 
@@ -83,7 +86,8 @@ def say(line: str) -> None:
 
 def say_error(error: CpulaunchError) -> None:
     """What is wrong and what to do next, on stderr."""
-    say(f"error: {error}")
+    text = str(error)
+    say("error: " + (text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."))
     if error.hint:
         say(f"hint: {error.hint}")
 

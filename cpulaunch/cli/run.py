@@ -20,7 +20,7 @@ from cpulaunch.plugins import ENGINE_PACKAGES
 _PYTHON = re.compile(r"python[0-9.]*")
 
 LAST_WORDS = 1.0
-"""Seconds that a terminal has to show what is left of an interrupted job."""
+"""Seconds that terminal and disk have to take what is left of an interrupted job."""
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
@@ -170,6 +170,7 @@ def _check_script(path: Path) -> None:
 def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
+    from cpulaunch.supervise.logs import HUNG
     from cpulaunch.supervise.outcome import INTERRUPTED, OK
     from cpulaunch.supervise.output import Console, Output, shown_ranks
     from cpulaunch.supervise.terminal import Screen
@@ -200,13 +201,17 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     try:
         outcome = execute(attempt, Console(directory, output, tell, verbose), meanwhile)
     except BaseException:
+        output.close(LAST_WORDS)
         screen.close(LAST_WORDS)
         raise
     output.keep("outcome.json", outcome.to_text().encode())
+    written = output.close(LAST_WORDS if outcome.kind == INTERRUPTED else HUNG)
+    if not written:
+        tell(f"{directory} does not answer: its files are not complete")
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
-        screen.say(failure_report(outcome, directory))
+        screen.say(failure_report(outcome, directory if written else None))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 

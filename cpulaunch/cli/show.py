@@ -14,7 +14,7 @@ from cpulaunch import launchers, variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
-from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.command import Command, to_json
 from cpulaunch.plan.plan import HostPlan, Plan
 from cpulaunch.wording import counted
 
@@ -68,7 +68,7 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
 
 def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
     """The document of ``--format json``, and of a job's ``plan.json``."""
-    return json.dumps({**plan.to_json(), "commands": [c.to_json() for c in commands]}, indent=1)
+    return json.dumps({**plan.to_json(), **to_json(commands)}, indent=1)
 
 
 def plan_as_text(

@@ -71,7 +71,9 @@ def from_accelerate(text: str, shown: str) -> Imported:
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    from cpulaunch.config.nodes import BoundedLoader
+
+    loader = BoundedLoader(text, shown)
     try:
         root: Any = loader.get_single_node()
         if root is None:

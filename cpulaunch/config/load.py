@@ -19,6 +19,7 @@ from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.kinds import Variables, Words
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
 from cpulaunch.errors import ConfigError
+from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import did_you_mean
 
 # Ours, but no settings: which file to read, and what a job tells its agents and ranks.
@@ -108,9 +109,11 @@ def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] |
     """
     import yaml  # costs 15 ms, so only where there is a file to read
 
+    from cpulaunch.config.nodes import BoundedLoader
+
     shown = _shown(path)
     try:
-        raw = path.read_bytes() if text is None else text.encode()
+        raw = read_user_file(path, SETTINGS_LIMIT) if text is None else text.encode()
     except OSError as e:
         raise ConfigError(
             f"{shown}: cannot be read: {e.strerror}", hint="`cpulaunch config` writes one"
@@ -123,7 +126,7 @@ def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] |
             f"{shown}:{line}: byte 0x{raw[e.start]:02x} is not UTF-8", hint="save the file as UTF-8"
         ) from None
     try:
-        loader = yaml.SafeLoader(text)
+        loader = BoundedLoader(text, shown)
         root = loader.get_single_node()
         if root is None:
             raise ConfigError(

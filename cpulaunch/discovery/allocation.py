@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hosts
 
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class Allocation(NamedTuple):
@@ -38,17 +39,19 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     if not tasks or not asked:
         return hosts
-    counts: list[int] = []
+    runs: list[tuple[int, int]] = []  # tasks, and on how many hosts in turn
     for part in tasks.split(","):
         if not (match := _TASKS.fullmatch(part.strip())):
             raise ConfigError(f"$SLURM_TASKS_PER_NODE: {part!r} is not like 2(x3)", part=part)
-        counts += [int(match[1])] * int(match[2] or 1)
-    if len(counts) != len(hosts):
+        runs.append((int(match[1]), int(match[2] or 1)))
+    nodes_counted = sum(times for _, times in runs)
+    if nodes_counted != len(hosts):
         raise ConfigError(
-            f"$SLURM_TASKS_PER_NODE: {tasks} is for {len(counts)} nodes, but {nodes} are {len(hosts)}",
+            f"$SLURM_TASKS_PER_NODE: {tasks} is for {nodes_counted} nodes, but {nodes} are {len(hosts)}",
             hint="name the hosts with --hosts or a hostfile",
             part=tasks,
         )
+    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
     return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
 
 

@@ -20,6 +20,7 @@ from cpulaunch.model.facts import Facts, HostFacts, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
+from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 
 Tell = Callable[[str], None]
 
@@ -161,7 +162,7 @@ def _excluded(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_user_file(path, FACTS_LIMIT).decode()
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hostfile
+from cpulaunch.user_file import HOSTFILE_LIMIT, read_user_file
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of the hostfile at ``path``.  ConfigError with ``file:line`` where one does not fit."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_user_file(path, HOSTFILE_LIMIT).decode("utf-8-sig")
     except OSError as e:
         raise ConfigError(
             f"hostfile {path}: cannot be read: {e.strerror}",

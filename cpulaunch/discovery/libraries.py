@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-from cpulaunch.model.libraries import FILES, TORCHS_OWN
+from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 
 _OF_TORCH = ("libgomp", "libiomp5", "libomp")
 _USUAL = ("/usr/local/lib64", "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
@@ -20,14 +20,15 @@ def find_libraries(directories: Iterable[str], packages: Iterable[str]) -> dict[
     """The path of each library of FILES that is there, and of the OpenMP runtime that torch brings.
 
     ``directories`` are looked at before the system's, ``packages`` are where Python imports from.
-    A file for another kind of processor is passed over, as the dynamic linker does.
+    A file for another kind of processor is passed over, as the dynamic linker does.  One that can't be
+    preloaded is taken only where there is no other.
     """
     places = list(dict.fromkeys((*directories, *_system_directories())))
     own_kind = _kind(sys.executable)
     found = {}
     for library, names in FILES.items():
-        paths = (os.path.join(place, name) for place in places for name in names)
-        for path in paths:
+        paths = [os.path.join(place, name) for place in places for name in names]
+        for path in sorted(paths, key=can_be_preloaded, reverse=True):
             if os.path.exists(path) and _kind(path) == own_kind:
                 found[library] = path
                 break

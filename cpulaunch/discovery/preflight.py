@@ -133,6 +133,9 @@ def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None
 
 
 def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Problem:
+    if response.exit_code is None and response.error:
+        remedy = "`ulimit -n` and `ulimit -u` show how many files and processes you may have here"
+        return Problem(response.error, remedy)
     if response.exit_code is None:
         return Problem(f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`ssh {host} true` shows where it stops")
     if response.exit_code == NO_PYTHON:

@@ -8,7 +8,7 @@ import os
 import resource
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cpulaunch.discovery.interfaces import select_interfaces
@@ -35,7 +35,10 @@ CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""
 
 AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
-"""Connections that are made at the same time; each costs this host some 50 ms of CPU time."""
+"""Hosts that we are connected to at the same time, but for the master; each costs some 50 ms of CPU time."""
+
+FILES_OF_ONE = 8
+"""Descriptors that asking a host takes here, for a moment."""
 
 _PROBE = str(Path(__file__).parent / "probe_remote.py")
 
@@ -49,7 +52,7 @@ def probe_hosts(
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * len(names) + 64), hard), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * AT_ONCE), hard), hard))
     return asyncio.run(_probe_all(names, here, request, reach))
 
 
@@ -63,23 +66,28 @@ async def _probe_all(
         _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(port=None))
         for number, (name, argv) in enumerate(zip(names, ways, strict=True))
     ]
+    master: asyncio.Future[ConnectRequest | None] = asyncio.get_running_loop().create_future()
     try:
-        responses = await asyncio.gather(*(host.ask(gate) for host in hosts))
-        port = responses[0].answer and responses[0].answer.listening
-        if port:
-            answers = {
-                host.name: response.answer
-                for host, response in zip(hosts, responses, strict=True)
-                if response.answer
-            }
-            interface = select_interfaces(answers, request.interface)[names[0]]
-            named = request.master != names[0]  # by the user, and so what the ranks will use
-            address = request.master if named or not interface else interface.address
-            tried = await asyncio.gather(*(host.try_to_connect(address, port) for host in hosts))
-            responses = [r._replace(connect_error=e) for r, e in zip(responses, tried, strict=True)]
-        return dict(zip(names, responses, strict=True))
+        # The master goes first, and stays until all others have tried to reach it.
+        others = [host.visit(gate, master) for host in hosts[1:]]
+        responses = await asyncio.gather(hosts[0].visit_master(gate, master), *others)
     finally:
         await asyncio.gather(*(host.end() for host in hosts))
+    address = _masters_address(dict(zip(names, responses, strict=True)), request)
+    return {
+        host.name: response._replace(connect_error=host.connect_errors.get(address))
+        for host, response in zip(hosts, responses, strict=True)
+    }
+
+
+def _masters_address(responses: Mapping[str, ProbeResponse], request: ProbeRequest) -> str:
+    """Where the ranks will meet: what the user has named, or else the address of the master's interface."""
+    answers = {name: response.answer for name, response in responses.items() if response.answer}
+    first = next(iter(responses))
+    if first not in answers or request.master != first:
+        return request.master
+    interface = select_interfaces(answers, request.interface)[first]
+    return interface.address if interface else request.master
 
 
 class _ProbedHost:
@@ -90,27 +98,57 @@ class _ProbedHost:
         # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
+        self.connect_errors: dict[str, str | None] = {}  # why it couldn't reach the master, by the address
 
-    async def ask(self, gate: asyncio.Semaphore) -> ProbeResponse:
+    async def visit_master(
+        self, gate: asyncio.Semaphore, master: asyncio.Future[ConnectRequest | None]
+    ) -> ProbeResponse:
+        """Ask the master, and tell the others at which addresses to try it.  It stays connected."""
+        request = None
+        try:
+            async with gate:
+                response = await self._ask()
+            if (answer := response.answer) and answer.listening:
+                addresses = [self.request.master, *(row[1] for row in answer.interfaces)]
+                request = ConnectRequest(list(dict.fromkeys(addresses)), answer.listening)
+        finally:
+            master.set_result(request)
+        return response
+
+    async def visit(
+        self, gate: asyncio.Semaphore, master: asyncio.Future[ConnectRequest | None]
+    ) -> ProbeResponse:
+        """Ask the host, let it try to reach the master, and hang up."""
         async with gate:
-            sent = time.time()
-            try:
-                return await asyncio.wait_for(self._ask(sent), ANSWER_TIMEOUT)
-            except asyncio.TimeoutError:
-                await self.end(patience=0)
-                return ProbeResponse(None, sent=sent, received=time.time())
+            response = await self._ask()
+            if response.answer and (request := await master):
+                await self._try_to_connect(request)
+            await self.end()
+            return response
 
-    async def _ask(self, sent: float) -> ProbeResponse:
+    async def _ask(self) -> ProbeResponse:
+        sent = time.time()
+        try:
+            return await asyncio.wait_for(self._start_and_ask(sent), ANSWER_TIMEOUT)
+        except asyncio.TimeoutError:
+            await self.end(patience=0)
+            return ProbeResponse(None, sent=sent, received=time.time())
+
+    async def _start_and_ask(self, sent: float) -> ProbeResponse:
         pipe = asyncio.subprocess.PIPE
-        self.process = await asyncio.create_subprocess_exec(
-            *self.argv,
-            env=self.env,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            limit=2 * MAX_LINE,  # the mark, too
-            start_new_session=True,
-        )
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                env=self.env,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                limit=2 * MAX_LINE,  # the mark, too
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as e:  # no more files, processes or threads
+            error = f"{self.argv[0]} can't be started here: {getattr(e, 'strerror', None) or e}"
+            return ProbeResponse(None, None, error, sent, time.time())
         try:
             answer = await self._exchange(self.request)
         except ValueError as e:  # garbled, too long a line, or of another cpulaunch
@@ -122,16 +160,18 @@ class _ProbedHost:
         error = (await self.process.stderr.read()).decode(errors="replace").strip()
         return ProbeResponse(None, await self.process.wait(), error, sent, time.time())
 
-    async def try_to_connect(self, address: str | None, port: int) -> str | None:
-        if not self.process or self.process.returncode is not None or self.request.port is not None:
-            return None
+    async def _try_to_connect(self, request: ConnectRequest) -> None:
+        error = "the connection to it was lost"
         try:
-            answer = await asyncio.wait_for(self._exchange(ConnectRequest(address, port)), CONNECT_TIMEOUT)
+            answer = await asyncio.wait_for(self._exchange(request), CONNECT_TIMEOUT)
+            if isinstance(answer, ConnectAnswer):
+                self.connect_errors = answer.errors
+                return
         except asyncio.TimeoutError:
-            return "no answer"
+            error = "no answer"
         except ValueError as e:
-            return f"its answer was not understood: {e}"
-        return answer.error if isinstance(answer, ConnectAnswer) else "the connection to it was lost"
+            error = f"its answer was not understood: {e}"
+        self.connect_errors = dict.fromkeys(request.addresses, error)
 
     async def _exchange(self, request: Request) -> Answer | None:
         """The answer to ``request``; None where the process ends without one.
@@ -165,14 +205,10 @@ class _ProbedHost:
 
 
 def _command(reach: Reach, host: str, program: Sequence[str]) -> Sequence[str]:
-    argv = reach.command(host, _for_any_shell(program))
+    # The line says which part of the program is missing.
+    python, script = shlex.quote(program[0]), shlex.quote(program[-1])
+    checks = f"test -x {python} || exit {NO_PYTHON}; test -r {script} || exit {NO_CPULAUNCH}"
+    argv = reach.command(host, f"{checks}; exec {shlex.join(program)}")
     if argv is None:
         raise HostError(f"{host}: this launcher has no way to other hosts", hint="--launcher mpirun uses ssh")
     return argv
-
-
-def _for_any_shell(program: Sequence[str]) -> str:
-    """A line that says which part of ``program`` is missing, for a login shell of any kind."""
-    python, script = shlex.quote(program[0]), shlex.quote(program[-1])
-    checks = f"test -x {python} || exit {NO_PYTHON}; test -r {script} || exit {NO_CPULAUNCH}"
-    return f"exec /bin/sh -c {shlex.quote(f'{checks}; exec {shlex.join(program)}')}"

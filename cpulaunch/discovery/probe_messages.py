@@ -42,9 +42,9 @@ class ProbeRequest(NamedTuple):
 
 
 class ConnectRequest(NamedTuple):
-    """Try to reach the master."""
+    """Try to reach the master, at each of these names and addresses."""
 
-    address: str | None
+    addresses: list[str]
     port: int
 
 
@@ -82,9 +82,9 @@ class ProbeAnswer(NamedTuple):
 
 
 class ConnectAnswer(NamedTuple):
-    """Why the master can't be reached; None where it can."""
+    """Why the master can't be reached, by the address; None where it can."""
 
-    error: str | None
+    errors: dict[str, Any]
 
 
 Request = ProbeRequest | ConnectRequest
@@ -100,8 +100,9 @@ KINDS: Mapping[type[Request | Answer], str] = {
 class ProbeResponse(NamedTuple):
     """What came back from a host: its answer, or why there is none.  Never sent.
 
-    ``exit_code`` and ``error`` are the remote shell's (or ssh's own, 255) and what it printed; None for a
-    host that was silent for ANSWER_TIMEOUT.  ``sent`` and ``received`` are when, in seconds since the epoch.
+    ``exit_code`` and ``error`` are the remote shell's (or ssh's own, 255) and what it printed.  Without an
+    exit code, ``error`` says why the host could not be asked, or it was silent for ANSWER_TIMEOUT.  ``sent``
+    and ``received`` are when, in seconds since the epoch.
     ``connect_error``: why it couldn't reach the master.
     """
 

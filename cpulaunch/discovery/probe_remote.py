@@ -17,6 +17,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 import contextlib
 import hashlib
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -57,12 +58,13 @@ def main() -> None:
                     if request.port is not None:
                         try:
                             listener = stack.enter_context(_listener(request.port))
+                            threading.Thread(target=_let_in, args=(listener,), daemon=True).start()
                             answer = answer._replace(listening=listener.getsockname()[1])
                         except OSError as e:
                             answer = answer._replace(listen_error=os.strerror(e.errno) if e.errno else str(e))
                     _send(answer)
-                case ConnectRequest(address, port):
-                    _send(ConnectAnswer(_connect_error(address, port)))
+                case ConnectRequest(addresses, port):
+                    _send(ConnectAnswer(_connect_errors(addresses, port)))
 
 
 def probe(request: ProbeRequest) -> ProbeAnswer:
@@ -139,12 +141,31 @@ def _listener(port: int) -> socket.socket:
     return socket.create_server(address, family=family, dualstack_ipv6=six, backlog=4096)
 
 
-def _connect_error(address: str | None, port: int) -> str | None:
-    try:
-        socket.create_connection((address, port), CONNECT_TIMEOUT).close()
-    except OSError as e:
-        return e.strerror or str(e)
-    return None
+def _let_in(listener: socket.socket) -> None:
+    """Let all hosts connect that try to, as a kernel may keep only 128 of them waiting."""
+    with contextlib.suppress(OSError):  # closed
+        while True:
+            listener.accept()[0].close()
+
+
+def _connect_errors(addresses: Iterable[str], port: int) -> dict[str, str | None]:
+    """Try all ``addresses`` at once; None for those that answer."""
+    errors: dict[str, str | None] = dict.fromkeys(addresses, "no answer")
+
+    def attempt(address: str) -> None:
+        try:
+            socket.create_connection((address, port), CONNECT_TIMEOUT).close()
+            errors[address] = None
+        except OSError as e:
+            errors[address] = e.strerror or str(e)
+
+    threads = [threading.Thread(target=attempt, args=(address,), daemon=True) for address in errors]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(errors)
 
 
 def _send(answer: Answer) -> None:

@@ -18,7 +18,7 @@ class Command:
     ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment, and
     ``watched_env`` where a launcher reads along.  ``files`` (name → text) are written into the job's
     directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
-    launcher dies, 0 for none.
+    launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.
     """
 
     argv: tuple[str, ...]
@@ -27,17 +27,27 @@ class Command:
     host: str | None = None
     watched_env: Mapping[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
+    orphaned_for: float = 0
 
-    def to_json(self) -> dict[str, Any]:
-        env = {**self.env, **self.watched_env}
-        return {"host": self.host, "argv": list(self.argv), "env": env, "files": dict(self.files)}
+
+def to_json(commands: Sequence[Command]) -> dict[str, Any]:
+    """``commands``, and ``shared_env``, what their environments have in common where there are several.
+
+    A thousand local ranks would have a thousand times the whole placement otherwise.
+    """
+    shared = _shared_env(commands) if len(commands) > 1 else {}
+    listed = []
+    for c in commands:
+        env = {name: value for name, value in {**c.env, **c.watched_env}.items() if shared.get(name) != value}
+        listed.append({"host": c.host, "argv": list(c.argv), "env": env, "files": dict(c.files)})
+    return {"shared_env": shared, "commands": listed}
 
 
 def shell(commands: Sequence[Command], master_port: int | None) -> str:
     """Lines to paste into a terminal: the same job, unwatched, on a fixed port."""
     port = PORT_UNWATCHED if master_port is None else master_port
     lines = ["(", "set -e", f"export MASTER_PORT={port}"]
-    shared = dict(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands)))
+    shared = _shared_env(commands)
     files = {name: text for command in commands for name, text in command.files.items()}
     if files:
         lines += ["directory=$(mktemp -d)", "trap 'rm -r \"$directory\"' EXIT", 'cd "$directory"']
@@ -59,3 +69,7 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
         lines.append("code=0; for job in $jobs; do wait $job || code=$?; done; exit $code")
     lines.append(")")
     return "\n".join(lines) + "\n"
+
+
+def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
+    return dict(sorted(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch import variables
-from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.installation import Installation
@@ -22,7 +22,7 @@ class Local(Launcher):
         """One command for each rank, alike but for the rank's number."""
         argv = tuple(agent_argv(plan, installation))
         shared = {name: value for name, value in plan.env.items() if name not in plan.private}
-        shared.update(placement_variable(plan, self))
+        shared.update(placement_variables(plan, self))
         size = str(plan.world_size)
 
         def identity(rank: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cpulaunch import variables
 from cpulaunch.errors import PlanError
-from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher, StartFailure
 from cpulaunch.launchers.command import Command
 from cpulaunch.launchers.reach import Reach, Ssh
@@ -30,6 +30,9 @@ JOB_VARIABLES = (
     variables.TOKEN,
     "MASTER_PORT",
 )
+
+ORPHAN_MARGIN = 5.0
+"""Seconds beyond the grace period in which all agents that know of the launcher's end have ended."""
 
 SSH_FAILURES = (
     r"ssh: connect to host (?P<host>\S+) port \d+: (?P<why>[^\r\n]+)",
@@ -50,11 +53,11 @@ class Mpiexec(Launcher):
     by itself.  ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
     not those of a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec
     prints, and the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it
-    started.  ``ssh`` is the variable for the program to reach hosts with, ``interface`` the one for its own
-    network, with its value, and ``interface_takes_ipv6`` whether that network may be one of IPv6;
-    ``takes_ipv6``: whether a hostfile may have such addresses.  ``failures`` are patterns of what it prints
-    when a start fails, ``last_failures`` those that count only when nothing better has been printed by its
-    end.
+    started; 0 where agents would get no time, so that it has to be ended later.  ``ssh`` is the variable for
+    the program to reach hosts with, ``interface`` the one for its own network, with its value, and
+    ``interface_takes_ipv6`` whether that network may be one of IPv6; ``takes_ipv6``: whether a hostfile may
+    have such addresses.  ``failures`` are patterns of what it prints when a start fails, ``last_failures``
+    those that count only when nothing better has been printed by its end.
     """
 
     name: str
@@ -93,7 +96,7 @@ class Mpiexec(Launcher):
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """The one mpiexec command of a plan."""
         self._check_addresses(plan)
-        placement = placement_variable(plan, self)
+        placement = placement_variables(plan, self)
         files = {}
         argv = [plan.mpiexec or self.executables[0], *self.always]
         if self.always_hostfile or not plan.here_alone:
@@ -114,6 +117,7 @@ class Mpiexec(Launcher):
             files,
             watched_env=_unless_users(plan, self.watched_env),
             when_orphaned=self.when_orphaned,
+            orphaned_for=0 if self.when_orphaned else plan.setting("watch.grace_period") + ORPHAN_MARGIN,
         )
         return (command,)
 

@@ -13,7 +13,7 @@ class Reach(Protocol):
     """A way to hosts."""
 
     def command(self, host: str, line: str) -> tuple[str, ...] | None:
-        """The command that has a shell on ``host`` run ``line``; None where there is no way."""
+        """The command that has sh on ``host`` run ``line``, a single one; None where there is no way."""
 
 
 class NoReach:

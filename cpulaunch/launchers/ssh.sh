@@ -1,5 +1,31 @@
 #!/bin/sh
 # ssh as cpulaunch and the MPIs' mpiexec call it: it never asks, gives up within seconds, notices a host
 # that has died, and says what is wrong (Intel's mpiexec calls `ssh -q`, which hides that).
+# The command is run by sh, whatever the user's shell there is: Open MPI writes it for the shell that the user
+# has here, and fish understands neither.  What it writes for csh (setenv) stays as it is.
 [ "$1" = -q ] && shift
-exec ssh -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=5 -o ServerAliveCountMax=2 "$@"
+options='-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=5 -o ServerAliveCountMax=2'
+flags=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -[46ACNTXYaknqstvx]*) flags="$flags $1"; shift ;;
+    *) break ;;
+  esac
+done
+case $1 in
+  -*) exec ssh $options $flags "$@" ;;  # an option that we don't know may take a value
+esac
+host=$1
+shift
+left="$*"
+case $left in
+  '' | *'setenv '*) exec ssh $options $flags "$host" "$@" ;;
+esac
+quoted=
+while :; do
+  case $left in
+    *\'*) quoted="$quoted${left%%\'*}'\"'\"'"; left=${left#*\'} ;;
+    *) break ;;
+  esac
+done
+exec ssh $options $flags "$host" "exec /bin/sh -c '$quoted$left'"

@@ -131,6 +131,8 @@ def read_record(text: str, shown: str) -> dict[str, HostFacts]:
         hosts = {name: HostFacts.from_json(entry) for name, entry in raw["hosts"].items()}
     except json.JSONDecodeError as e:
         raise ConfigError(f"{shown}:{e.lineno}: not JSON: {e.msg}", hint=hint) from None
+    except RecursionError:
+        raise ConfigError(f"{shown}: nested too deeply", hint=hint) from None
     except (KeyError, TypeError, AttributeError) as e:
         raise ConfigError(f"{shown}: not a facts file: {e!r}", hint=hint) from None
     if not hosts:

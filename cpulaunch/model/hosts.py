@@ -6,9 +6,12 @@ lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses stand in bracket
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, product
+from math import prod
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.wording import did_you_mean
@@ -16,8 +19,11 @@ from cpulaunch.wording import did_you_mean
 LOCALHOST = "localhost"
 """What this host is called where the user names none."""
 
-MAX_RANGE = 100_000
-"""Hosts that one range may stand for; beyond it is a slip."""
+MAX_HOSTS = 100_000
+"""Hosts that a list may name; beyond it is a slip."""
+
+MAX_NAME = 253
+"""Characters that a name can have (RFC 1035)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _COUNT = re.compile(r"[0-9]{1,6}")
@@ -38,20 +44,22 @@ def all_here(hosts: Iterable[Host], here: Collection[str]) -> bool:
 
 def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
     """The hosts of a hostfile's ``text``; errors name it as ``shown``."""
-    entries = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if content := line.partition("#")[0].strip():
-            entries += [(host, f"{shown}:{number}") for host in _entry(content, f"{shown}:{number}")]
-    if not entries:
+    hosts = _distinct(
+        entry
+        for number, line in enumerate(io.StringIO(text, newline=None), 1)
+        if (content := line.partition("#")[0].strip())
+        for entry in _entry(content, f"{shown}:{number}")
+    )
+    if not hosts:
         raise ConfigError(
             f"hostfile {shown}: names no host", hint="one host per line: host, host:N or host slots=N"
         )
-    return _distinct(entries)
+    return hosts
 
 
 def parse_hosts(text: str, shown: str) -> tuple[Host, ...]:
     """The hosts of a list such as ``a,b:2,node[01-04]``; errors name it as ``shown``."""
-    return _distinct([(host, shown) for part in _split(text) for host in _entry(part, shown)])
+    return _distinct(entry for part in _split(text) for entry in _entry(part, shown))
 
 
 def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, ...]:
@@ -66,8 +74,8 @@ def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, .
     return tuple(host for host in hosts if host.name in names)
 
 
-def _entry(content: str, origin: str) -> Iterator[Host]:
-    """The hosts of one entry: more than one where its name is a range."""
+def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
+    """The hosts of one entry, more than one where its name is a range, each with ``origin``."""
     name, *words = content.split()
     slots = None
     if words:
@@ -86,7 +94,7 @@ def _entry(content: str, origin: str) -> Iterator[Host]:
         if colon and "]" not in count:
             slots, name = _count(count, origin, content), head
     for each in _expanded(name, origin):
-        yield Host(_checked(each, origin), slots)
+        yield Host(_checked(each, origin), slots), origin
 
 
 def _count(text: str, origin: str, part: str) -> int:
@@ -96,32 +104,43 @@ def _count(text: str, origin: str, part: str) -> int:
 
 
 def _expanded(name: str, origin: str) -> Iterator[str]:
-    head, bracket, rest = name.partition("[")
-    inside, closed, tail = rest.partition("]")
-    if not bracket or _is_ipv6(inside):
-        yield name
-        return
-    if not closed:
-        raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
-    for part in inside.split(","):
-        first, dash, last = part.partition("-")
-        if not _COUNT.fullmatch(first) or (dash and not _COUNT.fullmatch(last)):
-            raise ConfigError(f"{origin}: {part!r} in {name!r} is not a range such as 01-04", part=part)
-        numbers = range(int(first), int(last or first) + 1)
-        if not 0 < len(numbers) <= MAX_RANGE:
-            raise ConfigError(
-                f"{origin}: the range {part!r} in {name!r} stands for {len(numbers)} hosts", part=part
-            )
-        for number in numbers:
-            for end in _expanded(tail, origin):
-                yield f"{head}{number:0{len(first)}d}{end}"
+    """The names that ``name`` stands for; they are counted before the first one is made."""
+    pieces: list[list[tuple[range, int]]] = []  # for each bracket: numbers and their width, range by range
+    texts = []
+    rest = name
+    while True:
+        text, bracket, after = rest.partition("[")
+        inside, closed, tail = after.partition("]")
+        if not bracket or _is_ipv6(inside):
+            break
+        if not closed:
+            raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
+        texts.append(text)
+        pieces.append([_range(part, name, origin) for part in inside.split(",")])
+        rest = tail
+    if prod(sum(len(numbers) for numbers, _ in ranges) for ranges in pieces) > MAX_HOSTS:
+        raise ConfigError(f"{origin}: {name!r} stands for more than {MAX_HOSTS} hosts", part=name)
+    numbers = [[f"{n:0{width}d}" for numbers, width in ranges for n in numbers] for ranges in pieces]
+    for chosen in product(*numbers):
+        yield "".join(chain.from_iterable(zip(texts, chosen, strict=True))) + rest
+
+
+def _range(part: str, name: str, origin: str) -> tuple[range, int]:
+    """The numbers of a piece such as ``01-04``, and how many digits they have at least."""
+    first, dash, last = part.partition("-")
+    if not _COUNT.fullmatch(first) or (dash and not _COUNT.fullmatch(last)):
+        raise ConfigError(f"{origin}: {part!r} in {name!r} is not a range such as 01-04", part=part)
+    numbers = range(int(first), int(last or first) + 1)
+    if not numbers:
+        raise ConfigError(f"{origin}: the range {part!r} in {name!r} stands for 0 hosts", part=part)
+    return numbers, len(first)
 
 
 def _checked(name: str, origin: str) -> str:
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     if _is_ipv6(bare):
         return bare
-    if not _NAME.fullmatch(name):
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         user = "@" in name
         raise ConfigError(
             f"{origin}: {name!r} is not a host's name or address",
@@ -144,8 +163,10 @@ def _is_ipv6(text: str) -> bool:
 
 def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
     seen: dict[str, str] = {}
-    hosts = []
+    hosts: list[Host] = []
     for host, origin in entries:
+        if len(hosts) == MAX_HOSTS:
+            raise ConfigError(f"{origin}: more than {MAX_HOSTS} hosts", part=host.name)
         if host.name in seen:
             raise ConfigError(
                 f"{origin}: {host.name} is named twice, first at {seen[host.name]}",

@@ -9,5 +9,11 @@ FILES = {
 }
 """What a library is called here, and the names that its file may have, the preferred first."""
 
+
+def can_be_preloaded(path: str) -> bool:
+    """Whether LD_PRELOAD can name the file: there, spaces and colons end a path (ld.so(8))."""
+    return not set(path) & {" ", ":"}
+
+
 TORCHS_OWN = "torch"
 """What the OpenMP runtime that torch brings is called here."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.libraries import FILES, TORCHS_OWN
+from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding, RankBinding
 
@@ -93,8 +93,12 @@ def choose_libraries(
             chosen[what] = users_own
             notes.append(f"{what}: {users_own}, of your LD_PRELOAD")
         elif library := _library(found, what, asked):
+            path = found[library] if found is not None else FILES[library][0]
+            if not can_be_preloaded(path):
+                notes.append(f"{what}: {library} is left out, as LD_PRELOAD takes no space or colon: {path}")
+                continue
             chosen[what] = library
-            paths.append(found[library] if found is not None else FILES[library][0])
+            paths.append(path)
             env.update(_TUNING.get(library, {}))
     own_runtime = (found or {}).get(TORCHS_OWN, "")
     runtime = chosen.get("openmp") or library_among("openmp", [own_runtime])

@@ -1,6 +1,7 @@
 """The plan as the agents need it: one text, the same for all ranks, that travels by environment.
 
 Hosts with the same specification share one, so that a thousand like hosts cost a few kilobytes more than one.
+A text that is too long for one variable is compressed, and goes on in the next variables where need be.
 Named tuples, not dataclasses: those would cost every agent 6 ms at its start.
 """
 
@@ -10,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cpulaunch.errors import HostError
+from cpulaunch import variables
+from cpulaunch.errors import HostError, PlanError
 from cpulaunch.model.cores import CoreSet
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
+
+MAX_PART = 120 * 1024
+"""Bytes of it that one variable takes.  With its name it may have 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 
 
 class IdentityVariables(NamedTuple):
@@ -89,7 +94,21 @@ class Placement(NamedTuple):
     grace_period: float
     lenient: bool
 
-    def to_text(self) -> str:
+    def to_variables(self) -> dict[str, str]:
+        """As environment variables.  Raises PlanError where it doesn't fit into all of them."""
+        text = self._to_json()
+        if len(text) > MAX_PART:
+            text = _compressed(text)
+        parts = [text[start : start + MAX_PART] for start in range(0, len(text), MAX_PART)]
+        if len(parts) > len(variables.PLACEMENT):
+            raise PlanError(
+                f"the plan of {len(self.hosts)} hosts takes {len(text)} bytes; "
+                f"agents can be told {len(variables.PLACEMENT) * MAX_PART}",
+                hint="shorter host names, or fewer values in env:, make it smaller",
+            )
+        return dict(zip(variables.PLACEMENT, parts, strict=False))
+
+    def _to_json(self) -> str:
         raw = {"version": VERSION, **self._asdict()}
         raw["host_specs"] = [
             {**spec._asdict(), "ranks": [rank._asdict() for rank in spec.ranks]} for spec in self.host_specs
@@ -97,10 +116,11 @@ class Placement(NamedTuple):
         return json.dumps(raw, separators=(",", ":"), default=str)  # of our values, only CoreSets need str()
 
     @classmethod
-    def from_text(cls, text: str) -> Placement:
+    def from_variables(cls, environ: Mapping[str, str]) -> Placement:
         """Raises HostError where it isn't whole, or another version of cpulaunch has written it."""
+        text = "".join(environ.get(name, "") for name in variables.PLACEMENT)
         try:
-            raw = json.loads(text)
+            raw = json.loads(text if text.startswith("{") else _decompressed(text))
         except ValueError:
             raise HostError(
                 "the launcher's plan hasn't reached it whole",
@@ -118,6 +138,24 @@ class Placement(NamedTuple):
             for spec in raw["host_specs"]
         ]
         return cls(**raw)
+
+
+def _compressed(text: str) -> str:
+    import base64  # for a plan of very many hosts that differ, alone
+    import zlib
+
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def _decompressed(text: str) -> bytes:
+    """Raises ValueError."""
+    import base64
+    import zlib
+
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except zlib.error as e:
+        raise ValueError(str(e)) from None
 
 
 def _rank_spec(cores: str, comm_cores: str, numa_nodes: str, **others: Any) -> RankSpec:

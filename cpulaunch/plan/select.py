@@ -14,6 +14,9 @@ from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.wording import shortened
 
+MAX_RANKS = 65_536
+"""Ranks that a job may have; beyond it is a slip."""
+
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
     """The hosts that take part, in order.  Raises PlanError where the user wants more than there are."""
@@ -36,8 +39,15 @@ def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
     """Ranks for each host, by its name; None where its topology decides.
 
-    Raises PlanError where the numbers don't agree.
+    Raises PlanError where the numbers don't agree, or are too large.
     """
+    counts = _wanted_ranks(config, hosts)
+    if (total := sum(count or 0 for count in counts.values())) > MAX_RANKS:
+        raise PlanError(f"{total} ranks are wanted: a job may have {MAX_RANKS}")
+    return counts
+
+
+def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
     ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
     if ppn != "auto":
         counts: dict[str, int | None] = {host.name: ppn for host in hosts}

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpulaunch import variables
+from cpulaunch import launchers, variables
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
-from cpulaunch.supervise.start import listen, start
+from cpulaunch.supervise.start import Starter, allow_files, listen
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
+
+
+JOB_ID_BYTES = 8
+"""Random ones in a job's id: two jobs of one second must share neither a directory nor a sweep."""
 
 
 class Attempt(NamedTuple):
@@ -51,7 +54,7 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
 
     ``free_port`` is free on the first host; without one, a port that is free here has to do.
     """
-    identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
     return Attempt(plan, commands, identity, _new_token(), _master_port(plan, free_port))
 
 
@@ -65,24 +68,26 @@ def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
 
 
 class RunningAttempt(NamedTuple):
-    """An attempt whose processes run, and which listens for its agents."""
+    """An attempt whose first processes run, and which listens for its agents."""
 
     attempt: Attempt
     listener: socket.socket
-    processes: Sequence[subprocess.Popen[bytes]]
+    starter: Starter
 
 
 def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
-    """Start the commands of an attempt in the job's directory.  Raises HostError."""
-    listener, address = listen(attempt.plan)
+    """Start the first commands of an attempt in the job's directory.  Raises HostError."""
+    plan = attempt.plan
+    allow_files(plan.world_size)
+    listener, address = listen(plan)
     try:
-        processes = start(
-            attempt.commands, attempt.variables(address), console.directory, attempt.plan.world_size
-        )
+        agents = launchers.load(plan.launcher).agents_are_children
+        starter = Starter(attempt.commands, attempt.variables(address), console.directory, agents=agents)
+        starter.start_first()
     except BaseException:
         listener.close()
         raise
-    return RunningAttempt(attempt, listener, processes)
+    return RunningAttempt(attempt, listener, starter)
 
 
 def _new_token() -> str:

@@ -11,10 +11,11 @@ from cpulaunch.messages import AgentMessage, Hello, LauncherMessage, Unknown
 
 
 class AgentConnected(NamedTuple):
-    """A rank's agent has proved itself."""
+    """A rank's agent has proved itself.  ``here``: it is on the launcher's host."""
 
     rank: int
     hello: Hello
+    here: bool = False
 
 
 class AgentSaid(NamedTuple):
@@ -42,6 +43,19 @@ class ProcessEnded(NamedTuple):
     code: int
 
 
+class StartFailed(NamedTuple):
+    """Process ``number``, an agent, couldn't be started."""
+
+    number: int
+    error: str
+
+
+class NotStarted(NamedTuple):
+    """The processes from ``first`` on, agents, have not been started, and won't be."""
+
+    first: int
+
+
 class UserSignal(NamedTuple):
     """The launcher got a signal that is to end the job."""
 
@@ -54,7 +68,17 @@ class Tick(NamedTuple):
     terminal_full: bool = False
 
 
-Event = AgentConnected | AgentSaid | AgentDisconnected | ProcessSaid | ProcessEnded | UserSignal | Tick
+Event = (
+    AgentConnected
+    | AgentSaid
+    | AgentDisconnected
+    | ProcessSaid
+    | ProcessEnded
+    | StartFailed
+    | NotStarted
+    | UserSignal
+    | Tick
+)
 
 
 # ---- actions

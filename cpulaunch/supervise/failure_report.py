@@ -40,8 +40,8 @@ TAIL = 64 << 10
 """Bytes of a log in which those are looked for."""
 
 
-def failure_report(outcome: Outcome, directory: Path) -> str:
-    """What to show of a job that didn't end well."""
+def failure_report(outcome: Outcome, directory: Path | None) -> str:
+    """What to show of a job that didn't end well.  ``directory`` has its logs, if they can be read."""
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
@@ -52,8 +52,8 @@ def failure_report(outcome: Outcome, directory: Path) -> str:
     return _box(title, list(_story(failure, directory))) + (f"cpulaunch: {others}\n" if others else "")
 
 
-def _story(failure: Failure, directory: Path) -> Iterator[str]:
-    log = directory / f"rank-{failure.rank}.log"
+def _story(failure: Failure, directory: Path | None) -> Iterator[str]:
+    log = directory and directory / f"rank-{failure.rank}.log"
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
         yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
@@ -72,10 +72,10 @@ def _story(failure: Failure, directory: Path) -> Iterator[str]:
         if lines:
             yield ""
         yield from _shortened(lines)
-    elif failure.error is None and (last := _last_words(log)):
+    elif log and failure.error is None and (last := _last_words(log)):
         yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
-    if log.exists():
+    if log and log.exists():
         yield ""
         code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
         yield f"{code}log: {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}"

@@ -6,7 +6,10 @@ and signals into events, and carries the actions out.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +27,12 @@ from cpulaunch.supervise.events import (
     Finish,
     HideStderr,
     Log,
+    NotStarted,
     ProcessEnded,
     ProcessSaid,
     Send,
     ShowStatus,
+    StartFailed,
     Tell,
     Tick,
     UserSignal,
@@ -37,7 +42,7 @@ from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_na
 from cpulaunch.supervise.processes import Processes
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate, root_cause
-from cpulaunch.supervise.status import status_line
+from cpulaunch.supervise.status import Up, status_line
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
@@ -45,12 +50,22 @@ if TYPE_CHECKING:
 SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
 
+SHORT_TRIP = 0.05
+"""Seconds that a question for the time and its answer may take for the answer to be good enough."""
+
+ASK_AGAIN = 1.0
+"""Seconds until an agent is asked again, whose answer took longer."""
+
+CLOCK_LASTS = 600.0
+"""Seconds in which two clocks don't drift apart by more than that."""
+
 
 class Watching(NamedTuple):
     """What doesn't change while a job is watched.
 
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
-    ``command`` what they are called.  Periods are in seconds.
+    ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
+    launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
     """
 
     hosts: Sequence[str]
@@ -59,13 +74,15 @@ class Watching(NamedTuple):
     command: str
     heartbeat_timeout: float
     grace_period: float
+    here_alone: bool = False
 
 
 class JobState:
     """One attempt of a job, from the start of its processes to its outcome.
 
     ``handle`` every event; a ``Tick`` is due at ``wake_at`` at the latest, and every ``tick_period`` seconds.
-    ``began`` is when the job's first attempt did, which times are counted from.
+    ``began`` is when the job's first attempt did, which times are counted from.  What an event or a
+    tick costs doesn't grow with the number of ranks to which nothing has happened.
     """
 
     def __init__(self, watching: Watching, now: float, began: float | None = None) -> None:
@@ -78,7 +95,12 @@ class JobState:
         self._now = self._started = self._looked_at = now
         self._began = now if began is None else began
         self._running = len(self.ranks)  # ranks whose state isn't final
-        self._first_hello: float | None = None
+        self._up = Up(watching.hosts)
+        self._unheard = {rank.rank: rank for rank in self.ranks}  # their agents haven't said hello
+        self._missed: dict[int, float] = {}  # of these, those whose agents have ended, and when
+        self._heard_last: OrderedDict[int, Rank] = OrderedDict()  # that still run; the longest ago first
+        self._unsure: deque[tuple[float, Rank]] = deque()  # when to ask for the time again, and whom
+        self._last_hello: float | None = None
         self._end: messages.End | None = None
         self._spared: tuple[int, float] | None = None  # a rank, and when its time is up
         self._give_up_at: float | None = None
@@ -94,7 +116,7 @@ class JobState:
             case AgentSaid():
                 self._heard(self.ranks[event.rank], event.message)
             case AgentConnected():
-                self._connected(self.ranks[event.rank], event.hello)
+                self._connected(self.ranks[event.rank], event.hello, event.here)
             case AgentDisconnected():
                 self._disconnected(self.ranks[event.rank], event.error)
             case ProcessSaid():
@@ -102,6 +124,11 @@ class JobState:
                 self._look_for_a_failed_start()
             case ProcessEnded():
                 self._process_ended(event.number, event.code)
+            case StartFailed():
+                rank = self.ranks[event.number]
+                self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, event.error)
+            case NotStarted():
+                self._not_started(event.first)
             case UserSignal():
                 self._interrupt(event.number)
             case Tick():
@@ -120,7 +147,7 @@ class JobState:
         if self._processes.ended_at is not None:
             moments.append(self._processes.ended_at + SETTLE)
         if self._may_be_missing:
-            moments += (rank.missed_at + SETTLE for rank in self.ranks if rank.missed_at is not None)
+            moments += (ended_at + SETTLE for ended_at in self._missed.values())
         return min(moments, default=None)
 
     @property
@@ -130,11 +157,15 @@ class JobState:
 
     # ---- agents
 
-    def _connected(self, rank: Rank, hello: messages.Hello) -> None:
-        rank.heard_at, rank.missed_at = self._now, None
-        if self._first_hello is None:
-            self._first_hello = self._now
-        rank.clock = self._now - hello.at
+    def _connected(self, rank: Rank, hello: messages.Hello, here: bool) -> None:
+        rank.heard_at = self._last_hello = self._now
+        self._unheard.pop(rank.rank, None)
+        self._missed.pop(rank.rank, None)
+        if not rank.state.final:
+            self._heard_last[rank.rank] = rank
+        if not here:
+            rank.clock = self._now - hello.at  # as long as nothing better is known
+            self._ask_time(rank)
         entry = hello._asdict()
         for name in ("rank", "salt", "proof"):
             del entry[name]
@@ -152,11 +183,18 @@ class JobState:
 
     def _heard(self, rank: Rank, message: AgentMessage | Unknown) -> None:
         rank.heard_at = self._now
+        if rank.rank in self._heard_last:
+            self._heard_last.move_to_end(rank.rank)
+        if isinstance(message, messages.Beat):
+            if self._now > rank.asked_at + CLOCK_LASTS:
+                self._ask_time(rank)
+            return
         if isinstance(message, messages.Output):
             self._output_at = self._now
             self._actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
             return
-        if isinstance(message, messages.Beat):
+        if isinstance(message, messages.Time):
+            self._learn_time(rank, message)
             return
         if isinstance(message, Unknown):
             self._unknown_kind(rank, message.kind)
@@ -183,6 +221,21 @@ class JobState:
         elif isinstance(message, messages.Exit):
             self._exited(rank, message)
             self._send(rank, messages.Release())
+
+    def _ask_time(self, rank: Rank) -> None:
+        rank.asked_at = self._now
+        self._send(rank, messages.AskTime())
+
+    def _learn_time(self, rank: Rank, answer: messages.Time) -> None:
+        """The clocks showed ``answer.at`` there when it was half-way between question and answer here."""
+        if rank.asked_at == inf:
+            return  # nobody has asked
+        took = self._now - rank.asked_at
+        if rank.measured_at is None or took <= rank.round_trip or self._now > rank.measured_at + CLOCK_LASTS:
+            rank.clock = rank.asked_at + took / 2 - answer.at
+            rank.round_trip, rank.measured_at = took, self._now
+        if rank.round_trip > SHORT_TRIP:  # others had to be heard before, or it was busy
+            self._unsure.append((self._now + ASK_AGAIN, rank))
 
     def _unknown_kind(self, rank: Rank, kind: str) -> None:
         self._log(rank, kind, {"unknown": True})
@@ -221,19 +274,30 @@ class JobState:
     # ---- the launcher's processes
 
     def _look_for_a_failed_start(self, *, ended: bool = False) -> None:
-        missing = [rank for rank in self.ranks if rank.heard_at is None]
-        if not missing or (found := self._processes.start_failure(ended=ended)) is None:
+        if not self._unheard or (found := self._processes.start_failure(ended=ended)) is None:
             return
         short = found.host.partition(".")[0]
-        rank = next((r for r in missing if r.host in (found.host, short)), missing[0])
+        missing = iter(self._unheard.values())
+        rank = next((r for r in missing if r.host in (found.host, short)), self._first_unheard())
         if rank.failed is None:
             error = f"it couldn't be started on {found.host}: {found.why}"
             self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, error, self._started)
 
     def _process_ended(self, number: int, code: int) -> None:
         self._processes.end(number, code, self._now)
-        if self.watching.launcher.agents_are_children and self.ranks[number].heard_at is None:
-            self.ranks[number].missed_at = self._now
+        if self.watching.launcher.agents_are_children and number in self._unheard:
+            self._missed[number] = self._now
+
+    def _not_started(self, first: int) -> None:
+        """There are no ranks from ``first`` on, nor processes."""
+        for rank in self.ranks[first:]:
+            rank.tidy = True
+            del self._unheard[rank.rank]
+            self._move(rank, RankState.FAILED_TO_START)
+        self._processes.no_more_than(first, self._now)
+
+    def _first_unheard(self) -> Rank:
+        return next(iter(self._unheard.values()))
 
     def _look_at_ended_processes(self) -> None:
         """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
@@ -268,6 +332,8 @@ class JobState:
             self._forgive_silence(asleep)
         self._look_for_silence()
         self._look_for_the_missing()
+        while self._unsure and self._now >= self._unsure[0][0]:
+            self._ask_time(self._unsure.popleft()[1])
         if self._spared and self._end and self._now >= self._spared[1]:
             self._send(self.ranks[self._spared[0]], self._end)
             self._spared = None
@@ -279,32 +345,34 @@ class JobState:
     def _forgive(self, asleep: float) -> None:
         """The launcher was stopped: that nothing was heard, nor done, is nobody else's fault."""
         self._forgive_silence(asleep)
-        for rank in self.ranks:
-            if rank.missed_at is not None:
-                rank.missed_at = self._now
-        if self._first_hello is not None:
-            self._first_hello += asleep
+        self._missed = dict.fromkeys(self._missed, self._now)
+        if self._last_hello is not None:
+            self._last_hello += asleep
         if self._give_up_at is not None:
             self._give_up_at += asleep
 
     def _forgive_silence(self, asleep: float) -> None:
-        for rank in self.ranks:
-            if rank.heard_at is not None:
-                rank.heard_at = min(rank.heard_at + asleep, self._now)
+        for rank in self._heard_last.values():
+            rank.heard_at = min(rank.heard_at + asleep, self._now)
 
     def _look_for_silence(self) -> None:
-        timeout = self.watching.heartbeat_timeout
-        lost = {rank.host for rank in self.ranks if self._silent(rank, timeout)}
-        for rank in self.ranks if lost else ():
-            # Those beside it may be due a moment later.
-            if rank.host in lost and self._silent(rank, 1.5 * timeout / BEATS_PER_TIMEOUT):
+        lost = {rank.host for rank in self._silent(self.watching.heartbeat_timeout)}
+        for rank in self._silent(self._two_beats) if lost else ():
+            if rank.host in lost:  # those beside it may be due a moment later
                 self._lose(rank)
 
-    def _silent(self, rank: Rank, seconds: float) -> bool:
-        return not rank.state.final and rank.heard_at is not None and self._now > rank.heard_at + seconds
+    def _silent(self, seconds: float) -> list[Rank]:
+        """Ranks that should run, but haven't been heard for so long."""
+        if self.watching.here_alone:
+            return []
+        heard_last = self._heard_last.values()
+        return list(takewhile(lambda rank: self._now > rank.heard_at + seconds, heard_last))
+
+    @property
+    def _two_beats(self) -> float:
+        return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 
     def _lose(self, rank: Rank) -> None:
-        assert rank.heard_at is not None
         silence = self._now - rank.heard_at
         self._move(rank, RankState.LOST)
         error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
@@ -318,20 +386,17 @@ class JobState:
         """Ranks that have never said hello, though their agent has ended, or others did long ago."""
         if not self._may_be_missing:
             return
-        timeout = self.watching.heartbeat_timeout
-        late = self._first_hello is not None and self._now > self._first_hello + timeout
-        for rank in self.ranks:
-            if rank.heard_at is not None:
-                continue
-            if rank.missed_at is not None and self._now >= rank.missed_at + SETTLE:
+        for number, ended_at in self._missed.items():
+            if self._now >= ended_at + SETTLE:
+                rank = self.ranks[number]
                 self._move(rank, RankState.FAILED_TO_START)
                 why = "its agent ended before it said hello"
-            elif late:
-                why = f"no sign of life within {timeout:.0f} s of the first rank's"
-            else:
-                continue
-            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, why)
-            return
+                self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, why)
+                return
+        timeout = self.watching.heartbeat_timeout
+        if self._unheard and self._last_hello is not None and self._now > self._last_hello + timeout:
+            why = f"no sign of life within {timeout:.0f} s of the last rank's that has come"
+            self._mark_failed(self._first_unheard(), kinds.START_FAILED, HostError.exit_code, why)
 
     # ---- ending
 
@@ -367,16 +432,16 @@ class JobState:
             self._spared = spare, self._now + SETTLE
         give_up_at = self._now + (0 if number == SIGKILL else grace) + 2 * SETTLE
         self._give_up_at = min(give_up_at, self._give_up_at or give_up_at)
-        if all(rank.heard_at is None for rank in self.ranks):
+        if len(self._unheard) == len(self.ranks):
             self._actions.append(EndProcesses())
 
     def _give_up(self) -> None:
         """Ranks that are still there don't hear us."""
         self._give_up_at = None
+        for rank in self._silent(self._two_beats):
+            self._lose(rank)
         for rank in self.ranks:
-            if self._silent(rank, 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT):
-                self._lose(rank)
-            elif not rank.state.final:
+            if not rank.state.final:
                 self._move(rank, RankState.KILLED_BY_LAUNCHER)
 
     def _finish(self) -> None:
@@ -410,10 +475,12 @@ class JobState:
     # ---- helpers
 
     def _move(self, rank: Rank, state: RankState) -> None:
+        if rank.state.final and not state.final:
+            return  # a word that comes late changes nothing
         if state.final and not rank.state.final:
             self._running -= 1
-        elif rank.state.final and not state.final:
-            return  # a word that comes late changes nothing
+            self._heard_last.pop(rank.rank, None)
+        self._up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)
         rank.state = state
 
     def _send(self, rank: Rank, message: messages.LauncherMessage) -> None:
@@ -428,4 +495,4 @@ class JobState:
 
     def _status(self) -> str:
         since_output = None if self._output_at is None else self._now - self._output_at
-        return status_line(self.ranks, self._now - self._began, since_output)
+        return status_line(self._up, self._now - self._began, since_output)

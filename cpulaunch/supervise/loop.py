@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from cpulaunch import launchers, messages
+from cpulaunch.errors import HostError
 from cpulaunch.supervise import events
 from cpulaunch.supervise.attempt import RunningAttempt
 from cpulaunch.supervise.control import Control
@@ -18,6 +20,7 @@ from cpulaunch.supervise.job import SETTLE, JobState, Watching
 from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
 from cpulaunch.supervise.rank import RankState
+from cpulaunch.supervise.start import at_once
 from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import sweep, sweep_hosts
 
@@ -26,6 +29,9 @@ PROCESS_EXIT = 5.0
 
 PROCESS_EXIT_LOST = 0.5
 """The same where a host is lost, for which mpiexec would wait."""
+
+LONG_START = 1.0
+"""Seconds after which an agent that hasn't said hello no longer keeps others from being started."""
 
 SOON = 0.1
 """Seconds until the status line shows what agents have said: those of a big job say much at once."""
@@ -50,7 +56,8 @@ class AttemptLoop:
 
     def __init__(self, running: RunningAttempt, console: Console, began: float) -> None:
         """``began`` is when the job's first attempt did, on the monotonic clock."""
-        self.attempt, self.processes, self._listener = running.attempt, running.processes, running.listener
+        self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
+        self.processes = self.starter.processes
         self.console, self.output = console, console.output
         plan = self.attempt.plan
         self.launcher = launchers.load(plan.launcher)
@@ -58,17 +65,21 @@ class AttemptLoop:
         watching = Watching(
             hosts=[host.host for host in plan.hosts for _ in host.ranks],
             launcher=self.launcher,
-            processes=len(self.processes),
+            processes=len(self.attempt.commands),
             command="the agent" if self.launcher.agents_are_children else plan.mpiexec or self.launcher.title,
             heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
             grace_period=plan.setting("watch.grace_period"),
+            here_alone=plan.here_alone,
         )
         self.job = JobState(watching, time.monotonic(), began)
         self.control = Control(self.attempt.token, plan.world_size, self)
         self._due = asyncio.Event()  # a tick is
         self._soon: asyncio.TimerHandle | None = None
         self._child_ended = asyncio.Event()
+        self._look_at_children = True
         self._ended: set[int] = set()  # of the processes, those whose end the job knows
+        self._starting = dict.fromkeys(range(len(self.processes)), time.monotonic())  # agents, and since when
+        self._arrival = asyncio.Event()  # of an agent, or its end
         self._ending: asyncio.Task[None] | None = None
         self._error: Exception | None = None  # our own, wherever it was raised
 
@@ -82,22 +93,26 @@ class AttemptLoop:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
                 loop.add_signal_handler(number, self._user_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._child_has_ended)
-        relays: list[asyncio.Task[None]] = []
+        self.control.listen(self._listener)
+        relays = [
+            asyncio.create_task(self._relay(pipe, stream))
+            for stream, pipe in enumerate(self.starter.pipes, start=1)
+        ]
+        starting = asyncio.create_task(self._start_others())
         try:
-            await self.control.listen(self._listener)
-            for process in self.processes:
-                for pipe, stream in ((process.stdout, 1), (process.stderr, 2)):
-                    relays.append(asyncio.create_task(self._relay(pipe, stream)))
+            if not self.full:  # which it can only say once somebody has asked for room
+                await self.room()
             await self._watch()
         finally:
             try:
+                await self._start_no_more(starting)
                 await self._clean_up()
             finally:
-                if relays:  # a process that isn't ours may still hold a pipe
-                    _, pending = await asyncio.wait(relays, timeout=SETTLE)
-                    for relay in pending:
-                        relay.cancel()
-                await self.control.close()
+                # A process that isn't ours may still hold a pipe.
+                _, pending = await asyncio.wait(relays, timeout=SETTLE)
+                for relay in pending:
+                    relay.cancel()
+                self.control.close()
         if self._error is not None:
             raise self._error
         for rank in self.job.ranks:
@@ -114,13 +129,53 @@ class AttemptLoop:
             self._due.clear()
             self._soon = None
             self._look_at_processes()
-            self._happens(events.Tick(terminal_full=self.output.screen.full))
+            self._happens(events.Tick(terminal_full=self.output.full))
+
+    # ---- starting
+
+    async def _start_others(self) -> None:
+        """Start the agents that are left, each when there is room, while those that are there are heard."""
+        try:
+            while self.starter.left and not self.job.ending:
+                if self._room_to_start():
+                    self._starting[len(self.processes)] = time.monotonic()
+                    self.starter.start_next()
+                    await asyncio.sleep(0)
+                else:
+                    self._arrival.clear()
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._arrival.wait(), SOON)
+        except HostError as e:
+            self._happens(events.StartFailed(len(self.processes), str(e)))
+        except Exception as e:
+            self._error = self._error or e
+        if self.starter.left:
+            self.starter.close()
+            self._happens(events.NotStarted(len(self.processes)))
+        self._due.set()
+
+    def _room_to_start(self) -> bool:
+        """Whether fewer agents are starting than may; those that take long don't keep others."""
+        long_ago = time.monotonic() - LONG_START
+        while self._starting and self._starting[first := next(iter(self._starting))] < long_ago:
+            del self._starting[first]
+        return len(self._starting) < at_once()
+
+    def _has_arrived(self, number: int) -> None:
+        self._starting.pop(number, None)
+        self._arrival.set()
+
+    async def _start_no_more(self, starting: asyncio.Task[None]) -> None:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        self.starter.close()
 
     # ---- events
 
-    def agent_connected(self, rank: int, hello: messages.Hello) -> None:
+    def agent_connected(self, rank: int, hello: messages.Hello, *, here: bool) -> None:
+        self._has_arrived(rank)
         self._look_soon()
-        self._happens(events.AgentConnected(rank, hello))
+        self._happens(events.AgentConnected(rank, hello, here))
 
     def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
         if not isinstance(message, (messages.Output, messages.Beat)):
@@ -131,8 +186,12 @@ class AttemptLoop:
         self._look_soon()
         self._happens(events.AgentDisconnected(rank, error))
 
+    @property
+    def full(self) -> bool:
+        return self.output.full
+
     async def room(self) -> None:
-        await self.output.screen.room()
+        await self.output.room()
 
     def _look_soon(self) -> None:
         if self._soon is None:
@@ -140,25 +199,32 @@ class AttemptLoop:
 
     def _user_signal(self, number: int) -> None:
         self._due.set()
-        self.output.screen.hurry()
+        self.output.hurry()
         self._happens(events.UserSignal(number))
 
     def _child_has_ended(self) -> None:
-        self._due.set()
+        self._look_at_children = True
+        self._look_soon()
         self._child_ended.set()
 
     def _look_at_processes(self) -> None:
+        if not self._look_at_children:
+            return
+        self._look_at_children = False
         for number, process in enumerate(self.processes):
             if number not in self._ended and (code := process.poll()) is not None:
                 self._ended.add(number)
+                self._has_arrived(number)
                 self._happens(events.ProcessEnded(number, code))
 
-    async def _relay(self, source: IO[bytes] | None, stream: int) -> None:
+    async def _relay(self, source: int, stream: int) -> None:
         """Show what mpiexec, ssh and unwatched agents say; once the ranks are ended, only keep it."""
         pipe = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), source)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(source, "rb", 0)
+        )
         while data := await pipe.read(1 << 16):
-            self.output.keep("launcher.log", data)
+            self.output.keep("launcher.log", data, private=True)  # environments, perhaps
             self._happens(events.ProcessSaid(data))
             if not self.job.ending:
                 shown = (line for line in data.splitlines(True) if not line.startswith(self._noise))
@@ -212,11 +278,13 @@ class AttemptLoop:
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
         tasks = [self._ending] if self._ending else []
         try:
-            await asyncio.gather(
+            *_, unswept = await asyncio.gather(
                 *tasks,
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
                 sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
             )
+            if unswept:
+                self.console.tell(unswept)
         finally:
             if untidy:
                 sweep(self.attempt.job_id)

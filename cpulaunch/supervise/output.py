@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.fold import Fold
+from cpulaunch.supervise.logs import Logs
 from cpulaunch.supervise.terminal import Screen
 
 MAX_SHOWN_LINE = 1 << 16
@@ -72,11 +72,9 @@ class Output:
         fold: bool = False,
     ) -> None:
         self.screen = screen
-        self._directory, self._shown, self._warn = directory, shown, warn
-        self._logs: dict[str, BinaryIO | None] = {}
+        self._shown, self._logs = shown, Logs(directory, warn)
         self._rest: dict[tuple[int, int], bytes] = {}
         self._bars: dict[tuple[int, int], float] = {}
-        self._warned = False
         self._hidden: set[tuple[int, int]] = set()
         self._fold = Fold() if fold else None
 
@@ -109,27 +107,31 @@ class Output:
             if rest := self._rest.pop((rank, stream), b""):
                 self._show(rank, stream, [rest])
             self._hidden.discard((rank, stream))
-        if log := self._logs.pop(f"rank-{rank}.log", None):
-            log.close()
+        self._logs.finish(f"rank-{rank}.log")
 
     def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Append to the file ``name`` of the job's directory; one warning where that can't be done.
+        """Append to the file ``name`` of the job's directory.  ``private``: nobody else may read it."""
+        self._logs.append(name, data, private=private)
 
-        ``private``: nobody else may read it.
-        """
-        try:
-            if name not in self._logs:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._logs[name] = os.fdopen(
-                    os.open(self._directory / name, flags, 0o600 if private else 0o666), "ab", 0
-                )
-            if log := self._logs[name]:
-                log.write(data)
-        except OSError as e:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"{self._directory} can't be written: {e.strerror}; the job goes on without logs")
-            self._logs[name] = None
+    @property
+    def full(self) -> bool:
+        """Whether ranks have to wait for the terminal, or for the disk."""
+        return self.screen.full or self._logs.full
+
+    async def room(self) -> None:
+        """Wait until little enough waits to be shown and written."""
+        await self.screen.room()
+        while self._logs.full:
+            await asyncio.sleep(MOMENT)
+
+    def hurry(self) -> None:
+        """From now on, drop what terminal and disk don't take, rather than letting anybody wait."""
+        self.screen.hurry()
+        self._logs.hurry()
+
+    def close(self, patience: float) -> bool:
+        """Wait until all is in the files; False where the disk took nothing for ``patience`` seconds."""
+        return self._logs.close(patience)
 
     def flush(self) -> None:
         """Show the lines that wait for their like."""

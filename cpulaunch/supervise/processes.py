@@ -32,7 +32,12 @@ class Processes:
 
     def end(self, number: int, code: int, now: float) -> None:
         self._codes[number] = code
-        if len(self._codes) == self._count:
+        self.no_more_than(self._count, now)
+
+    def no_more_than(self, count: int, now: float) -> None:
+        """There are ``count`` of them."""
+        self._count = count
+        if len(self._codes) == count:
             self.ended_at = now
 
     def start_failure(self, *, ended: bool) -> StartFailure | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from cpulaunch import messages
 from cpulaunch.supervise import outcome as kinds
@@ -47,23 +48,26 @@ _STATUS = {
 class Rank:
     """One rank.  Times are in seconds, on the launcher's clock.
 
-    ``clock`` is what to add to its host's time to get ours.  ``raised`` and ``exit`` are what its agent has
-    said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its agent says that nothing of
-    it is left.  ``missed_at``: since when its agent is known to have ended before its hello.
+    ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
+    that took ``round_trip`` with its answer; the last one was asked at ``asked_at``.  ``raised`` and ``exit``
+    are what its agent has said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its
+    agent says that nothing of it is left.
     """
 
     rank: int
     host: str
     state: RankState = RankState.NOT_STARTED
-    heard_at: float | None = None
+    heard_at: float = 0.0  # once it was heard at all
     clock: float = 0.0
+    asked_at: float = inf
+    measured_at: float | None = None
+    round_trip: float = 0.0
     pid: int | None = None
     cores: str | None = None
     raised: messages.Failure | None = None
     exit: messages.Exit | None = None
     failed: Candidate | None = None
     tidy: bool = False
-    missed_at: float | None = None
 
     @property
     def status(self) -> str:

@@ -6,13 +6,16 @@ import contextlib
 import ctypes
 import os
 import resource
+import secrets
 import socket
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.hosts import LOCALHOST
@@ -21,12 +24,29 @@ from cpulaunch.plan.plan import Plan
 BACKLOG = 4096
 """Connections that may wait to be accepted: all ranks of a big job come at once."""
 
+AT_ONCE = 32
+"""Agents that may be starting at the same time, or two for each of our cores.  More would only keep each
+other from getting ready, and the launcher from hearing any of them.
+"""
+
+OWN_FILES = 128
+"""Descriptors that a job takes besides those for its agents: logs, pipes, a few connections of strangers."""
+
+FILES_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""Our soft limit of open files before we raise it: that of all that we start."""
+
 
 def listen(plan: Plan) -> tuple[socket.socket, str]:
-    """A listening socket on a free port of the interface that the plan's hosts reach, and its address.
+    """A listening socket that the plan's hosts reach, and its address: HOST:PORT, or @NAME of a Unix socket.
 
-    Raises HostError.
+    HOST is an address of the interface that leads to the hosts.  Raises HostError.
     """
+    if plan.here_alone:
+        name = f"cpulaunch-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{name}")  # in no directory, so it can't be left behind
+        listener.listen(BACKLOG)
+        return listener, f"@{name}"
     host = _own_address(plan)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -37,27 +57,112 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
     return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def start(
-    commands: Sequence[Command], variables: Mapping[str, str], directory: Path, ranks: int
-) -> list[subprocess.Popen[bytes]]:
-    """Start ``commands`` in ``directory``, each in a session of its own, with ``variables`` on top of ours.
+def allow_files(ranks: int) -> None:
+    """Raise our soft limit of open files to the hard one.  HostError where not even that is enough."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = ranks + OWN_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise HostError(
+            f"{ranks} ranks take {needed} open files of the launcher, and it may have {hard}",
+            hint=f"ulimit -Hn {needed}, as whoever may raise it, or fewer ranks",
+        )
 
-    ``ranks`` will connect to us, and each wants a log.  HostError where a command can't be run, or one of its
-    files can't be written; the commands that were started have been killed then.
+
+class Starter:
+    """Starts a job's commands in its directory, each in a session of its own, with ``env`` on top of ours.
+
+    ``agents``: each is an agent, which gets our limit of open files, and gives its program the former one.
+    All have one pipe for their stdout and one for their stderr: ``pipes`` are the ends to read from.
     """
-    _allow_files(2 * ranks + 2 * len(commands) + 256)
-    processes: list[subprocess.Popen[bytes]] = []
+
+    def __init__(
+        self, commands: Sequence[Command], env: Mapping[str, str], directory: Path, *, agents: bool
+    ) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._guards: list[subprocess.Popen[bytes]] = []
+        self._commands, self._directory, self._agents = commands, directory, agents
+        self._env = {**os.environ, **env}
+        if agents:
+            self._env[variables.OPEN_FILES] = str(FILES_AT_START)
+        (out, self._out), (err, self._err) = os.pipe(), os.pipe()
+        self.pipes = out, err
+
+    @property
+    def left(self) -> int:
+        """How many commands have not been started."""
+        return len(self._commands) - len(self.processes)
+
+    def start_first(self) -> None:
+        """Start as many as may be starting at the same time.
+
+        HostError where a command can't be run, or one of its files can't be written; those that were started
+        have been killed then.
+        """
+        try:
+            while self.left and len(self.processes) < at_once():
+                self.start_next()
+        except BaseException:
+            self.close()
+            for fd in self.pipes:
+                os.close(fd)
+            for process in self.processes:
+                process.kill()
+                process.wait()
+            raise
+
+    def start_next(self) -> None:
+        """Start one more.  Raises HostError."""
+        command = self._commands[len(self.processes)]
+        _write_files(command.files, self._directory)
+        stdin = None if not self.processes and _stdin_can_be_shared() else subprocess.DEVNULL
+        with contextlib.nullcontext() if self._agents else _former_limit():
+            self.processes.append(self._start(command, stdin))
+        if not self.left:
+            self.close()
+
+    def close(self) -> None:
+        """Start no more: the pipes end with the processes that write to them."""
+        if self._out >= 0:
+            os.close(self._out)
+            os.close(self._err)
+            self._out = self._err = -1
+
+    def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
+        prepare = partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env={**self._env, **command.env, **command.watched_env},
+                cwd=self._directory,
+                stdin=stdin,
+                stdout=self._out,
+                stderr=self._err,
+                start_new_session=True,
+                preexec_fn=prepare,  # without it, a start takes a quarter of the time
+            )
+        except OSError as e:
+            raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
+        if command.orphaned_for:
+            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
+                self._guards.append(_guard(process.pid, command.orphaned_for, self._env[variables.JOB_ID]))
+        return process
+
+
+def at_once() -> int:
+    """How many agents may be starting at the same time."""
+    return max(AT_ONCE, 2 * len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def _former_limit() -> Iterator[None]:
+    """What is started has the limit of open files that we were started with."""
+    raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_AT_START, raised[1]))
     try:
-        for number, command in enumerate(commands):
-            _write_files(command.files, directory)
-            stdin = None if number == 0 and _stdin_can_be_shared() else subprocess.DEVNULL
-            processes.append(_start_one(command, variables, directory, stdin))
-    except BaseException:
-        for process in processes:
-            process.kill()
-            process.wait()
-        raise
-    return processes
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, raised)
 
 
 def _write_files(files: Mapping[str, str], directory: Path) -> None:
@@ -68,24 +173,7 @@ def _write_files(files: Mapping[str, str], directory: Path) -> None:
             raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
 
 
-def _start_one(
-    command: Command, variables: Mapping[str, str], directory: Path, stdin: int | None
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command.argv,
-            env={**os.environ, **variables, **command.env, **command.watched_env},
-            cwd=directory,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None,
-        )
-    except OSError as e:
-        raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
-
-
+_GUARD = str(Path(__file__).with_name("guard.py"))
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -95,10 +183,23 @@ def _when_orphaned(number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def _guard(pid: int, patience: float, job_id: str) -> subprocess.Popen[bytes]:
+    """Have the process ``pid`` ended ``patience`` seconds after our own end.  Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), pid, patience, job_id))],
+        env={},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 def _own_address(plan: Plan) -> str:
     """The address at which the plan's hosts reach us: that of the interface that routes to them."""
     remote = next((host.host for host in plan.hosts if host.host != LOCALHOST), None)
-    if plan.here_alone or remote is None:
+    if remote is None:
         return "127.0.0.1"
     if plan.egress_interface:
         return plan.egress_interface.address
@@ -118,11 +219,3 @@ def _stdin_can_be_shared() -> bool:
         return stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode)
     except OSError:
         return False
-
-
-def _allow_files(count: int) -> None:
-    """A connection and a log for each rank may take more than the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-
-from cpulaunch.supervise.rank import Rank, RankState
+from itertools import islice
 
 MAX_HOSTS = 3
 """Hosts that are named of those that miss ranks."""
 
 
-def status_line(ranks: Sequence[Rank], seconds: float, since_output: float | None) -> str:
+class Up:
+    """How many of the ranks on ``hosts`` (one for each rank) are up."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.count, self.size = 0, len(hosts)
+        self._sizes = Counter(hosts)
+        self._fewer = dict.fromkeys(hosts, 0)  # hosts that miss ranks, and how many are up there
+
+    def moves(self, host: str, before: bool, after: bool) -> None:
+        """A rank on ``host`` was up ``before``, or not, and is it ``after``."""
+        if before == after:
+            return
+        self.count += after - before
+        size = self._sizes[host]
+        up = self._fewer.get(host, size)
+        self._fewer[host] = up + after - before
+        if self._fewer[host] == size:
+            del self._fewer[host]
+
+    def fewer(self) -> str:
+        """The first hosts that miss ranks, and how many they have.  Empty where there is one host."""
+        if len(self._sizes) == 1:
+            return ""
+        first = [f"{host} {up}/{self._sizes[host]}" for host, up in islice(self._fewer.items(), MAX_HOSTS)]
+        return ", ".join(first) + (" …" if len(self._fewer) > MAX_HOSTS else "")
+
+
+def status_line(up: Up, seconds: float, since_output: float | None) -> str:
     """Which ranks are up, for how many ``seconds``, and when anything was last printed."""
-    up = Counter(rank.host for rank in ranks if rank.state is RankState.RUNNING)
-    sizes = Counter(rank.host for rank in ranks)
-    parts = [f"{sum(up.values())} of {len(ranks)} ranks up"]
-    fewer = [f"{host} {up[host]}/{size}" for host, size in sizes.items() if up[host] < size]
-    if len(sizes) > 1 and fewer:
-        parts.append(", ".join(fewer[:MAX_HOSTS]) + (" …" if len(fewer) > MAX_HOSTS else ""))
+    parts = [f"{up.count} of {up.size} ranks up"]
+    if fewer := up.fewer():
+        parts.append(fewer)
     parts.append(_duration(seconds))
     if since_output is not None:
         parts.append(f"last output {_duration(since_output)} ago")

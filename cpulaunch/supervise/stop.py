@@ -8,6 +8,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+TOGETHER = 0.002
+"""Seconds in which others may end, too, before we look which have."""
+
 PAUSE = 0.7
 """Seconds between two signals."""
 
@@ -33,11 +36,12 @@ async def _all_ended(
     processes: Sequence[subprocess.Popen[bytes]], patience: float, child_ended: asyncio.Event
 ) -> None:
     deadline = time.monotonic() + patience
-    while running(processes) and (left := deadline - time.monotonic()) > 0:
+    while (processes := running(processes)) and (left := deadline - time.monotonic()) > 0:
         child_ended.clear()
         if running(processes):  # none has ended since the question was asked
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(child_ended.wait(), left)
+            await asyncio.sleep(TOGETHER)
 
 
 def running(processes: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:

@@ -53,7 +53,7 @@ def test_an_identity_that_is_not_told_is_an_error(environ: dict[str, str], why: 
     ],
 )
 def test_an_agent_without_a_plan_that_it_can_read_says_so(tmp_path: Path, text: str, why: str) -> None:
-    done = run_agent(placement(tmp_path), "", {variables.PLACEMENT: text})
+    done = run_agent(placement(tmp_path), "", {variables.PLACEMENT[0]: text})
     assert (done.returncode, done.stdout) == (HostError.exit_code, "")
     assert done.stderr.startswith(f"cpulaunch: this process can't know its rank: {why}")
     assert done.stderr.count("\n") == 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 
-from cpulaunch.messages import End
+from cpulaunch.messages import Challenge, End, Exit, Hello, Release, Welcome, proof
 
 
 def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
@@ -38,7 +39,8 @@ def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_
 @pytest.mark.parametrize("size", [1, 3_000_000])
 def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path: Path, size: int) -> None:
     (tmp_path / "much.py").write_text(f"for i in range({size} // 50 + 1): print('x' * 49)")
-    script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "much.py").stdout
+    options = ("-n", "1", "--heartbeat-timeout", "2", "--dry-run", "--format", "shell")
+    script = cpulaunch("run", *options, "much.py").stdout
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         env = clean_environment(CPULAUNCH_CONTROL=address, CPULAUNCH_TOKEN="x")
@@ -46,7 +48,33 @@ def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path:
             ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, timeout=TIMEOUT
         )
     assert (done.returncode, done.stdout.count(b"x")) == (0, 49 * (size // 50 + 1))
-    assert b"no answer within 10 s" in done.stderr
+    assert b"no answer within 2 s" in done.stderr
+
+
+def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path: Path) -> None:
+    """As one does that has too many strangers, or hasn't heard a slow agent's hello in time."""
+    with PlayedLauncher(placement(tmp_path), "print('hello')", hang_ups=3) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("hello")
+        assert launcher.next(Exit).code == 0
+        launcher.say(Release())
+        assert launcher.end() == (0, "", "")
+
+
+def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: Path) -> None:
+    """The program goes on meanwhile, and what it says is kept: the launcher would take a hang-up for the end."""
+    placed = placement(tmp_path, heartbeat_timeout=0.1)
+    program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(1)\npathlib.Path('slept').touch()"
+    with PlayedLauncher(placed, program) as launcher:
+        launcher.say(Challenge("salt"))
+        hello = launcher.next(Hello)
+        while not (tmp_path / "slept").exists():  # ten times the agent's patience
+            time.sleep(0.01)
+        launcher.say(Welcome(proof(TOKEN, "launcher", hello.salt, hello.rank)))
+        launcher.wait_for_output("hello")
+        assert launcher.next(Exit).code == 0
+        launcher.say(Release())
+        assert launcher.end() == (0, "", "")
 
 
 def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,14 @@ def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
         end = launcher.next(messages.Exit)
         assert (end.signal, end.by_launcher, end.by_signal) == (signal.SIGTERM, False, signal.SIGTERM)
         assert end.note == "its agent got signal 15, from mpiexec or a batch system, not from us"
+
+
+def test_an_agent_says_at_once_what_its_clock_shows(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        hello = launcher.welcome()
+        before = time.monotonic()
+        launcher.say(messages.AskTime())
+        assert hello.at < before <= launcher.next(messages.Time).at <= time.monotonic()
 
 
 def test_a_launcher_that_is_gone_takes_the_program_with_it(tmp_path: Path) -> None:

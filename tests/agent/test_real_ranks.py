@@ -6,12 +6,13 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agents import AGENT, placement, rank_spec, run_agent
-from support.command import Run, needs_two_cores
+from support.command import TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
@@ -97,6 +98,27 @@ class TestLibraries:
         env = {"CONDA_PREFIX": str(tmp_path / "conda")}
         seen = output_of_one(cpulaunch("run", "-n", "1", "--allocator", "jemalloc", "show.py", env=env))
         assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (str(conda), ["libjemalloc"])
+
+    @pytest.mark.parametrize("name", ["my env", "a:b"])
+    def test_whose_path_cannot_be_preloaded_are_left_out_with_a_line(self, tmp_path: Path, name: str) -> None:
+        """The environment that the job's own Python is in has such a name."""
+        env_dir = tmp_path / name
+        (env_dir / "bin").mkdir(parents=True)
+        (env_dir / "lib").mkdir()
+        (env_dir / "bin/python").symlink_to(sys.executable)
+        (env_dir / "lib/libiomp5.so").symlink_to(installed("intel"))
+        (tmp_path / "show.py").write_text(SHOW)
+        paths = [path for path in sys.path if path]
+        done = subprocess.run(
+            [env_dir / "bin/python", "-m", "cpulaunch", "run", "-n", "1", "--openmp", "intel", "show.py"],
+            cwd=tmp_path,
+            env=clean_environment(PYTHONPATH=os.pathsep.join(paths)),
+            timeout=TIMEOUT,
+            capture_output=True,
+            text=True,
+        )
+        assert "libiomp5" not in output_of_one(done)["mapped"]
+        assert "openmp: intel is left out, as LD_PRELOAD takes no space or colon: " in done.stderr
 
     def test_the_agent_itself_does_without_them(self, cpulaunch: Run, tmp_path: Path) -> None:
         installed("tcmalloc")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from pathlib import Path
 import pexpect
 import pytest
 from support import programs
-from support.command import TIMEOUT, Run, clean_environment, processes_with
+from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import box, job, outcome, output_of_one, outputs
+
+from cpulaunch.launchers import MPIS
 
 NASTY = [
     "a b",
@@ -156,6 +159,27 @@ class TestEveryLauncher:
 
     def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
+            launcher.kill()
+            launcher.wait(TIMEOUT)
+            wait_until_gone(marked)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("flavour", MPIS)
+    def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_nothing_behind(
+        self, flavour: str, marked, tmp_path
+    ) -> None:
+        """It is stopped when it starts mpiexec: the agents connect, but are never answered."""
+        options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", flavour)
+        (tmp_path / "sleep.py").write_text("import time; open('started', 'w'); time.sleep(300)")
+        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *options, "--grace-period", "0.5"]
+        launcher = subprocess.Popen(
+            [*command, "sleep.py"], cwd=tmp_path, env=clean_environment(**marked), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        with bounded(launcher):
+            while not (tmp_path / "started").exists():
+                assert launcher.poll() is None
+                time.sleep(0.01)
             launcher.kill()
             launcher.wait(TIMEOUT)
             wait_until_gone(marked)
@@ -434,25 +458,39 @@ class TestSlurmShell:
         assert [(r["env"]["RANK"], r["env"]["WORLD_SIZE"]) for r in ranks] == [("0", "2"), ("1", "2")]
 
 
-def hydra_after(directory: Path, command: str) -> list[str]:
-    """Options for an Intel mpiexec that is run by, or after, a shell ``command``."""
+def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:
+    """Options for an mpiexec that is run by, or after, a shell ``command``."""
     path = directory / "mpiexec"
-    hydra = Path(sys.prefix, "bin", "mpiexec.hydra")
-    path.write_text(
-        f'#!/bin/sh\ncase $1 in --version) exec {hydra} --version;; esac\n{command} {hydra} "$@"\n'
-    )
+    if flavour == "intel":
+        real = Path(sys.prefix, "bin", "mpiexec.hydra")
+    else:
+        real = Path(mpi_options(flavour)[-1], "mpiexec")
+    path.write_text(f'#!/bin/sh\ncase $1 in --version) exec {real} --version;; esac\n{command} {real} "$@"\n')
     path.chmod(0o755)
-    return ["--mpi", "intel", "--mpi-path", str(path)]
+    return ["--mpi", flavour, "--mpi-path", str(path)]
 
 
 def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:
     said = "IPL WARN> no such node\nall else\nIPL WARN> again"
-    options = hydra_after(show.parent, f"echo '{said}' >&2; exec")
+    options = mpiexec_after(show.parent, f"echo '{said}' >&2; exec")
     done = cpulaunch("run", "-n", "2", *options, "show.py")
     assert "all else" in done.stderr.splitlines()
     assert "IPL WARN" not in done.stderr
     (log,) = show.parent.glob("runs/*/launcher.log")
     assert said in log.read_text()
+
+
+def test_files_that_may_hold_secrets_are_private(cpulaunch: Run, show) -> None:
+    """What mpiexec prints when it is asked for details has the environment in it."""
+    options = mpiexec_after(show.parent, "echo SECRET=1; exec")
+    assert cpulaunch("run", "-n", "2", *options, "show.py").returncode == 0
+    (directory,) = show.parent.glob("runs/*")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        "plan.json",
+        "command.sh",
+        "launcher.log",
+    }
 
 
 def test_where_the_script_decides_the_headline_says_so(cpulaunch: Run, show: Path) -> None:
@@ -464,7 +502,7 @@ def test_where_the_script_decides_the_headline_says_so(cpulaunch: Run, show: Pat
 class TestPlacement:
     def test_a_rank_that_may_not_use_its_cores_fails_the_job(self, cpulaunch: Run, show) -> None:
         """The plan is made with all CPUs, but the ranks are started with fewer."""
-        options = hydra_after(show.parent, "exec taskset -c 0")
+        options = mpiexec_after(show.parent, "exec taskset -c 0")
         done = cpulaunch("run", "-n", "2", *options, "show.py")
         assert done.returncode == 3
         assert "is planned on CPUs" in done.stderr

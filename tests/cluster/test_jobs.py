@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import re
 from pathlib import Path
 
@@ -71,6 +73,23 @@ def test_uneven_slots_names_and_addresses(
     assert [r["host"] for r in ranks] == ["node1", "node1", "node0", "node2", "node2", "node3"]
     assert [r["LOCAL_RANK"] for r in ranks] == ["0", "1", "0", "0", "1", "0"]
     assert {r["MASTER_ADDR"] for r in ranks} == {cluster.addresses["node1"]}
+
+
+def test_a_plan_in_several_variables_reaches_all_hosts(
+    mpi: list[str], cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    """Values of `env:` travel with the plan, and these make it longer than one variable may be."""
+    (script := tmp_path / "digest.py").write_text(
+        "import hashlib, os\n"
+        "noise = ''.join(os.environ[f'NOISE{number}'] for number in range(5))\n"
+        "print(hashlib.sha256(noise.encode()).hexdigest())\n"
+    )
+    values = [random.Random(number).randbytes(40_000).hex() for number in range(5)]
+    noise = [f"--env=NOISE{number}={value}" for number, value in enumerate(values)]
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--tee", "all", *noise, script)
+    assert done.returncode == 0, done.stderr
+    digest = hashlib.sha256("".join(values).encode()).hexdigest()
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {digest}" for rank in range(4)]
 
 
 @needs_two_cores

@@ -17,7 +17,7 @@ import pytest
 from support.command import Run
 from support.machines import machine
 
-from cpulaunch import launchers, variables
+from cpulaunch import launchers
 from cpulaunch.config.config import Config
 from cpulaunch.config.load import load
 from cpulaunch.config.rank_settings import rank_setting
@@ -65,7 +65,7 @@ def placement(name: str) -> Callable[[Config], Any]:
     def seen(config: Config) -> Any:
         plan = planned(config)
         (command, *_) = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
-        return getattr(Placement.from_text(command.env[variables.PLACEMENT]), name)
+        return getattr(Placement.from_variables(command.env), name)
 
     return seen
 

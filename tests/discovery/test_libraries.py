@@ -37,6 +37,13 @@ class TestFinding:
         good = library(tmp_path / "e/libiomp5.so")
         assert find_libraries([str(tmp_path / name) for name in "abcde"], [])["intel"] == good
 
+    def test_one_that_can_be_preloaded_is_preferred_to_one_that_cannot(self, tmp_path: Path) -> None:
+        odd = [library(tmp_path / name / "libiomp5.so") for name in ("my env", "a:b")]
+        plain = library(tmp_path / "plain/libiomp5.so")
+        directories = [str(Path(path).parent) for path in (*odd, plain)]
+        assert find_libraries(directories, [])["intel"] == plain
+        assert find_libraries(directories[:2], [])["intel"] == odd[0]
+
     def test_minimal_tcmalloc_is_preferred(self, tmp_path: Path) -> None:
         library(tmp_path / "libtcmalloc.so.4")
         minimal = library(tmp_path / "libtcmalloc_minimal.so.4")

@@ -15,7 +15,7 @@ from support.packages import install
 SHELL_LAUNCHER = '''
 """One shell starts all ranks, and tells each who it is."""
 
-from cpulaunch.launchers.agent_command import agent_argv, placement_variable
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.placement import IdentityVariables
@@ -36,7 +36,7 @@ class Shell(Launcher):
     def commands(self, plan, installation):
         argv = ("sh", "-c", LOOP, "sh", str(plan.world_size), *agent_argv(plan, installation))
         shared = {name: value for name, value in plan.env.items() if name not in plan.private}
-        return (Command(argv, {**shared, **placement_variable(plan, self)}),)
+        return (Command(argv, {**shared, **placement_variables(plan, self)}),)
 
 
 SHELL = Shell()

@@ -29,7 +29,7 @@ def shown(hosts: tuple[Host, ...]) -> str:
         ("10.0.0.1\n10.0.0.2:8\n", "10.0.0.1 10.0.0.2*8"),
         ("fd00::1\n[fd00::2]\n[fd00::3]:4\nfd00::4 slots=2", "fd00::1 fd00::2 fd00::3*4 fd00::4*2"),
         ("node[01-03,07]:2", "node01*2 node02*2 node03*2 node07*2"),
-        ("rack[1-2]n[8-9]", "rack1n8 rack1n9 rack2n8 rack2n9"),
+        ("rack[1-2]n[8-9]x", "rack1n8x rack1n9x rack2n8x rack2n9x"),
         ("cn-1.example.org slots=128", "cn-1.example.org*128"),
     ],
 )
@@ -56,7 +56,9 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("node[1-", "'[' without ']'", "node[1-"),
         ("node[4-1]", "stands for 0 hosts", "4-1"),
         ("node[1-x]", "is not a range", "1-x"),
-        ("node[0-999999]", "stands for 1000000 hosts", "0-999999"),
+        ("node[0-999999]", "stands for more than 100000 hosts", "node[0-999999]"),
+        ("rack[1-999][1-999]", "stands for more than 100000 hosts", "rack[1-999][1-999]"),
+        ("a[1-50000]\nb[1-50001]", "hosts:2: more than 100000 hosts", "b50001"),
     ],
 )
 def test_what_is_wrong_with_a_hostfile_is_said_with_its_place(

@@ -73,6 +73,16 @@ def test_choices(found, allocator, openmp, users, expected) -> None:
     assert choose_libraries(found, allocator, openmp, users).env == expected
 
 
+@pytest.mark.parametrize("directory", ["/home/me/my env/lib", "/opt/a:b"])
+def test_a_path_that_preloading_would_cut_apart_is_left_out_with_a_line(directory: str) -> None:
+    found = {**GOMP, **FOUND, "jemalloc": f"{directory}/libjemalloc.so.2"}
+    chosen = choose_libraries(found, "jemalloc", "intel", {})
+    assert (chosen.allocator, chosen.openmp) == ("default", "intel")
+    assert chosen.env == {"LD_PRELOAD": "/i/libiomp5.so", "KMP_BLOCKTIME": "1"}
+    (note,) = chosen.notes
+    assert note.startswith("allocator: jemalloc is left out, as LD_PRELOAD takes no space or colon: ")
+
+
 def test_jemalloc_is_tuned_unless_the_user_has_done_it() -> None:
     tuned = choose_libraries(FOUND, "jemalloc", "auto", {}).env
     assert set(tuned) == {"LD_PRELOAD", "MALLOC_CONF"}

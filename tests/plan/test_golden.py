@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY
 
-from cpulaunch import launchers
+from cpulaunch import launchers, variables
 from cpulaunch.cli.preview import picture_of_first_host
 from cpulaunch.cli.run import run_parser
 from cpulaunch.cli.show import plan_as_json, plan_as_text
@@ -47,6 +47,8 @@ PROGRAM = Program(("/venv/bin/python", "train.py", "--lr", "0.1"), True, "/home/
 def listed(options: list[str]) -> tuple[Host, ...]:
     if "-f" in options:
         return parse_hostfile((REPOSITORY / FOUR).read_text(), FOUR)
+    if "--hosts" not in options:
+        return ()
     return parse_hosts(options[options.index("--hosts") + 1], "--hosts")
 
 
@@ -128,6 +130,15 @@ def test_the_documented_keys_are_there() -> None:
     assert document["env"]["CCL_ATL_TRANSPORT"] == "ofi"
     assert set(document["commands"][0]) == {"host", "argv", "env", "files"}
     assert {"key": "hosts.hostfile", "value": FOUR, "origin": "-f"} in document["settings"]
+
+
+def test_what_local_ranks_commands_have_in_common_is_listed_once() -> None:
+    document = json.loads(dry_run("-n", "4", format="json"))
+    assert document["shared_env"][variables.PLACEMENT[0]].startswith("{")
+    rank, _, local_rank, _ = variables.LOCAL_IDENTITY
+    assert [command["env"] for command in document["commands"]] == [
+        {rank: str(number), local_rank: str(number)} for number in range(4)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import make
+from support.plans import make, thousand_different_hosts
 
 from cpulaunch import launchers, variables
+from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import (
@@ -23,9 +25,10 @@ from cpulaunch.plan.placement import (
 from cpulaunch.plan.plan import Plan
 
 
-def travelling(plan: Plan) -> str:
+def travelling(plan: Plan) -> dict[str, str]:
+    """The variables that tell the agents of ``plan``."""
     commands = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
-    return commands[0].env[variables.PLACEMENT]
+    return {name: value for name, value in commands[0].env.items() if name in variables.PLACEMENT}
 
 
 core_sets = st.sets(st.integers(0, 300), max_size=20).map(CoreSet)
@@ -55,12 +58,12 @@ def test_a_placement_is_read_back_as_it_was(specs: list[HostSpec], env: dict[str
         grace_period=2.5,
         lenient=False,
     )
-    assert Placement.from_text(placement.to_text()) == placement
+    assert Placement.from_variables(placement.to_variables()) == placement
 
 
 def test_it_holds_what_was_planned() -> None:
     plan = make("hosts.nproc_per_node=4", "env=SECRET=s", hosts="a,b")
-    placement = Placement.from_text(travelling(plan))
+    placement = Placement.from_variables(travelling(plan))
     assert [name for name, _ in placement.hosts] == ["a", "b"]
     for (_, number), host in zip(placement.hosts, plan.hosts, strict=True):
         assert placement.host_specs[number] == HostSpec.of(host)
@@ -71,8 +74,25 @@ def test_it_holds_what_was_planned() -> None:
 def test_a_thousand_like_hosts_take_a_few_kilobytes_more_than_one() -> None:
     """Linux lets one variable have 128 KB."""
     one, thousand = (travelling(make("hosts.nproc_per_node=8", hosts=hosts)) for hosts in ("n1", "n[1-1024]"))
-    assert len(Placement.from_text(thousand).host_specs) == 1
-    assert len(thousand) - len(one) < 16_000
+    assert len(Placement.from_variables(thousand).host_specs) == 1
+    assert len(thousand["CPULAUNCH_PLACEMENT"]) - len(one["CPULAUNCH_PLACEMENT"]) < 16_000
+
+
+def test_a_thousand_hosts_that_all_differ_fit_into_variables_that_linux_takes() -> None:
+    plan = thousand_different_hosts()
+    told = travelling(plan)
+    assert all(len(f"{name}={value}\0") <= 128 * 1024 for name, value in told.items())
+    placement = Placement.from_variables(told)
+    assert len(placement.host_specs) == 1024
+    assert [placement.host_specs[number] for _, number in placement.hosts] == list(
+        map(HostSpec.of, plan.hosts)
+    )
+
+
+def test_what_can_be_neither_compressed_nor_split_is_an_error() -> None:
+    noise = random.Random(0).randbytes(2 << 20).hex()
+    with pytest.raises(PlanError, match=r"the plan of 1 hosts takes \d+ bytes; agents can be told 983040"):
+        travelling(make(f"env=NOISE={noise}"))
 
 
 @pytest.mark.parametrize("arguments", [[":"], ["a", ":", "b"], ["\\:", "\\\\:"], ["a:b", "\\"], []])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_it_may_leave_a_model_to_native(job: Start, package: dict[str, str]) -> 
 def test_an_engine_of_another_package_is_loaded_by_its_name(
     package: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(package["PYTHONPATH"])
+    monkeypatch.syspath_prepend(package["PYTHONPATH"].split(os.pathsep)[0])
     assert engines.load("stamping").version() == "7.1"
     with pytest.raises(
         UsageError, match=r"'broken' of cpulaunch.engines is no engine: it lacks apply, .*name"

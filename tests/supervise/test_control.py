@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import subprocess
 import sys
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,22 @@ from cpulaunch.messages import (
     encode,
     proof,
 )
-from cpulaunch.supervise.control import Control
+from cpulaunch.supervise.control import MAX_HELLO, MAX_STRANGERS, Control
 
 
-def control_port(launcher: subprocess.Popen[str]) -> int:
-    (listening,) = [
-        c for c in psutil.Process(launcher.pid).net_connections() if c.status == psutil.CONN_LISTEN
-    ]
-    return listening.laddr.port
+def control_address(launcher: subprocess.Popen[str]) -> str:
+    """Where the agents of a job on this machine reach their launcher: the name of an abstract Unix socket."""
+    agent, *_ = psutil.Process(launcher.pid).children()
+    address = agent.environ()["CPULAUNCH_CONTROL"]
+    assert address.startswith("@cpulaunch-")
+    return "\0" + address[1:]
+
+
+def connect(address: str) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(TIMEOUT)
+    connected.connect(address)
+    return connected
 
 
 def hello(**different: Any) -> Hello:
@@ -61,14 +72,14 @@ HOSTILE = {
     "the launcher's message": encode(Welcome("0")),
     "unknown kind": b'{"type":"pardon"}\n',
     "deep": b"[" * 100_000 + b"\n",
-    "endless line": b"x" * (MAX_LINE + 10),
-    "line too long": b"x" * (MAX_LINE + 10) + b"\n",
+    "endless line": b"x" * (MAX_HELLO + 10),
+    "line too long": b"x" * (MAX_HELLO + 10) + b"\n",
 }
 
 
-def say(port: int, data: bytes) -> None:
+def say(address: str, data: bytes) -> None:
     """What a stranger sends, who then waits until it is hung up on; that may be before all is sent."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as it:
+    with contextlib.suppress(OSError), connect(address) as it:
         it.sendall(data)
         it.shutdown(socket.SHUT_WR)
         while it.recv(1 << 16):
@@ -78,10 +89,10 @@ def say(port: int, data: bytes) -> None:
 def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     with errors.open("w") as file, job(tmp_path, marked, [], UNTIL_TOLD, stderr=file) as launcher:
-        port = control_port(launcher)
-        quiet = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+        address = control_address(launcher)
+        quiet = [connect(address) for _ in range(50)]
         for data in HOSTILE.values():
-            say(port, data)
+            say(address, data)
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
         for connection in quiet:
@@ -93,10 +104,10 @@ def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> Non
 def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) -> None:
     dice = random.Random(4711)
     with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
-        port = control_port(launcher)
+        address = control_address(launcher)
         sizes = []
         for number in range(600):
-            say(port, dice.choice(list(HOSTILE.values())) + dice.randbytes(dice.randrange(100_000)))
+            say(address, dice.choice(list(HOSTILE.values())) + dice.randbytes(dice.randrange(100_000)))
             if number >= 200:  # by then it has all that it needs
                 sizes.append(psutil.Process(launcher.pid).memory_info().rss)
         (tmp_path / "go").touch()
@@ -111,7 +122,9 @@ class Audience:
         self.heard: list[tuple[str, int, object]] = []
         self.gone = asyncio.Event()
 
-    def agent_connected(self, rank: int, hello: Hello) -> None:
+    full = False
+
+    def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         self.heard.append(("connected", rank, hello.version))
 
     def agent_said(self, rank: int, message: object) -> None:
@@ -125,12 +138,114 @@ class Audience:
         pass
 
 
+Peer = tuple[StreamReader, StreamWriter, str]
+"""A connection to the control port, and the salt that it is to prove itself by."""
+
+
+async def connect_from(origin: str, address: tuple[str, int]) -> Peer:
+    reader, writer = await asyncio.open_connection(*address, local_addr=(origin, 0))
+    challenge = decode(await reader.readline(), FROM_LAUNCHER)
+    assert isinstance(challenge, Challenge)
+    return reader, writer, challenge.salt
+
+
+async def prove(peer: Peer, rank: int) -> None:
+    """Be the agent of ``rank``, and hear that one is."""
+    reader, writer, salt = peer
+    writer.write(encode(hello(rank=rank, proof=proof("token", "agent", salt, rank))))
+    assert decode(await reader.readline(), FROM_LAUNCHER) == Welcome(proof("token", "launcher", "s", rank))
+
+
+@contextlib.contextmanager
+def listening(size: int) -> Iterator[tuple[Audience, tuple[str, int]]]:
+    """A control port for ``size`` ranks, who hears of them, and its address."""
+    audience = Audience()
+    control = Control("token", size, audience)
+    listener = socket.create_server(("127.0.0.1", 0))
+    control.listen(listener)
+    try:
+        yield audience, listener.getsockname()
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize("origin", ["127.0.0.1", "127.0.0.2"])
+def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
+    """Be there more of them than may be, and from the agent's own address."""
+
+    async def crowd() -> list[tuple[str, int, object]]:
+        with listening(size=2) as (audience, address):
+            await prove(await connect_from(origin, address), rank=0)
+            silent = [await connect_from("127.0.0.1", address) for _ in range(MAX_STRANGERS + 50)]
+            await prove(await connect_from(origin, address), rank=1)
+            assert await silent[0][0].read() == b""  # the first to come was the first to go
+            assert not silent[-1][0].at_eof()
+        for _, writer, _ in silent:
+            writer.close()
+        return audience.heard
+
+    heard = asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
+    assert heard == [("connected", 0, VERSION), ("connected", 1, VERSION)]
+
+
+def test_of_strangers_those_go_of_whom_there_are_most() -> None:
+    async def crowd() -> None:
+        with listening(size=1) as (_, address):
+            slow = await connect_from("127.0.0.2", address)
+            silent = [await connect_from("127.0.0.1", address) for _ in range(2 * MAX_STRANGERS)]
+            await prove(slow, rank=0)
+        for _, writer, _ in silent:
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
+
+
+def test_what_strangers_say_costs_no_memory() -> None:
+    """Who says more than an agent's hello has is hung up on, be it a line that never ends."""
+
+    async def crowd() -> int:
+        with listening(size=1) as (_, address):
+            talkative = [await connect_from("127.0.0.1", address) for _ in range(40)]
+            before = psutil.Process().memory_info().rss
+            for _, writer, _ in talkative:
+                writer.transport.set_write_buffer_limits(0)
+                with contextlib.suppress(OSError):
+                    for _ in range(15):
+                        writer.write(b"x" * (1 << 16))
+                        await writer.drain()
+            await prove(await connect_from("127.0.0.1", address), rank=0)
+            grown = psutil.Process().memory_info().rss - before
+            for reader, _, _ in talkative:
+                with contextlib.suppress(OSError):
+                    assert await reader.read() == b""
+            return grown
+
+    assert asyncio.run(asyncio.wait_for(crowd(), TIMEOUT)) < 16 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_not_challenged(marked: dict[str, str], tmp_path: Path) -> None:
+    with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
+        address = control_address(launcher)
+        with connect(address) as own:
+            assert own.recv(1 << 16).startswith(b'{"type":"challenge"')
+        os.seteuid(65534)
+        try:
+            other = connect(address)
+        finally:
+            os.seteuid(0)
+        with other:
+            assert other.recv(1 << 16) == b""
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+
+
 async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
     """What a launcher hears from the agent of rank 1, which sends ``lines`` once it is welcome, and hangs up."""
     audience = Audience()
     control = Control("token", 2, audience)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        await control.listen(listener)
+        control.listen(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         challenge = decode(await reader.readline(), FROM_LAUNCHER)
         assert isinstance(challenge, Challenge)
@@ -142,7 +257,7 @@ async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
             writer.write_eof()
         await audience.gone.wait()
         writer.close()
-        await control.close()
+        control.close()
     return audience
 
 
@@ -213,7 +328,7 @@ def test_a_line_that_is_too_long_ends_the_connection() -> None:
     audience = asyncio.run(asyncio.wait_for(talk([b"x" * (MAX_LINE + 10) + b"\n"]), TIMEOUT))
     what, rank, error = audience.heard[-1]
     assert (what, rank) == ("disconnected", 1)
-    assert "limit" in str(error)
+    assert error == f"a line of more than {MAX_LINE} bytes"
 
 
 def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
@@ -221,7 +336,7 @@ def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
         audience = Audience()
         control = Control("token", 2, audience)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            await control.listen(listener)
+            control.listen(listener)
             answers, open_ones = [], []
             for _ in range(2):
                 reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -230,7 +345,7 @@ def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
                 assert isinstance(challenge, Challenge)
                 writer.write(encode(hello(rank=1, proof=proof("token", "agent", challenge.salt, 1))))
                 answers.append(await reader.readline())
-            await control.close()
+            control.close()
             for writer in open_ones:
                 writer.close()
         assert audience.heard[0] == ("connected", 1, VERSION)

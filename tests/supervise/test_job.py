@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
-from support.played import GLOO, GRACE, SSH, TIMEOUT, Played, running
+from support.played import GLOO, GRACE, SSH, START, TIMEOUT, Played, running
 
 import cpulaunch.supervise
 from cpulaunch import messages
-from cpulaunch.supervise.events import EndProcesses, HideStderr, Log, ShowStatus, Tick
+from cpulaunch.supervise.events import (
+    AgentSaid,
+    EndProcesses,
+    Event,
+    HideStderr,
+    Log,
+    NotStarted,
+    ProcessSaid,
+    ShowStatus,
+    StartFailed,
+    Tick,
+)
+from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import RankState
 
 
@@ -144,7 +157,15 @@ class TestAnAgentThatNeverConnects:
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
         first = outcome.first_failure
         assert first
-        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the first rank's")
+        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank's that has come")
+
+    def test_is_not_missed_while_others_still_come(self) -> None:
+        """A thousand agents on a small machine take longer than the timeout."""
+        job = Played()
+        for rank in (0, 1, 3):
+            job.starts(rank)
+            job.until(job.now + TIMEOUT - 1)
+        assert not job.state.ending
 
     def test_is_not_missed_because_the_launcher_was_asleep(self) -> None:
         job = Played()
@@ -263,7 +284,7 @@ class TestAnAgentThatNeverConnects:
         job.to_the_end()
         first = job.outcome().first_failure
         assert first
-        assert first.error == "no sign of life within 6 s of the first rank's"
+        assert first.error == "no sign of life within 6 s of the last rank's that has come"
 
     def test_that_speaks_another_version_is_not_heard(self) -> None:
         job = Played()
@@ -278,6 +299,142 @@ class TestAnAgentThatNeverConnects:
         assert (first.rank, first.host) == (2, "node2")
         assert f"speaks version {messages.VERSION + 1} of the control protocol" in str(first.error)
         assert job.statuses()[2] == "not started"
+
+
+class TestAnAgentOfOurs:
+    def test_that_cannot_be_started_fails_the_job(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1)
+        job.happens(StartFailed(2, "python can't be run: Resource temporarily unavailable"))
+        job.happens(NotStarted(2))
+        job.obeys(0, 1)
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
+        assert first.error == "python can't be run: Resource temporarily unavailable"
+        assert job.statuses()[2:] == ["not started", "not started"]
+
+    def test_that_was_not_started_is_not_waited_for(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1)
+        job.user_sends(SIGINT)
+        job.happens(NotStarted(2))
+        job.obeys(0, 1)
+        assert job.state.finished
+        assert job.statuses()[2:] == ["not started", "not started"]
+        assert job.state.untidy == []
+
+    def test_that_ended_before_the_others_were_to_be_started_is_the_last(self) -> None:
+        job = Played(launcher="local")
+        job.process_ends(-9, number=0)
+        job.until(1.0)
+        job.happens(NotStarted(1))
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.error) == (0, "its agent ended before it said hello")
+
+    def test_is_not_lost_where_the_machine_has_much_to_do(self) -> None:
+        """There is no network that could be down, and the end of an agent would be seen."""
+        job = running("localhost", "localhost", launcher="local", here_alone=True)
+        job.falls_silent(0, 1)
+        job.until(100.0)
+        assert not job.state.ending
+        job.user_sends(SIGINT)
+        job.to_the_end()
+        assert job.statuses() == ["killed by launcher", "killed by launcher"]
+
+
+class TestClocks:
+    def fail(self, job: Played, first: int, then: int) -> Failure:
+        """Two ranks fail one after the other, and the second is heard first."""
+        at = job.clock(first)
+        job.now += 0.2
+        job.exits(then, 6)
+        job.exits(first, 5, at=at)
+        job.obeys(*({0, 1, 2, 3} - {first, then}))
+        failure = job.outcome().first_failure
+        assert failure
+        return failure
+
+    def test_of_other_hosts_are_compared_by_a_question_and_its_answer(self) -> None:
+        job = Played(ahead=(0.0, 100.0, -100.0, 0.0))
+        for rank in range(4):
+            job.connects(rank, said=3.0 * rank)  # so long have their hellos waited to be heard
+            assert job.sent(rank, messages.AskTime)
+            job.answers(rank, after=0.01)
+        assert self.fail(job, first=0, then=3).rank == 0
+
+    def test_are_compared_again_where_the_answer_took_long(self) -> None:
+        job = Played()
+        for rank in (0, 1, 3):
+            job.connects(rank)
+            job.answers(rank, after=0.01)
+        job.connects(2)
+        at = job.clock(2)
+        job.now += 3.0  # so long has its answer waited to be heard
+        job.says(2, messages.Time(at))
+        while len(job.sent(2, messages.AskTime)) < 2:
+            job.until(job.now + 0.1)
+        job.answers(2, after=0.01)
+        assert self.fail(job, first=1, then=2).rank == 1
+
+    def test_are_compared_again_after_ten_minutes_as_they_drift(self) -> None:
+        job = Played()
+        job.connects(0, 1, 2, 3)
+        for rank in range(4):
+            job.answers(rank, after=0.001)
+        job.ahead[2] = 5.0
+        while len(job.sent(2, messages.AskTime)) < 2:
+            job.until(job.now + 1.0)
+        job.answers(2, after=0.01)  # which took longer than the first time
+        assert self.fail(job, first=1, then=2).rank == 1
+
+    def test_of_this_host_are_the_same(self) -> None:
+        job = Played(hosts=("localhost",) * 4, launcher="local")
+        job.ahead = dict.fromkeys(range(4), START - 2e9)
+        for rank in range(4):
+            job.connects(rank, said=3.0 * rank, here=True)
+            assert not job.sent(rank, messages.AskTime)
+        assert [rank.clock for rank in job.state.ranks] == [0.0] * 4
+        assert self.fail(job, first=0, then=3).rank == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Tick(),
+        AgentSaid(7, messages.Beat()),
+        AgentSaid(7, messages.Output(1, "x")),
+        AgentSaid(7, messages.Exit(0, None, 1.0, False, 0, None)),
+        ProcessSaid(b"a word of mpiexec"),
+    ],
+    ids=lambda event: str(event)[:40],
+)
+def test_what_happens_to_one_rank_costs_no_more_where_there_are_many(event: Event) -> None:
+    """Counted in lines of the state machine."""
+
+    def lines(ranks: int) -> int:
+        job = Played([f"node{rank // 8}" for rank in range(ranks)])
+        job.starts(*range(ranks))
+        job.happens(Tick())
+        count = 0
+
+        def trace(*_: object) -> object:
+            nonlocal count
+            count += 1
+            return trace
+
+        sys.settrace(trace)
+        try:
+            job.happens(event)
+            job.happens(Tick())
+        finally:
+            sys.settrace(None)
+        return count
+
+    assert 0 < lines(2000) <= lines(16) + 10
 
 
 class TestAProcessOfTheLauncherThatEnds:
@@ -474,7 +631,8 @@ def test_the_state_machine_has_no_clock_socket_signal_or_process(module: str) ->
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module)
     assert imported <= {
-        "__future__", "collections", "collections.abc", "dataclasses", "enum", "re", "typing",
+        "__future__", "collections", "collections.abc", "dataclasses", "enum", "itertools", "math", "re",
+        "typing",
         "cpulaunch", "cpulaunch.errors", "cpulaunch.messages", "cpulaunch.launchers.base",
         *(f"cpulaunch.supervise{part}" for part in ("", ".events", ".outcome", ".processes", ".rank", ".root_cause", ".status")),
     }  # fmt: skip

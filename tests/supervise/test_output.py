@@ -13,6 +13,7 @@ import pytest
 from support.command import TIMEOUT, Run, clean_environment
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.logs import OPEN_LOGS
 from cpulaunch.supervise.output import Output
 from cpulaunch.supervise.terminal import Screen
 
@@ -89,6 +90,26 @@ def test_many_lines_pass_without_loss(cpulaunch: Run, tmp_path: Path) -> None:
     for rank in (0, 1):
         numbers = re.findall(rf"^\[{rank}\] (\d+) x{{60}}$", done.stdout, re.MULTILINE)
         assert numbers == [str(i) for i in range(100_000)]
+
+
+def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for finished in (False, True):
+        warnings: list[str] = []
+        output = Output(tmp_path, frozenset(), Remembering(), warnings.append)
+        for line in range(3):
+            for rank in range(300):
+                output.feed(rank, 1, b"line %d of rank %d\n" % (line, rank))
+        if finished:
+            for rank in range(300):
+                output.finish(rank)
+        assert output.close(TIMEOUT)
+        assert warnings == []
+        assert len(os.listdir("/proc/self/fd")) - before <= (0 if finished else OPEN_LOGS)
+        del output
+    for rank in range(300):
+        log = (tmp_path / f"rank-{rank}.log").read_text()
+        assert log == 2 * "".join(f"line {line} of rank {rank}\n" for line in range(3))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")

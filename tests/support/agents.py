@@ -60,7 +60,7 @@ def agent(
     identity = dict(zip(placed.identity, ("0", "1", "0", "1"), strict=True))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(script)],
-        env=clean_environment(**{**identity, variables.PLACEMENT: placed.to_text(), **(env or {})}),
+        env=clean_environment(**{**identity, **placed.to_variables(), **(env or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,14 +82,17 @@ def run_agent(
 
 
 class PlayedLauncher:
-    """A launcher to which one agent has said hello; the test plays what it says."""
+    """A launcher to which one agent has connected; the test plays what it says."""
 
-    def __init__(self, placed: Placement, program: str) -> None:
+    def __init__(self, placed: Placement, program: str, hang_ups: int = 0) -> None:
+        """``hang_ups``: how often it hangs up on the agent before."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(TIMEOUT)
             env = {variables.CONTROL: f"127.0.0.1:{server.getsockname()[1]}", variables.TOKEN: TOKEN}
             self.agent = agent(placed, program, env)
             try:
+                for _ in range(hang_ups):
+                    server.accept()[0].close()
                 self._connection, _ = server.accept()
             except BaseException:
                 self._reap()

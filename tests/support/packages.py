@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cpulaunch.ccl.installed import BINDINGS
@@ -18,7 +19,7 @@ def install(directory: Path, name: str, module: str, entry_points: dict[str, str
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     groups = (f"[{group}]\n{line}\n" for group, line in entry_points.items())
     (info / "entry_points.txt").write_text("\n".join(groups))
-    return {"PYTHONPATH": str(directory)}
+    return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def stand_in(directory: Path, body: str, version: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 from cpulaunch.config.load import load
@@ -44,3 +46,23 @@ def make(
         **more,
     }
     return make_plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
+
+
+def thousand_different_hosts(last: HostFacts | None = None) -> Plan:
+    """The plan for 1,024 hosts that each lack other CPUs; on the ``last`` one, of its own kind, is one rank."""
+    chance = random.Random(0)
+    cpus = BIG.topology.cpus
+    names = [f"node{number:04d}" for number in range(1, 1025)]
+    known = {
+        name: replace(
+            BIG,
+            topology=replace(
+                BIG.topology, cpus=tuple(cpus[n] for n in sorted(chance.sample(range(len(cpus)), 80)))
+            ),
+        )
+        for name in names
+    }
+    slots = dict.fromkeys(names, 8)
+    if last:
+        known[names[-1]], slots[names[-1]] = last, 1
+    return make(hosts=",".join(f"{name}:{slots[name]}" for name in names), hosts_known=known)

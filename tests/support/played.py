@@ -48,10 +48,11 @@ class Played:
         hosts: Sequence[str] = ("node0", "node1", "node2", "node3"),
         launcher: str = "intel",
         ahead: Sequence[float] = (),
+        here_alone: bool = False,
     ) -> None:
         loaded = launchers.load(launcher)
         processes = len(hosts) if loaded.agents_are_children else 1
-        self.watching = Watching(hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE)
+        self.watching = Watching(hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone)
         self.state = JobState(self.watching, START)
         self.now = 0.0
         self.actions: list[tuple[float, Action]] = []
@@ -84,12 +85,21 @@ class Played:
             assert self.now < end, "the job doesn't end"
             self.until(self.now + 1)
 
-    def connects(self, *ranks: int, version: int = messages.VERSION) -> None:
+    def connects(
+        self, *ranks: int, version: int = messages.VERSION, said: float = 0.0, here: bool = False
+    ) -> None:
+        """The agents' hellos are heard, which they have ``said`` seconds ago."""
         for rank in ranks:
             self.beating.add(rank)
-            self.happens(
-                AgentConnected(rank, messages.Hello(version, rank, "", "", self.clock(rank), 99, "x"))
-            )
+            hello = messages.Hello(version, rank, "", "", self.clock(rank) - said, 99, "x")
+            self.happens(AgentConnected(rank, hello, here))
+
+    def answers(self, rank: int, after: float) -> None:
+        """The agent says how late it is, as it was asked to, ``after`` seconds, which go half-way by then."""
+        self.now += after / 2
+        at = self.clock(rank)
+        self.now += after / 2
+        self.says(rank, messages.Time(at))
 
     def starts(self, *ranks: int) -> None:
         """The agents of ``ranks`` connect, and start their programs."""

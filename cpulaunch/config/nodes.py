@@ -1,0 +1,42 @@
+"""The nodes of a YAML file: neither depth nor aliases make more of them than a settings file needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from cpulaunch.errors import ConfigError
+
+MAX_DEPTH = 32
+"""Collections that may lie in each other."""
+
+MAX_NODES = 10_000
+"""Scalars and collections that a file may have, with what aliases stand for written out."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Loads the YAML of ``text``; raises ConfigError, with ``shown`` and the line, where that is too much."""
+
+    def __init__(self, text: str, shown: str) -> None:
+        super().__init__(text)
+        self._shown = shown
+        self._depth = self._nodes = 0
+        self._sizes: dict[str, int] = {}  # of what has an anchor, by that
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._nodes
+        is_alias = isinstance(event, yaml.AliasEvent)
+        self._nodes += self._sizes.get(event.anchor, 0) if is_alias else 1
+        self._depth += 1
+        too_deep = self._depth > MAX_DEPTH
+        if too_deep or self._nodes > MAX_NODES:
+            what = "levels of nesting" if too_deep else "values, with what its aliases stand for"
+            most = MAX_DEPTH if too_deep else MAX_NODES
+            raise ConfigError(f"{self._shown}:{event.start_mark.line + 1}: more than {most} {what}")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if event.anchor and not is_alias:
+            self._sizes[event.anchor] = self._nodes - before
+        return node

@@ -1,0 +1,47 @@
+"""Ends an mpiexec whose launcher was killed, after its agents had the time to end their programs themselves::
+
+    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER MPIEXEC SECONDS JOB
+
+Open MPI's mpiexec would go on with ranks whose agents the launcher had not heard yet, and at a signal, it
+kills agents sooner than they can end a program's children.  Standard library only.  It ends with mpiexec.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from cpulaunch.supervise.sweep import sweep
+
+PAUSE = 5.0
+"""Seconds that mpiexec has after each signal."""
+
+
+def main(launcher: int, mpiexec: int, patience: float, job_id: str) -> None:
+    """Wait for either to end; where that is the launcher, end the other ``patience`` seconds later."""
+    try:
+        its = os.pidfd_open(mpiexec)
+        ours = os.pidfd_open(launcher) if os.getppid() == launcher else None
+    except OSError:  # it has ended, or the kernel is older than 5.3
+        return
+    if ours is not None:
+        select.select([ours, its], [], [])
+    if _has_ended(its, 0):
+        return
+    for number, seconds in ((0, patience), (signal.SIGTERM, PAUSE), (signal.SIGKILL, PAUSE)):
+        signal.pidfd_send_signal(its, number)
+        if _has_ended(its, seconds):
+            break
+    sweep(job_id)
+
+
+def _has_ended(pidfd: int, seconds: float) -> bool:
+    return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,125 @@
+"""An ``mpiexec`` whose agents are many in a process: real connections and messages, but no programs.
+
+    scale_agents.py … -n RANKS …
+
+`scale.py` gives it to cpulaunch as MPICH's.  Each agent connects by `cpulaunch.agent.link`, says that its
+program runs, that it has printed ten lines, and beats.  When there is a file ``fail`` in the directory
+``$SCALE_DIRECTORY``, one rank raises; the others end when they are asked to.  Files there tell how far they
+are.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from pathlib import Path
+
+from cpulaunch import messages, variables
+from cpulaunch.agent.link import Link, LinkState
+
+LINES = 10
+PROCESSES = 4
+PATIENCE = 30.0
+PERIOD = PATIENCE / messages.BEATS_PER_TIMEOUT
+LOOK = 0.05
+"""Seconds between two looks at the clock, and for the file."""
+
+
+class Agent(Link):
+    """One rank's agent; its program is made up."""
+
+    def __init__(self, rank: int, selector: selectors.BaseSelector) -> None:
+        super().__init__(os.environ[variables.CONTROL], os.environ[variables.TOKEN], rank, selector, PATIENCE)
+        self.rank, self.lines, self.ended = rank, 0, False
+        self.send(messages.Started(4711, "0", "", 1, []))
+
+    def look(self, now: float) -> None:
+        """Do what is due: a line, or a beat."""
+        self.check_time()
+        if self.state is LinkState.ABSENT:
+            raise SystemExit(f"rank {self.rank}: {self.why}")
+        if self.state is not LinkState.UP or self.ended:
+            return
+        if self.lines < LINES:
+            self.lines += 1
+            self.send(messages.Output(1, f"line {self.lines} of rank {self.rank}\n"))
+        elif now >= self.last_sent + PERIOD:
+            self.send(messages.Beat())
+
+    def hear(self, events: int) -> None:
+        """The socket is ready for ``events``."""
+        for message in self.ready(events):
+            if isinstance(message, messages.End):
+                self.end(messages.Exit(None, message.signal, time.monotonic(), True, 0, None))
+            elif isinstance(message, messages.AskTime):
+                self.send(messages.Time(time.monotonic()))
+            elif isinstance(message, messages.Release):
+                self.close()
+
+    def fail(self) -> None:
+        at = time.monotonic()
+        self.send(messages.Failure("ValueError: no such luck", "train.py", 5, "", at, False))
+        self.end(messages.Exit(1, None, at, False, 0, None))
+
+    def end(self, end: messages.Exit) -> None:
+        if not self.ended:
+            self.ended = True
+            self.send(end)
+
+
+def main() -> int:
+    if "--version" in sys.argv:
+        print("HYDRA build details, played")
+        return 0
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    size = int(sys.argv[sys.argv.index("-n") + 1])
+    pids = []
+    for number in range(PROCESSES):
+        if (pid := os.fork()) == 0:
+            play(range(number, size, PROCESSES), failing=size // 3)
+            os._exit(0)
+        pids.append(pid)
+    signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in pids])
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF for pid in pids)
+
+
+def play(ranks: range, failing: int) -> None:
+    """Be the agents of ``ranks``, until all have ended."""
+    directory, number = Path(os.environ["SCALE_DIRECTORY"]), ranks.start
+    selector = selectors.DefaultSelector()
+    agents = []
+    for rank in ranks:
+        agents.append(Agent(rank, selector))
+        turn(selector, 0.0)
+    told = 0
+    while selector.get_map() or told < 2:
+        now = time.monotonic()
+        for count, agent in enumerate(agents):
+            agent.look(now)
+            if count % 50 == 0:
+                turn(selector, 0.0)
+        turn(selector, LOOK)
+        if told == 0 and all(agent.state is LinkState.UP for agent in agents):
+            (directory / f"up-{number}").touch()
+            told = 1
+        if told == 1 and all(agent.lines == LINES for agent in agents):
+            (directory / f"printed-{number}").touch()
+            told = 2
+        if failing in ranks and (directory / "fail").exists():
+            (directory / "failed").write_text(str(time.monotonic()))
+            agents[ranks.index(failing)].fail()
+            failing = -1
+
+
+def turn(selector: selectors.BaseSelector, timeout: float) -> None:
+    for key, events in selector.select(timeout):
+        key.data.hear(events)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Hosts on which the user's login shell is another one than sh, and a launcher that can start no ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import chaos
+from support.command import clean_environment, mpi_options
+from support.faults import Cluster
+from support.jobs import outputs
+from support.namespaces import until
+
+from cluster.conftest import HOSTS, Run
+from cpulaunch.launchers import MPIS
+
+pytestmark = pytest.mark.slow
+
+SWEEP = """
+import asyncio
+from cpulaunch.launchers.reach import Ssh
+from cpulaunch.supervise.sweep import sweep_hosts
+print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
+"""
+
+
+@pytest.fixture(params=["tcsh", "fish", "tcsh everywhere", "fish everywhere"])
+def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
+    """All hosts know the user as one with this login shell; ``everywhere``: the launching one does, too."""
+    name, _, everywhere = request.param.partition(" ")
+    path = shutil.which(name)
+    if not path:
+        pytest.skip(f"{name} is not installed")
+    passwd = re.sub(r"(?m)^(root:.*):[^:]*$", rf"\1:{path}", Path("/etc/passwd").read_text())
+    with contextlib.ExitStack() as stack:
+        for host in (*HOSTS, *(["login"] if everywhere else [])):
+            stack.enter_context(cluster.replaced(host, "/etc/passwd", passwd))
+        told = cluster.run("login", ["ssh", HOSTS[1], "printenv SHELL"]).stdout
+        assert told == f"{path}\n"
+        yield
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_jobs_run_on_hosts_with_another_login_shell(
+    mpi: str, other_shell: None, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (show := tmp_path / "show.py").write_text("import json, socket; print(json.dumps(socket.gethostname()))")
+    done = cpulaunch("run", *mpi_options(mpi), "-f", four, "-ppn", "1", "--tee", "all", show, on="login")
+    assert outputs(done) == list(HOSTS)
+
+
+def test_hosts_with_another_login_shell_are_swept(other_shell: None, cluster: Cluster) -> None:
+    mark = clean_environment(CPULAUNCH_JOB_ID="the-job")
+    left = [cluster.start(host, ["sleep", "300"], env=mark) for host in HOSTS]
+    other = cluster.start(HOSTS[0], ["sleep", "300"], env=clean_environment(CPULAUNCH_JOB_ID="the-job-2"))
+    try:
+        until(lambda: sum("sleep 300" in line for line in cluster.processes()) == 5, "all to run")
+        code = SWEEP.format(hosts=list(HOSTS))
+        swept = cluster.run("login", [sys.executable, "-c", code], env=clean_environment())
+        assert (swept.stdout, swept.stderr) == ("\n", "")
+        for process in left:
+            process.wait(timeout=10)
+        assert other.poll() is None
+    finally:
+        for process in (*left, other):
+            process.kill()
+            process.communicate(timeout=10)
+
+
+def test_a_launcher_that_can_start_no_ssh_says_so_and_reports_all_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It has no descriptor left when a host is lost."""
+    job = chaos.Job(cluster, tmp_path, mpi_options("intel"), "sleep", "", "none")
+    job.start()
+    job.ready()
+    (launcher,) = map(
+        int, Path(f"/proc/{job.launcher.pid}/task/{job.launcher.pid}/children").read_text().split()
+    )
+    resource.prlimit(launcher, resource.RLIMIT_NOFILE, (8, 8))
+    with chaos.EVENTS["link cut"].happen(job, 1):
+        result = job.end()
+    assert (
+        "processes may be left on node1, as ssh can't be started here: Too many open files" in result.stderr
+    )
+    assert "host node1 was lost" in result.stderr
+    assert (result.exit_code, result.outcome["kind"]) == (4, "node_lost")

@@ -1,0 +1,103 @@
+"""Asking and sweeping very many hosts: so many connections at once and no more, and what happens without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from support.answers import answer
+from support.command import TIMEOUT, clean_environment
+
+from cpulaunch.discovery import probe
+from cpulaunch.discovery.probe_messages import KINDS, MARK, ProbeRequest
+from cpulaunch.messages import encode
+from cpulaunch.supervise import sweep
+
+HOSTS = [f"node{number:04d}" for number in range(200)]
+
+
+class Counting:
+    """Reaches every host by a command that says in a file when it starts and ends."""
+
+    def __init__(self, directory: Path, script: str) -> None:
+        self.log = directory / "log"
+        self.script = f"echo 1 >>{self.log}; {script}; echo -1 >>{self.log}"
+
+    def command(self, host: str, line: str) -> tuple[str, ...]:
+        return ("sh", "-c", self.script)
+
+    def counts(self) -> tuple[int, int]:
+        """How many have been reached, and how many at the same time."""
+        steps = list(map(int, self.log.read_text().split()))
+        return steps.count(1), max(accumulate(steps))
+
+
+@contextmanager
+def without_files() -> Iterator[None]:
+    """This process can open no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_hosts_are_swept_so_many_at_once(tmp_path: Path) -> None:
+    reach = Counting(tmp_path, "sleep 0.05")
+    assert asyncio.run(sweep.sweep_hosts(HOSTS, "job", reach)) == ""
+    total, most = reach.counts()
+    assert total == len(HOSTS)
+    assert most <= sweep.AT_ONCE
+
+
+def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they have hung up: an ssh that waits takes memory and descriptors, too."""
+    monkeypatch.setattr(probe, "AT_ONCE", 4)
+    (tmp_path / "answer").write_bytes(MARK.encode() + encode(answer(1), KINDS))
+    reach = Counting(tmp_path, f"read request; cat {tmp_path}/answer; cat >/dev/null")
+    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None)
+    responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, reach)
+    assert all(response.answer for response in responses.values())
+    total, most = reach.counts()
+    assert total == 40
+    assert most <= 4 + 1  # the master's connection stays
+
+
+def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
+    async def sweep_without_files() -> str:
+        with without_files():
+            assert sweep.sweep("job") == []
+            return await sweep.sweep_hosts(HOSTS, "job", Counting(tmp_path, "true"))
+
+    line = asyncio.run(sweep_without_files())
+    names = "node0000, node0001, node0002, node0003 and 196 more"
+    assert line == f"processes may be left on {names}, as ssh can't be started here: Too many open files"
+
+
+def test_a_host_that_cannot_be_asked_for_want_of_descriptors_is_named_with_the_reason(tmp_path: Path) -> None:
+    limit = (24, 24)
+    (tmp_path / "bin").mkdir()
+    (ssh := tmp_path / "bin/ssh").write_text("#!/bin/sh\nread request\nexit 255\n")
+    ssh.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "hosts", "check", "--hosts", "node[1-40]"],
+        cwd=tmp_path,
+        env=clean_environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}"),
+        timeout=TIMEOUT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+    )
+    assert done.returncode == 3
+    assert "ssh.sh can't be started here: Too many open files" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

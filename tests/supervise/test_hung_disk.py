@@ -1,0 +1,99 @@
+"""A disk that hangs: for the launcher, a log that is a FIFO which nobody reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT
+from support.jobs import box, job
+
+from cpulaunch.supervise.logs import MAX_WAITING, Logs
+
+# Both ranks say "ready" to the screen alone, as rank 0's log is the FIFO from its first line on.
+PROGRAM = """
+import os, pathlib, signal, time
+while not pathlib.Path("hung").exists(): time.sleep(0.01)
+print("ready", flush=True)
+while not pathlib.Path("go").exists(): time.sleep(0.01)
+if os.environ["RANK"] == "1": os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(300)
+"""
+
+
+@contextmanager
+def hung_job(directory: Path, marked: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A job whose ranks have said "ready", which the launcher can't write into a log."""
+    (directory / "hang.sh").write_text(
+        "while ! ls runs/*/events.jsonl; do sleep 0.01; done\nmkfifo $(echo runs/*/)rank-0.log; touch hung\n"
+    )
+    with subprocess.Popen(
+        ["sh", "hang.sh"], cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as hanging:
+        try:
+            with (
+                open(directory / "stderr", "w") as stderr,
+                job(directory, marked, [], PROGRAM, "--grace-period", "0.5", stderr=stderr) as launcher,
+            ):
+                yield launcher
+        finally:
+            hanging.kill()
+
+
+def test_ctrl_c_ends_the_job(tmp_path: Path, marked: dict[str, str]) -> None:
+    with hung_job(tmp_path, marked) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(TIMEOUT) == 130
+    said = (tmp_path / "stderr").read_text()
+    assert "interrupted after" in said
+    assert "does not answer: its files are not complete" in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named(tmp_path: Path, marked: dict[str, str]) -> None:
+    with hung_job(tmp_path, marked) as launcher:
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 137
+    title, lines = box((tmp_path / "stderr").read_text())
+    assert title == "rank 1 on localhost failed first"
+    assert lines[0] == "SIGKILL (killed)"
+
+
+def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "log")
+    warnings: list[str] = []
+    logs = Logs(tmp_path, warnings.append)
+    logs.append("log", b"x" * MAX_WAITING)
+    while logs._bytes:
+        time.sleep(0.001)  # until the thread has taken it
+    logs.append("log", b"x" * (MAX_WAITING + 1))
+    assert logs.full
+    monkeypatch.setattr("cpulaunch.supervise.logs.HUNG", 0.0)
+    assert not logs.full
+    for _ in range(10):
+        logs.append("log", b"x" * MAX_WAITING)
+    assert logs._bytes == MAX_WAITING + 1
+    assert warnings == [f"{tmp_path} does not answer; the job goes on without logs until it does"]
+    assert not logs.close(0.1)
+    with open(tmp_path / "log", "rb") as reader:  # it answers again
+        assert len(reader.read(2 * MAX_WAITING + 1)) == 2 * MAX_WAITING + 1
+    assert logs.close(TIMEOUT)
+
+
+def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    logs = Logs(tmp_path, lambda line: None)
+    for number in range(1000):
+        logs.append("log", b"%d\n" % number)
+    logs.finish("log")
+    with open(tmp_path / "log") as reader:
+        assert reader.read() == "".join(f"{number}\n" for number in range(1000))
+    assert logs.close(TIMEOUT)
