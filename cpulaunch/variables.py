@@ -20,6 +20,8 @@ RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
 PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
 OPEN_FILES = "CPULAUNCH_OPEN_FILES"
+KEPT_PORT = "CPULAUNCH_KEPT_PORT"
+KEPT_PORT_FD = "CPULAUNCH_KEPT_PORT_FD"
 LOCAL_IDENTITY = ("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE")
 
 # Settings that the ranks are told; config/settings.py says which.
@@ -67,6 +69,8 @@ TABLE = (
     *(Variable(part, "plan", "agent plan", "text", "what the variable before it has no room for") for part in PLACEMENT[1:]),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),
     Variable(OPEN_FILES, "supervise", "agent", "integer", "soft limit of open files for a local rank's program"),
+    Variable(KEPT_PORT, "supervise agent", "supervise agent runtime", "integer", "MASTER_PORT, where the job keeps it from other users"),
+    Variable(KEPT_PORT_FD, "agent", "agent", "integer", "descriptor of the socket that keeps it"),
     Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),
@@ -78,7 +82,7 @@ TABLE = (
     Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),
     Variable(BUCKET_MB, "config", "config runtime", _SETTING, "size of DDP's buckets"),
     Variable(STATIC_GRAPH, "config", "config runtime", _SETTING, "DDP's static graph"),
-    Variable(AS_WRITTEN, "config", "config runtime", _SETTING, "whether scripts are left unpatched"),
+    Variable(AS_WRITTEN, "config", "config agent runtime", _SETTING, "whether scripts are left unpatched"),
     Variable(CCL_BINDING, "config", "config ccl", _SETTING, "which implementation of ccl"),
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
@@ -89,9 +93,9 @@ TABLE = (
     Variable("LOCAL_WORLD_SIZE", "agent", "ccl <torch> <oneCCL>", "integer", "number of ranks on the host"),
     Variable("GROUP_RANK", "agent", "<script>", "integer", "number of the host"),
     Variable("MASTER_ADDR", "<user> plan", "config agent ccl <torch>", "name or address", "where ranks meet"),
-    Variable("MASTER_PORT", "<user> supervise launchers", "config <torch>", "integer", "port where ranks meet"),
+    Variable("MASTER_PORT", "<user> supervise launchers", "config agent <torch>", "integer", "port where ranks meet"),
     Variable("PMI_RANK", "<Hydra>", "launchers ccl", "integer", "rank; tells that Hydra started this process"),
-    Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "<torch>", "1 or 0", "whether torch calls our entry points"),
+    Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "agent <torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
     Variable("CCL_ALLREDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
     Variable("CCL_ATL_SHM", "plan ccl", "<oneCCL>", "1 or 0", "shared memory within a host"),

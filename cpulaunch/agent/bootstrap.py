@@ -22,6 +22,7 @@ MAX_ERROR = 2000
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any
 
@@ -54,7 +55,8 @@ def main() -> None:
 
     if report_fd >= 0:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
-        sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
+        sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
+        _take_over_port(finder.functions)
     atexit.register(_before_python_ends)  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
@@ -66,6 +68,21 @@ def main() -> None:
         report(_raised(error))
         raise
     report(leaving(0))
+
+
+def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Take over the socket that keeps MASTER_PORT, if this is the first rank and its agent has one."""
+    fd = os.environ.pop(variables.KEPT_PORT_FD, None)
+    if fd is None:
+        return
+    from cpulaunch.agent.kept_port import KeptPort
+
+    kept = KeptPort(int(fd), int(os.environ[variables.KEPT_PORT]))
+    when_loaded["torch"].append(kept.torch_is_loaded)
+    if "socket" in sys.modules:
+        kept.socket_is_loaded(sys.modules["socket"])
+    else:
+        when_loaded["socket"] = [kept.socket_is_loaded]
 
 
 def _before_python_ends() -> None:
@@ -149,33 +166,36 @@ def _write(fd: int, line: bytes) -> None:
         pass  # the agent is gone, and nobody else needs it
 
 
-class _TorchFinder:
-    """Finds torch as the other finders do, and tells the agent how many threads it has once it is loaded."""
+def _torch(torch: Any) -> bytes:
+    """The report that torch is loaded, and how many threads it has; empty for another module by its name."""
+    try:
+        threads = torch.get_num_threads()
+    except Exception:
+        return b""
+    from cpulaunch.messages import Torch, encode
 
-    def __init__(self, fd: int, process: int) -> None:
-        self.fd, self.process = fd, process
+    return encode(Torch(threads, os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")))
+
+
+class _Finder:
+    """Finds modules as the other finders do, and calls ``functions`` with each of them once it is loaded."""
+
+    def __init__(self, functions: dict[str, list[Callable[[Any], object]]]) -> None:
+        self.functions = functions
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch" or os.getpid() != self.process:
+        if name not in self.functions:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec and spec.loader:
             load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self.loaded(module, load(module))  # type: ignore[method-assign]
+            spec.loader.exec_module = lambda module: self.loaded(name, module, load(module))  # type: ignore[method-assign]
         return spec
 
-    def loaded(self, torch: Any, _: None) -> None:
-        if self in sys.meta_path:  # not for a reload
-            sys.meta_path.remove(self)
-        try:
-            threads = torch.get_num_threads()
-        except Exception:
-            return  # another module by this name
-        from cpulaunch.messages import Torch, encode
-
-        requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
-        _write(self.fd, encode(Torch(threads, requested)))
+    def loaded(self, name: str, module: Any, _: None) -> None:
+        for function in self.functions.pop(name, ()):  # not for a reload
+            function(module)
 
 
 def _is_users(file: str) -> bool:

@@ -19,6 +19,7 @@ _OF_THE_AGENT = (
     variables.LAUNCHER_PID,
     *variables.PLACEMENT,
     variables.OPEN_FILES,
+    variables.KEPT_PORT,
     *variables.LOCAL_IDENTITY,
 )
 """Variables that the program doesn't get."""

@@ -9,6 +9,7 @@ from cpulaunch import variables
 from cpulaunch.agent.child import Program
 from cpulaunch.agent.environment import Assignment, assignment, planned_preloads, program_environment
 from cpulaunch.agent.identity import Identity
+from cpulaunch.agent.kept_port import keep_port
 from cpulaunch.errors import HostError
 from cpulaunch.messages import Started
 from cpulaunch.model.cores import CoreSet
@@ -63,9 +64,13 @@ def start_program(
         notes.append(f"rank {identity.rank}: {why}")
         policy = ""
     env = _environment(placement, identity, assigned)
+    kept = None
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
+        if identity.rank == 0 and (kept := keep_port(env, host)):
+            os.set_inheritable(kept.fileno(), True)
+            env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
     preloads = planned_preloads(placement, assigned.spec, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
@@ -73,6 +78,9 @@ def start_program(
         program = Program(argv, env, rank.cores, streams, stdin, open_files)
     except OSError as e:
         raise HostError(f"{argv[0]} can't be run on {host}: {e.strerror}") from None
+    finally:
+        if kept:
+            kept.close()
     actual = _cores_of(program.pid)
     if actual is not None and actual != rank.cores:
         notes.append(f"rank {identity.rank} was put on CPUs {rank.cores}, but is on {actual}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import launchers, variables
+from cpulaunch.discovery import master_port
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
@@ -27,7 +28,8 @@ class Attempt(NamedTuple):
     """One start of a plan.
 
     ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
-    ``master_port`` where its ranks' Store listens.
+    ``master_port`` where its ranks' Store listens.  ``port_keeper`` keeps that port, where it is one of this
+    host's and the first rank's agent takes it over (`agent.kept_port`).
     """
 
     plan: Plan
@@ -36,10 +38,11 @@ class Attempt(NamedTuple):
     token: str
     master_port: int
     restart_count: int = 0
+    port_keeper: socket.socket | None = None
 
     def variables(self, control: str) -> Mapping[str, str]:
         """What the agents have to know of it; ``control`` is the launcher's address."""
-        return {
+        told = {
             variables.CONTROL: control,
             variables.JOB_ID: self.job_id,
             variables.LAUNCHER_PID: str(os.getpid()),
@@ -47,6 +50,14 @@ class Attempt(NamedTuple):
             variables.TOKEN: self.token,
             "MASTER_PORT": str(self.master_port),
         }
+        if self.port_keeper is not None:
+            told[variables.KEPT_PORT] = str(self.master_port)
+        return told
+
+    def let_port_go(self) -> None:
+        """Keep the port no longer: the first rank's agent does, or nobody needs it."""
+        if self.port_keeper is not None:
+            self.port_keeper.close()
 
 
 def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None = None) -> Attempt:
@@ -55,15 +66,18 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
     ``free_port`` is free on the first host; without one, a port that is free here has to do.
     """
     identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
-    return Attempt(plan, commands, identity, _new_token(), _master_port(plan, free_port))
+    port, keeper = _master_port(plan, free_port)
+    return Attempt(plan, commands, identity, _new_token(), port, port_keeper=keeper)
 
 
 def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
     """The same plan once more.  Nothing that the previous attempt may have left can be taken for it."""
+    port, keeper = _master_port(previous.plan, free_port)
     return previous._replace(
         token=_new_token(),
-        master_port=_master_port(previous.plan, free_port),
+        master_port=port,
         restart_count=previous.restart_count + 1,
+        port_keeper=keeper,
     )
 
 
@@ -86,6 +100,7 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
         starter.start_first()
     except BaseException:
         listener.close()
+        attempt.let_port_go()
         raise
     return RunningAttempt(attempt, listener, starter)
 
@@ -94,26 +109,20 @@ def _new_token() -> str:
     return secrets.token_hex(16)
 
 
-def _master_port(plan: Plan, free_port: int | None) -> int:
+def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:
+    """The port, and what keeps it, if it can be kept from here."""
     wanted = plan.setting("hosts.master_port")
-    if wanted == "auto":
-        return free_port or _bind("", 0)
-    port = int(wanted)
-    if plan.here_alone:
-        try:
-            _bind(plan.master_addr, port)
-        except OSError as e:
-            raise HostError(
-                f"port {port} of {plan.master_addr}: {e.strerror or e}",
-                hint="--master-port auto takes a free one",
-            ) from None
-    return port
-
-
-def _bind(address: str, port: int) -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        s.bind((address, port))
-        number: int = s.getsockname()[1]
-        return number
+    if not plan.here_alone and (port := free_port if wanted == "auto" else int(wanted)):
+        return port, None
+    try:
+        keeper = master_port.keep(0 if wanted == "auto" else int(wanted), os.environ.get(variables.KEPT_PORT))
+    except OSError as e:
+        raise HostError(
+            f"port {wanted} of {plan.master_addr}: {e.strerror or e}",
+            hint="--master-port auto takes a free one",
+        ) from None
+    port = keeper.getsockname()[1]
+    if plan.here_alone and plan.program.python and not plan.setting("training.as_written"):
+        return port, keeper
+    keeper.close()  # nobody would take it over
+    return port, None

@@ -104,6 +104,7 @@ class AttemptLoop:
                 await self.room()
             await self._watch()
         finally:
+            self.attempt.let_port_go()
             try:
                 await self._start_no_more(starting)
                 await self._clean_up()
@@ -180,6 +181,8 @@ class AttemptLoop:
     def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
         if not isinstance(message, (messages.Output, messages.Beat)):
             self._look_soon()
+        if rank == 0 and isinstance(message, messages.Started):
+            self.attempt.let_port_go()
         self._happens(events.AgentSaid(rank, message))
 
     def agent_disconnected(self, rank: int, error: str) -> None:

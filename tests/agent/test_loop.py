@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -168,3 +169,11 @@ def test_without_a_launcher_an_agent_prints_with_its_rank_and_ends_as_its_progra
     done = run_agent(placement(tmp_path), reporting(b'{"type":"step"}') + "print('hello')\nsys.exit(6)")
     assert (done.returncode, done.stdout) == (6, "[0] hello\n")
     assert done.stderr == "[0] cpulaunch: rank 0: the program reported something of an unknown kind, 'step'\n"
+
+
+def test_a_master_port_that_somebody_has_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        done = run_agent(placement(tmp_path), "print('started')", {"MASTER_PORT": str(port)})
+    error = f"MASTER_PORT {port} of localhost: Address already in use; --master-port auto takes a free one"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", f"[0] cpulaunch: {error}\n")

@@ -1,11 +1,15 @@
-"""torch: the backend of process groups, the precision of DDP models, the step of optimizers."""
+"""torch: the backend of process groups, their store's port, DDP models' precision, the step of optimizers."""
 
 from __future__ import annotations
 
 import functools
+import os
 import weakref
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from cpulaunch import variables
+from cpulaunch.discovery import master_port
 from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.runtime.engines import native
 from cpulaunch.runtime.patches.base import Change, announce, pending_changes, precision_owners
@@ -100,11 +104,43 @@ def _fuse_optimizers(torch: Any, settings: TrainingSettings) -> None:
     register_optimizer_step_pre_hook(before_step)
 
 
+def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
+    """The store that is to listen on the port that the job keeps gets a socket there to listen on."""
+    kept = os.environ.get(variables.KEPT_PORT)
+    if kept is None:
+        return
+    store = torch.distributed.TCPStore
+    original = store.__init__
+
+    @functools.wraps(original)
+    def init(
+        self: Any,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        *args: Any,  # timeout, wait_for_workers, multi_tenant, master_listen_fd, use_libuv
+        **kwargs: Any,
+    ) -> None:
+        with ExitStack() as stack:
+            if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
+                with suppress(OSError):  # torch tries, and says why it can't listen
+                    kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port))
+            original(self, host_name, port, world_size, is_master, *args, **kwargs)
+
+    store.__init__ = init
+
+
 CHANGES = (
     Change(
         ("distributed.init_process_group", "distributed.distributed_c10d.init_process_group"),
         "process groups have the backend that the script names",
         _replace_backend,
+    ),
+    Change(
+        ("distributed.TCPStore.__init__",),
+        "a store can't listen on a MASTER_PORT that is kept from other users",
+        _listen_on_kept_port,
     ),
     Change(
         (
