@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import sys
 import weakref
@@ -196,7 +197,7 @@ def _check_steps(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
         log_once(f"{name} has nothing to train: none of its parameters wants a gradient")
-    stepped = False
+    stepped, own_process = False, os.getpid()
 
     def before_step(self: Optimizer, *_: Any) -> None:
         nonlocal stepped
@@ -204,7 +205,8 @@ def _check_steps(optimizer: Optimizer) -> None:
         stepped = True
 
     def warn_if_never_stepped() -> None:
-        if not stepped and not hasattr(sys, "last_type"):  # a failure has its own message
+        # A failure has its own message, and a forked child trains nothing.
+        if not stepped and not hasattr(sys, "last_type") and os.getpid() == own_process:
             log_once(f"{name} was prepared, but never stepped: this script has not trained")
 
     optimizer.register_step_pre_hook(before_step)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.command import Run
 
 from runtime.conftest import Start
 
@@ -151,3 +154,23 @@ def test_what_would_not_train_is_said_once(job: Start, what: str, expected: str)
     done = job(2, "misuse", what, options=("--engine", "native"))
     assert [result["error"] for result in done.results] == ["", ""]
     assert len([line for line in done.ours() if line.startswith(expected)]) == 1
+
+
+FORKS = """
+import os, sys, torch, cpulaunch
+model = torch.nn.Linear(2, 2)
+model, optimizer = cpulaunch.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+with cpulaunch.autocast():
+    model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_forked_child_is_not_said_to_have_trained_nothing(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    done = cpulaunch("run", "-n", "1", "forks.py")
+    assert done.returncode == 0, done.stderr
+    assert "never stepped" not in done.stderr
