@@ -7,12 +7,17 @@ import errno
 import os
 import resource
 import signal
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+DEAD_WITHIN = 2.0
+"""Seconds in which a process ends that gets SIGKILL, unless a debugger or a dead file server holds it."""
 
 
 class Ended(NamedTuple):
@@ -48,6 +53,7 @@ class Program:
         os.set_inheritable(streams[2], True)
         self.pid = _start(argv, env, cores, streams, stdin, open_files)
         self._ended: Ended | None = None
+        self._given_up: set[int] = set()
 
     def poll(self) -> Ended | None:
         """How the program ended, or None while it runs.  Orphans that it left are reaped, too."""
@@ -60,13 +66,13 @@ class Program:
             return  # the number may be somebody else's by now
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # `kill` says who may not be signaled
             pass
 
     def left_behind(self) -> bool:
-        """Whether children of the ended program are still there."""
+        """Whether children of the ended program are still there, and haven't been given up."""
         self._reap_orphans()
-        return any(pid != self.pid for pid in _children())
+        return any(pid != self.pid for pid in self._children())
 
     def _reap_program(self, options: int = 0) -> Ended | None:
         pid, status = os.waitpid(self.pid, options)
@@ -78,20 +84,52 @@ class Program:
     def _reap_orphans(self) -> None:
         for pid in _children():
             if pid != self.pid:
-                _reap(pid)
+                self._reap(pid)
 
-    def kill(self) -> None:
-        """End the program and all its descendants now, wherever they moved themselves to."""
+    def _reap(self, pid: int) -> bool:
+        """Reap a child if it has ended; returns whether it is gone."""
+        if pid == self.pid:
+            return self._reap_program(os.WNOHANG) is not None
+        try:
+            gone = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            gone = True
+        if gone:
+            self._given_up.discard(pid)  # the number may be another one's soon
+        return gone
+
+    def _children(self) -> list[int]:
+        """Our children, but those that were given up."""
+        return [pid for pid in _children() if pid not in self._given_up]
+
+    def kill(self) -> list[str]:
+        """End the program and all its descendants now, wherever they moved themselves to.
+
+        Those that can't be ended are given up: what is known of each of them is returned.
+        """
         self.signal_group(signal.SIGKILL)
+        deadline, left = time.monotonic() + DEAD_WITHIN, []
         # Whoever loses its parent becomes ours, as we are the subreaper: level by level, all of them.
-        while children := _children():
+        while children := self._children():
             for pid in children:
-                os.kill(pid, signal.SIGKILL)  # it stays ours, a zombie at least, until we reap it
-            for pid in children:
-                if pid == self.pid:
-                    self._reap_program()
-                else:
-                    _reap(pid, wait=True)
+                try:
+                    os.kill(pid, signal.SIGKILL)  # it stays ours, a zombie at least, until we reap it
+                except PermissionError:
+                    if not self._reap(pid):
+                        left.append(self._give_up(pid, os.strerror(errno.EPERM)))
+            reaped = [pid for pid in children if self._reap(pid)]
+            if not reaped:
+                if time.monotonic() > deadline:
+                    why = f"it is still there {DEAD_WITHIN:g} s after SIGKILL"
+                    left += [self._give_up(pid, why) for pid in self._children()]
+                time.sleep(0.001)
+        return left
+
+    def _give_up(self, pid: int, why: str) -> str:
+        self._given_up.add(pid)
+        if pid == self.pid:
+            self._ended = Ended(None, signal.SIGKILL)
+        return f"process {pid} ({_command(pid)}, user {_user(pid)}) can't be ended: {why}"
 
 
 def _start(
@@ -165,8 +203,29 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _reap(pid: int, wait: bool = False) -> None:
+def _command(pid: int) -> str:
+    """The command line of a process, as it is shown to people; its name where it has none."""
+    for file in ("cmdline", "comm"):
+        try:
+            with open(f"/proc/{pid}/{file}", errors="replace") as f:
+                words = f.read(200).replace("\0", " ").split()
+        except OSError:
+            continue
+        if words:
+            return "".join(c if c.isprintable() else "?" for c in " ".join(words))
+    return "unknown"
+
+
+def _user(pid: int) -> str:
+    """The name of the user whose rights a process has, or its number."""
+    import pwd
+
     try:
-        os.waitpid(pid, 0 if wait else os.WNOHANG)
-    except ChildProcessError:
-        pass
+        with open(f"/proc/{pid}/status") as f:
+            number = int(next(line for line in f if line.startswith("Uid:")).split()[2])
+    except (OSError, StopIteration):
+        return "unknown"
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -23,11 +23,22 @@ from cpulaunch.agent.output import REPORTS, Pipes, Printer
 from cpulaunch.agent.report import Reports
 from cpulaunch.agent.start import Running, start_program
 from cpulaunch.errors import CpulaunchError, HostError
-from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
+from cpulaunch.messages import (
+    BEATS_PER_TIMEOUT,
+    MAX_OUTPUT,
+    UNREACHED,
+    AgentMessage,
+    LauncherMessage,
+    Report,
+    Unknown,
+)
 from cpulaunch.plan.placement import Placement, unguard
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
+
+FULL_PIPE = 1 << 20
+"""Bytes that a pipe holds at most, for users other than root (pipe(7))."""
 
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -117,7 +128,7 @@ class Agent:
         self._look_at_program()
         if self.kill_at is not None and now >= self.kill_at and self.running:
             self.killed = self.killed or not self.ended
-            self.running.program.kill()
+            self._kill(self.running)
             self._look_at_program()
             self.kill_at = None
 
@@ -227,7 +238,7 @@ class Agent:
         for complaint in complaints:
             note = f"rank {self.identity.rank} {complaint}"
             if not self.placement.lenient:
-                running.program.kill()
+                self._kill(running)
                 self._refuse(f"{note}; --lenient makes this a warning")
                 return
             self._tell(messages.Note(note))
@@ -251,14 +262,18 @@ class Agent:
         self.killed = self.killed or number == signal.SIGKILL
         self.running.program.signal_group(number)
 
+    def _kill(self, running: Running) -> None:
+        for left in running.program.kill():
+            self._tell(messages.Note(f"rank {self.identity.rank}: {left}"))
+
     # ---- the end
 
     def _leave(self) -> int:
         """Carry over what is left, say how it ended, and wait until that was heard."""
         assert self.ended is not None
         self.pipes.pause(False)
-        while ready := self.pipes.ready():
-            for fd in ready:
+        for _ in range(FULL_PIPE // MAX_OUTPUT + 1):  # and no more, where somebody still writes
+            for fd in self.pipes.ready():
                 self._read(fd)
         self.pipes.forget()
         if self.running and not self.refused:

@@ -84,12 +84,12 @@ def run_agent(
 class PlayedLauncher:
     """A launcher to which one agent has connected; the test plays what it says."""
 
-    def __init__(self, placed: Placement, program: str, hang_ups: int = 0) -> None:
-        """``hang_ups``: how often it hangs up on the agent before."""
+    def __init__(self, placed: Placement, program: str, hang_ups: int = 0, **options: Any) -> None:
+        """``hang_ups``: how often it hangs up on the agent before; ``options`` are those of Popen."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(TIMEOUT)
             env = {variables.CONTROL: f"127.0.0.1:{server.getsockname()[1]}", variables.TOKEN: TOKEN}
-            self.agent = agent(placed, program, env)
+            self.agent = agent(placed, program, env, **options)
             try:
                 for _ in range(hang_ups):
                     server.accept()[0].close()

@@ -1,0 +1,90 @@
+"""Real jobs whose ranks leave something behind: they end, with their own exit code, and nothing else stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent.test_leftovers import ANOTHER_USERS_CHILD, needs_root, without_cap_kill
+from support.command import TIMEOUT, Run, clean_environment
+from support.jobs import outcome
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path) -> Iterator[Path]:
+    """A directory in which rank N tells the pid of what it leaves behind, in N/pid; all are killed at the end."""
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    yield tmp_path
+    for file in tmp_path.glob("?/pid"):
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+@needs_root
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_may_not_be_signaled_is_named_and_changes_nothing(
+    leftovers: Path, launcher_options: list[str], code: int
+) -> None:
+    program = f"import os\nos.chdir(os.environ['RANK'])\n{ANOTHER_USERS_CHILD}\nsys.exit({code})"
+    (leftovers / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--grace-period", "1", *launcher_options, "program.py"],
+        cwd=leftovers, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT,
+        stdin=subprocess.DEVNULL, preexec_fn=without_cap_kill,
+    )  # fmt: skip
+    assert done.returncode == code
+    named = {line for line in done.stderr.splitlines() if "can't be ended" in line}
+    for rank in range(2) if code == 0 else [outcome(leftovers)["first_failure"]["rank"]]:
+        pid = (leftovers / str(rank) / "pid").read_text()
+        (line,) = [line for line in named if f"rank {rank}: process {pid} (" in line]
+        assert line.endswith("user nobody) can't be ended: Operation not permitted")
+
+
+# Ends while its loader's workers wait to be asked for more.
+LOADER = """
+import os, sys, torch
+from torch.utils.data import DataLoader
+def main():
+    loader = DataLoader(
+        torch.arange(100), num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True
+    )
+    batches = iter(loader)
+    next(batches)
+    print("ready", flush=True)
+    if sys.argv[2] == "raise":
+        raise ValueError("no such luck")
+    os._exit(int(sys.argv[2])) if sys.argv[2] != "return" else None
+    main.kept = batches
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "how", "code"),
+    [
+        ("forkserver", "return", 0),
+        ("fork", "0", 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("fork", "return", 0),
+                ("spawn", "return", 0),
+                ("forkserver", "0", 0),
+                ("spawn", "raise", 1),
+                ("forkserver", "5", 5),
+            )
+        ),
+    ],
+)
+def test_workers_of_a_data_loader_end_with_their_rank(
+    cpulaunch: Run, marked: dict[str, str], tmp_path: Path, context: str, how: str, code: int
+) -> None:
+    (tmp_path / "loader.py").write_text(LOADER)
+    done = cpulaunch("run", "-n", "1", "--grace-period", "1", "loader.py", context, how, env=marked)
+    assert (done.returncode, done.stdout) == (code, "ready\n"), done.stderr
