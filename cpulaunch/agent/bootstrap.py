@@ -196,6 +196,8 @@ class _Finder:
     def loaded(self, name: str, module: Any, _: None) -> None:
         for function in self.functions.pop(name, ()):  # not for a reload
             function(module)
+        if not self.functions and self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 def _is_users(file: str) -> bool:
