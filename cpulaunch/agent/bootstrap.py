@@ -17,6 +17,8 @@ _OURS = (
     "<frozen runpy>",
 )
 
+_OWN_PROCESS = os.getpid()
+
 MAX_ERROR = 2000
 """Characters of an exception's message that are reported."""
 
@@ -46,15 +48,14 @@ def main() -> None:
     if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.excepthook = _hide_our_frames
-    own_process = os.getpid()
 
     def report(line: bytes) -> None:
-        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
+        if report_fd >= 0 and os.getpid() == _OWN_PROCESS:  # not a forked child of the program
             _write(report_fd, line)
 
     if report_fd >= 0:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
-        sys.meta_path.insert(0, _TorchFinder(report_fd, own_process))
+        sys.meta_path.insert(0, _TorchFinder(report_fd, _OWN_PROCESS))
     atexit.register(_before_python_ends)  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
@@ -70,9 +71,12 @@ def main() -> None:
 
 def _before_python_ends() -> None:
     if "torch.distributed" in sys.modules:
-        from cpulaunch.agent.gloo import let_gloo_finish
+        from cpulaunch.agent import gloo
 
-        let_gloo_finish()
+        if os.getpid() == _OWN_PROCESS:
+            gloo.let_gloo_finish()
+        else:
+            gloo.keep_groups()
 
 
 def _exit_code(said: object) -> int:
