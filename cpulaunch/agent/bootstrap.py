@@ -17,6 +17,8 @@ _OURS = (
     "<frozen runpy>",
 )
 
+_OWN_PROCESS = os.getpid()
+
 MAX_ERROR = 2000
 """Characters of an exception's message that are reported."""
 
@@ -47,10 +49,9 @@ def main() -> None:
     if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.excepthook = _hide_our_frames
-    own_process = os.getpid()
 
     def report(line: bytes) -> None:
-        if report_fd >= 0 and os.getpid() == own_process:  # not a forked child of the program
+        if report_fd >= 0 and os.getpid() == _OWN_PROCESS:  # not a forked child of the program
             _write(report_fd, line)
 
     if report_fd >= 0:
@@ -87,9 +88,12 @@ def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> No
 
 def _before_python_ends() -> None:
     if "torch.distributed" in sys.modules:
-        from cpulaunch.agent.gloo import let_gloo_finish
+        from cpulaunch.agent import gloo
 
-        let_gloo_finish()
+        if os.getpid() == _OWN_PROCESS:
+            gloo.let_gloo_finish()
+        else:
+            gloo.keep_groups()
 
 
 def _exit_code(said: object) -> int:

@@ -1,4 +1,4 @@
-"""What gloo's threads need before Python ends.
+"""What gloo's threads need before Python ends, and those that have none.
 
 The thread that ran a collective lets go of its tensors after the program has the result, and takes Python's
 lock for it.  Once Python has begun to end, it is stopped there, in a C++ destructor, and the process aborts
@@ -8,7 +8,9 @@ program often comes so late.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
 
 THREADS = "(pt_gloo_"
@@ -22,6 +24,16 @@ def let_gloo_finish() -> None:
     while idle < 2 and time.monotonic() < end:
         time.sleep(ROUND)  # lets go of Python's lock, too
         idle = 0 if _gloo_runs() else idle + 1
+
+
+def keep_groups() -> None:
+    """In a process that the program has forked: have Python not destroy the groups that it has copies of.
+
+    They would wait for threads that only the program has (torch 2.13).
+    """
+    world = getattr(sys.modules["torch.distributed"], "distributed_c10d", None)
+    for group in list(getattr(getattr(world, "_world", None), "pg_map", ())):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _gloo_runs() -> bool:

@@ -22,6 +22,8 @@ from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
+_MIN_STORE_INTERVAL = 0.2  # seconds
+_LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -45,7 +47,7 @@ def create(options: Any, backend_options: Any) -> Any:
         _state.variables = dict(os.environ)
         load.set_up(module, _neighbours(rank, peers))
         atexit.register(_leave, module)
-        _state.ready = True
+        _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
     carrier = _carrier(module, meeting, peers)
     if not carrier.has_messages:
@@ -59,6 +61,7 @@ def create(options: Any, backend_options: Any) -> Any:
         name=options.group_id,
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers),
+        store_interval=store_interval(size),
         carrier=carrier,
         make_gloo=(
             (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)
@@ -154,6 +157,14 @@ def _transport(hosts: int, local_ranks: int) -> str:
     )
 
 
+def store_interval(ranks: int) -> float:
+    """Seconds between two looks of a waiting rank into the store, which has one thread for all of them.
+
+    It gets no more than some hundred requests a second, however many ranks wait.
+    """
+    return max(_MIN_STORE_INTERVAL, ranks / _LOOKS_PER_SECOND)
+
+
 def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
     """The key that this rank writes, the one that it reads, and the name of the host that writes that.
 
@@ -174,6 +185,7 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
 
 class _State:
     ready = False
+    pid: int  # of the process that has made the first group
     variables: dict[str, str]  # as they were before ours were added
 
 
@@ -200,6 +212,8 @@ def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
 
 def _leave(module: ModuleType) -> None:
     """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
+    if os.getpid() != _state.pid:
+        return  # a forked process: neither the threads nor the collectives are its own
     module.shutdown()
     leave_mpi()
     _unlink_shared_memory()

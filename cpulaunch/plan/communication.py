@@ -21,6 +21,18 @@ OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
 COMBINED_TRANSPORT = "shm+ofi"
 """oneCCL's `ofi`, but reductions go through cpulaunch's shared memory within a host."""
 
+FORK_SAFE = {
+    "verbs": {"RDMAV_FORK_SAFE": "1"},
+    "psm3": {"RDMAV_FORK_SAFE": "1"},
+    "efa": {"RDMAV_FORK_SAFE": "1", "FI_EFA_FORK_SAFE": "1"},
+}
+"""By libfabric's provider: without these, memory that a card has registered is lost where a process forks, as
+DataLoader's workers do (ibv_fork_init(3), fi_efa(7)); kernels from 5.12 on need them no more."""
+MOST_CONNECTED = 64
+"""Ranks up to which gloo connects each with every other when it makes a group.  More would take a thousand
+descriptors each in a job of that size; where it connects when it first sends, a group takes longer to notice
+a missing rank (monitored_barrier 60 s, torch 2.13)."""
+
 
 def decide_transport(
     requested: str,
@@ -90,6 +102,9 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
         variables |= _oneccl(situation)
         if situation.transport == "ofi":
             variables["FI_PROVIDER"] = situation.provider or "tcp"
+            variables |= FORK_SAFE.get(variables["FI_PROVIDER"], {})
+    if situation.hosts * situation.local_ranks > MOST_CONNECTED:
+        variables["TORCH_GLOO_LAZY_INIT"] = "1"
     if interface := situation.interface or ("lo" if situation.hosts == 1 else None):
         variables |= interface_variables(interface, variables.get("FI_PROVIDER"), situation.card)
     return variables

@@ -1,4 +1,4 @@
-"""A program that ends right after a collective of gloo's ends well."""
+"""gloo in a program: its end, its forked children, its connections."""
 
 from __future__ import annotations
 
@@ -30,3 +30,43 @@ def test_threads_that_come_late_do_not_abort_it(cpulaunch: Run, tmp_path: Path) 
         done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "late.py")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("late") >= 2
+
+
+FORKED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(8))
+if (child := os.fork()) == 0:
+    sys.exit(4)
+print("its child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+dist.all_reduce(torch.ones(8))
+"""
+
+
+def test_a_forked_child_ends_too(cpulaunch: Run, tmp_path: Path) -> None:
+    """Without us, gloo's destructor waits in it for ever for threads that it doesn't have."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "forked.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("its child: 4") == 2
+
+
+CONNECTIONS = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+if dist.get_rank() == 1:  # rank 0 has the store, to which all connect
+    print(sum(os.path.islink(link) and os.readlink(link).startswith("socket") for link in links))
+dist.barrier()
+"""
+
+
+def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Path) -> None:
+    """As it does in a large job, where a rank would else have a connection to each other one."""
+    (tmp_path / "connections.py").write_text(CONNECTIONS)
+    lazily = ("--env", "TORCH_GLOO_LAZY_INIT=1")
+    done = cpulaunch(
+        "run", "-n", "4", "--oversubscribe", *lazily, "--backend", "gloo", "--tee", "all", "connections.py"
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.rpartition(" ")[2]) < 4

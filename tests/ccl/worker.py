@@ -20,10 +20,12 @@ import programs_compressed  # noqa: E402
 import programs_mixed  # noqa: E402
 import programs_shared  # noqa: E402
 import programs_state  # noqa: E402
+import programs_store  # noqa: E402
 import programs_torch  # noqa: E402
 
 MODULES = (
-    programs_torch, programs_state, programs_mixed, programs_compressed, programs_shared, programs,
+    programs_torch, programs_state, programs_store, programs_mixed, programs_compressed, programs_shared,
+    programs,
 )  # fmt: skip
 KNOWN = {name: value for module in MODULES for name, value in vars(module).items()}
 

@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include "buffers.hpp"
+#include "forked.hpp"
 #include "shared_blocks.hpp"
 
 namespace cpulaunch {
@@ -23,14 +24,14 @@ constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
                                  std::string name, std::vector<Peer> local_peers, Heartbeat heartbeat,
-                                 Connect connect, MakeGloo make_gloo)
+                                 StoreIntervals intervals, Connect connect, MakeGloo make_gloo)
     : Backend(rank, size),
       state_(std::make_shared<GroupState>(std::move(name), rank, size)),
       store_(store),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       make_gloo_(std::move(make_gloo)),
       timeout_(timeout) {
-  Watchdog::instance().add(state_, store->clone(), local_peers, std::move(heartbeat));
+  Watchdog::instance().add(state_, store, local_peers, std::move(heartbeat), intervals);
   try {
     this->connect(std::move(connect));
   } catch (...) {
@@ -39,7 +40,13 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
   }
 }
 
-ProcessGroupCCL::~ProcessGroupCCL() { close(); }
+ProcessGroupCCL::~ProcessGroupCCL() {
+  close();
+  if (is_forked()) {  // gloo would wait for threads that only the parent has
+    new auto(make_gloo_);
+    new auto(gloo_fallback_);
+  }
+}
 
 // Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
 void ProcessGroupCCL::connect(Connect connect) {
@@ -73,6 +80,10 @@ void ProcessGroupCCL::connect(Connect connect) {
 
 void ProcessGroupCCL::close() {
   if (!transport_) return;
+  if (is_forked()) {
+    static_cast<void>(transport_.release());  // its other end, and what is in flight, are the parent's
+    return;
+  }
   // The background thread completes the operations that are still in flight; the group's timeout holds for them.
   const auto until = Clock::now() + timeout_;
   while (state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() && Clock::now() < until) {
@@ -85,6 +96,8 @@ void ProcessGroupCCL::close() {
 
 Transport& ProcessGroupCCL::transport(const char* operation) const {
   TORCH_CHECK(transport_, operation, ": group '", state_->name, "' was destroyed");
+  TORCH_CHECK(!is_forked(), operation, ": group '", state_->name, "' is that of the process from which this one was "
+              "forked: a forked process takes no part in collectives");
   return *transport_;
 }
 

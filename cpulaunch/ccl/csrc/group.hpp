@@ -26,7 +26,8 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<Peer> local_peers, Heartbeat heartbeat, Connect connect, MakeGloo make_gloo);
+                  std::vector<Peer> local_peers, Heartbeat heartbeat, StoreIntervals intervals,
+                  Connect connect, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
@@ -117,7 +118,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> reduce_scatter_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                    const c10d::ReduceScatterOptions& opts);
 
-  // Throws where the group was destroyed.
+  // Throws where the group was destroyed, or is another process's.
   Transport& transport(const char* operation) const;
   void connect(Connect connect);
   void close();

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "forked.hpp"
 #include "shared_file.hpp"
 
 namespace cpulaunch {
@@ -26,7 +27,7 @@ struct Header {
 
 struct Block {
   uint32_t number;
-  int pid, descriptor;
+  int descriptor;
   size_t size;
 };
 
@@ -59,8 +60,8 @@ char* SharedBlocks::allocate(size_t bytes) {
   char* memory = whole + kHeaderSize;
   auto& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);
-  const Block block{++all.last, getpid(), descriptor, size};
-  header_of(whole).pid = block.pid;
+  const Block block{++all.last, descriptor, size};
+  header_of(whole).pid = getpid();
   header_of(whole).block = block.number;
   all.by_memory.emplace(memory, block);
   return memory;
@@ -74,7 +75,7 @@ void SharedBlocks::free(char* memory) {
   all.by_memory.erase(found);
   // A process that was forked has a copy of the tensor, and no say about the memory.
   char* whole = memory - kHeaderSize;
-  if (block.pid == getpid()) header_of(whole).freed.store(true, std::memory_order_release);
+  if (!is_forked()) header_of(whole).freed.store(true, std::memory_order_release);
   munmap(whole, block.size);
   close(block.descriptor);
 }
@@ -86,7 +87,7 @@ SharedBlocks::Place SharedBlocks::find(const char* memory, size_t bytes) {
   if (found == all.by_memory.begin()) return {};
   const auto& [begin, block] = *--found;
   const size_t offset = memory - begin + kHeaderSize;
-  if (offset + bytes > block.size || block.pid != getpid()) return {};
+  if (offset + bytes > block.size || is_forked()) return {};
   return {block.number, block.descriptor, offset};
 }
 

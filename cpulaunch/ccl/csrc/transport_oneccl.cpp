@@ -1,8 +1,11 @@
 #include "transport_oneccl.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -10,6 +13,7 @@
 #include <unordered_map>
 
 #include "buffers.hpp"
+#include "forked.hpp"
 #include "reduction.hpp"
 
 namespace cpulaunch {
@@ -245,6 +249,13 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
 
 }  // namespace
 
+// When a process ends, oneCCL waits for threads of its own, which a forked process doesn't have.
+void end_forked_process(int status, void*) {
+  if (!is_forked()) return;
+  std::fflush(nullptr);
+  _exit(status);
+}
+
 std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
   const auto inside = enter_oneccl();
   initialize();
@@ -253,6 +264,7 @@ std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d:
   // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);
   ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator).wait();
+  [[maybe_unused]] static const int registered = on_exit(end_forked_process, nullptr);  // runs before oneCCL's own
   return communicator;
 }
 

@@ -5,7 +5,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <deque>
 #include <sstream>
 #include <thread>
@@ -16,31 +19,25 @@ namespace cpulaunch {
 
 namespace {
 
-// The time between two looks: a failure shows within a second, and a rank that waits queries the store five times a
-// second.
+// The time between two looks at local peers.
 constexpr auto kInterval = std::chrono::milliseconds(200);
 // The watchdog looks after a group for so long after an alert.  Whoever waits alerts it every few milliseconds.
 constexpr auto kAlertTime = std::chrono::seconds(1);
 // The time from a suspicion to the failure: a peer that ended after its last operation may have left behind all that
 // the others still need.
 constexpr auto kGracePeriod = std::chrono::seconds(2);
-// How often a heartbeat is written and read ...
+// How often a heartbeat is written and read at most ...
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
-// ... and after how long without one, or without an answer of the store, a host counts as gone.  A busy host may
-// delay a thread by seconds.
+// ... and after how long without one, or without an answer of the store, a host counts as gone at the earliest, and
+// after how many that are missing.  A busy host may delay a thread by seconds.
 constexpr auto kHeartbeatTimeout = std::chrono::seconds(15);
+constexpr int kMissingHeartbeats = 5;
 // Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
 constexpr auto kLingerTime = std::chrono::seconds(1);
 constexpr char kFailureKey[] = "failure";
 // Who waits for whom is asked so often, and of so many ranks at most.
 constexpr auto kAskInterval = std::chrono::seconds(1);
-constexpr size_t kMaxAsked = 64;
-
-// Heartbeats are the process's, not the group's.
-c10::intrusive_ptr<c10d::Store> without_prefix(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
-  return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
-}
+constexpr size_t kMaxAsked = 16;
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -60,25 +57,79 @@ std::vector<int> numbers_in(const std::string& text) {
   return numbers;
 }
 
-}  // namespace
-
-struct Watchdog::Watched {
-  struct Process {
-    int rank;
-    int descriptor;
-  };
-
-  ~Watched() {
-    for (const auto& process : processes) close(process.descriptor);
+// A process on this host; all groups share its descriptor.
+class Process {
+ public:
+  // Under the watchdog's lock.
+  static std::shared_ptr<Process> of(int pid) {
+    static auto* known = new std::map<int, std::weak_ptr<Process>>;
+    auto& entry = (*known)[pid];
+    auto process = entry.lock();
+    if (!process || process->has_ended()) {  // the number may have been given to another one
+      process = std::make_shared<Process>(pid);
+      entry = process;
+    }
+    return process;
   }
 
+  explicit Process(int pid) : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), error_(errno) {
+    if (descriptor_ < 0 && error_ != ESRCH) {
+      TORCH_WARN_ONCE("ccl: this rank can't watch the processes of others on its host (", std::strerror(error_),
+                      "): where one ends early, this rank waits until its timeout");
+    }
+  }
+  ~Process() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  bool has_ended() const {
+    if (descriptor_ < 0) return error_ == ESRCH;
+    pollfd entry{descriptor_, POLLIN, 0};
+    return ::poll(&entry, 1, 0) == 1;
+  }
+
+ private:
+  const int descriptor_;
+  const int error_;  // why there is no descriptor
+};
+
+}  // namespace
+
+StoreIntervals::StoreIntervals(Milliseconds look)
+    : look(look),
+      heartbeat(std::max<Milliseconds>(look, kHeartbeatInterval)),
+      timeout(std::max<Milliseconds>(kMissingHeartbeats * heartbeat, kHeartbeatTimeout)) {}
+
+struct Watchdog::Watched {
+  struct LocalPeer {
+    int rank;
+    std::shared_ptr<Process> process;
+  };
+
+  Watched(c10::intrusive_ptr<c10d::Store> store, StoreIntervals intervals)
+      : intervals(intervals), groups_store(std::move(store)) {}
+
+  // The watchdog's thread alone uses it.  Throws when it can't be reached.
+  c10d::Store& store() {
+    if (!own_store) own_store = groups_store->clone();
+    return *own_store;
+  }
+  // The same store, by keys that all groups share.
+  c10d::Store& heartbeats() {
+    auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store());
+    return prefixed ? *prefixed->getUnderlyingNonPrefixStore() : store();
+  }
+
+  const StoreIntervals intervals;
   std::weak_ptr<GroupState> group;
   std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
-  c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::Store> heartbeats;  // the same store, by keys that all groups share
-  std::vector<Process> processes;
+  const c10::intrusive_ptr<c10d::Store> groups_store;
+  c10::intrusive_ptr<c10d::Store> own_store;
+  std::vector<LocalPeer> local_peers;
   Heartbeat heartbeat;
-  Clock::time_point written{};
+  Clock::time_point looked{};                 // into the store
   Clock::time_point read{};
   std::string last_value;  // of the next host's heartbeat
   Clock::time_point last_change = Clock::now();
@@ -112,11 +163,10 @@ struct Watchdog::Watched {
   std::string ended_peer(const Alert& need, int size) const {
     size_t ended = 0;
     std::string last;
-    for (const auto& process : processes) {
-      pollfd entry{process.descriptor, POLLIN, 0};
-      if (::poll(&entry, 1, 0) != 1) continue;
-      last = c10::str("rank ", process.rank, " of this group, on this host, has ended");
-      if (need.all || need.peers.count(process.rank)) return last;
+    for (const auto& peer : local_peers) {
+      if (!peer.process->has_ended()) continue;
+      last = c10::str("rank ", peer.rank, " of this group, on this host, has ended");
+      if (need.all || need.peers.count(peer.rank)) return last;
       ++ended;
     }
     // Whoever waits for any rank can do so until all are gone.
@@ -133,11 +183,12 @@ struct Watchdog::Watched {
     if (waiting && !ended.empty() && Clock::now() - ended_since > kGracePeriod) state.fail(ended);
   }
 
-  void write_heartbeat(uint64_t& count) {
-    if (heartbeat.own_key.empty() || Clock::now() - written < kHeartbeatInterval) return;
+  // `written` is when this process has last written it, for whichever group.
+  void write_heartbeat(Clock::time_point& written, uint64_t& count) {
+    if (heartbeat.own_key.empty() || Clock::now() - written < intervals.heartbeat) return;
     written = Clock::now();
     try {
-      heartbeats->set(heartbeat.own_key, bytes_of(std::to_string(++count)));
+      heartbeats().set(heartbeat.own_key, bytes_of(std::to_string(++count)));
     } catch (const std::exception&) {
       lose_store();
     }
@@ -146,25 +197,25 @@ struct Watchdog::Watched {
   // Throws when the store is gone.
   void read_heartbeat() {
     const auto now = Clock::now();
-    if (heartbeat.next_key.empty() || now - read < kHeartbeatInterval) return;
+    if (heartbeat.next_key.empty() || now - read < intervals.heartbeat) return;
     read = now;
-    auto text = cpulaunch::read(*heartbeats, heartbeat.next_key);
+    auto text = cpulaunch::read(heartbeats(), heartbeat.next_key);
     if (text != last_value) {
       last_value = std::move(text);
       last_change = now;
-    } else if (now - last_change > kHeartbeatTimeout) {
-      suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", kHeartbeatTimeout.count(),
+    } else if (now - last_change > intervals.timeout) {
+      suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", intervals.timeout.count() / 1e3,
                        " s"));
     }
   }
 
   // Follows the ranks that others wait for up to those that don't wait themselves.
   void find_late(GroupState& state, const Waiting& own) {
-    if (Clock::now() - asked < kAskInterval) return;
+    if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
     asked = Clock::now();
     const auto key = [](int rank) { return c10::str("waiting/", rank); };
     const auto operation = c10::str(own.sequence, ": ");
-    store->set(key(state.rank), bytes_of(operation + own.ranks));
+    store().set(key(state.rank), bytes_of(operation + own.ranks));
     const auto first = numbers_in(own.ranks);
     std::deque<int> suspects(first.begin(), first.end());
     std::set<int> known{state.rank};
@@ -172,7 +223,7 @@ struct Watchdog::Watched {
     for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
       const int rank = suspects.front();
       if (!known.insert(rank).second) continue;
-      const auto said = cpulaunch::read(*store, key(rank));
+      const auto said = cpulaunch::read(store(), key(rank));
       if (said.rfind(operation, 0) == 0) {
         const auto next = numbers_in(said.substr(operation.size()));
         suspects.insert(suspects.end(), next.begin(), next.end());
@@ -186,12 +237,13 @@ struct Watchdog::Watched {
   void look(GroupState& state, const Alert& need) {
     look_after_peers(state, need);
     // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
-    if (suspicion.empty() && ended.empty()) {
-      query_began = Clock::now();
+    if (suspicion.empty() && ended.empty() && Clock::now() - looked >= intervals.look) {
+      looked = Clock::now();
+      query_began = looked;
       try {
         // The host after this one may end before the others once it has no part in their messages any more.
         if (need.all) read_heartbeat();
-        if (const auto text = cpulaunch::read(*store, kFailureKey); !text.empty()) {
+        if (const auto text = cpulaunch::read(store(), kFailureKey); !text.empty()) {
           reported = true;  // by another rank
           state.fail(text);
         }
@@ -208,7 +260,7 @@ struct Watchdog::Watched {
     if (reported) return;
     reported = true;
     try {
-      store->set(kFailureKey, bytes_of(c10::str("rank ", state.rank, " failed: ", state.reason())));
+      store().set(kFailureKey, bytes_of(c10::str("rank ", state.rank, " failed: ", state.reason())));
     } catch (const std::exception&) {
       // Nobody is left who could read it.
     }
@@ -221,17 +273,12 @@ Watchdog& Watchdog::instance() {
 }
 
 void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
-                   const std::vector<Peer>& local_peers, Heartbeat heartbeat) {
-  auto watched = std::make_shared<Watched>();
+                   const std::vector<Peer>& local_peers, Heartbeat heartbeat, StoreIntervals intervals) {
+  auto watched = std::make_shared<Watched>(std::move(store), intervals);
   watched->group = group;
-  watched->heartbeats = without_prefix(store);
-  watched->store = std::move(store);
-  for (const auto& peer : local_peers) {
-    const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
-    if (descriptor >= 0) watched->processes.push_back({peer.rank, descriptor});
-  }
   watched->heartbeat = std::move(heartbeat);
   std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& peer : local_peers) watched->local_peers.push_back({peer.rank, Process::of(peer.pid)});
   const bool writes = !watched->heartbeat.own_key.empty();
   groups_[group.get()] = std::move(watched);
   if (writes) wake();
@@ -277,8 +324,9 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
     group->fail(watched.callers_suspicion);
   }
   const auto query_began = watched.query_began.load();
-  if (query_began < now && now - query_began > kHeartbeatTimeout) {
-    group->fail(c10::str("the group's store has not answered for ", kHeartbeatTimeout.count(),
+  const auto limit = watched.intervals.timeout;
+  if (query_began < now && now - query_began > limit) {
+    group->fail(c10::str("the group's store has not answered for ", limit.count() / 1e3,
                          " s: the host that holds it, mostly rank 0's, cannot be reached"));
   }
   wake();
@@ -324,7 +372,9 @@ void Watchdog::run() {
       }
     }
     // Without the lock: a store whose host is gone may block for long.
-    for (const auto& watched : writing) watched->write_heartbeat(heartbeats_);
+    for (const auto& watched : writing) {
+      watched->write_heartbeat(written_[watched->heartbeat.own_key], heartbeats_);
+    }
     for (const auto& [watched, alert] : alerted) {
       const auto state = watched->group.lock();
       if (!state) continue;

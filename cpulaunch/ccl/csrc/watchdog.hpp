@@ -37,13 +37,22 @@ struct Heartbeat {
   std::string next_host;  // its name, for messages
 };
 
+// For looking into a group's store: the more ranks it has, the more rarely each looks.
+struct StoreIntervals {
+  Milliseconds look;       // for failures; and for who waits for whom, where it is no less than a second
+  Milliseconds heartbeat;  // for writing and reading one
+  Milliseconds timeout;    // without a heartbeat or an answer, after which a host counts as gone
+
+  explicit StoreIntervals(Milliseconds look);
+};
+
 class Watchdog {
  public:
   static Watchdog& instance();
 
-  // `store` is used by the watchdog's thread only.
+  // The watchdog's thread makes a connection of its own to `store` when it first needs one.
   void add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
-           const std::vector<Peer>& local_peers, Heartbeat heartbeat);
+           const std::vector<Peer>& local_peers, Heartbeat heartbeat, StoreIntervals intervals);
   // A failure of the group is reported nevertheless.
   void remove(const GroupState* group);
 
@@ -83,7 +92,9 @@ class Watchdog {
   std::map<const GroupState*, std::shared_ptr<Watched>> groups_;
   bool running_ = false;
   std::optional<Clock::time_point> failed_;  // when a group first did
-  uint64_t heartbeats_ = 0;  // written so far; the watchdog's thread only
+  // The watchdog's thread only:
+  uint64_t heartbeats_ = 0;  // written so far
+  std::map<std::string, Clock::time_point> written_;  // by their keys: when last
 };
 
 }  // namespace cpulaunch

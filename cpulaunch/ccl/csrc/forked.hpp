@@ -1,0 +1,21 @@
+// A process that is forked has copies of this one's groups, but neither their threads nor a part in their collectives.
+
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace cpulaunch {
+
+namespace forked {
+
+inline std::atomic<bool> here{false};
+inline const int registered = pthread_atfork(nullptr, nullptr, [] { here.store(true, std::memory_order_relaxed); });
+
+}  // namespace forked
+
+// Whether this process was forked from one that has loaded this module.
+inline bool is_forked() { return forked::here.load(std::memory_order_relaxed); }
+
+}  // namespace cpulaunch

@@ -1,0 +1,83 @@
+"""What waiting ranks ask of the store, how they watch each other's processes, and what becomes of forked ones."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import Ranks, run_script
+
+from cpulaunch.ccl.create import store_interval
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_store_gets_about_as_many_requests_however_many_ranks_wait() -> None:
+    assert store_interval(2) == store_interval(16) == 0.2
+    assert [ranks / store_interval(ranks) for ranks in (64, 1024, 8192)] == [100, 100, 100]
+
+
+def test_a_rank_that_waits_among_many_rarely_asks_the_store(two: Ranks) -> None:
+    """It asks once at first, and would ask 15 times if the group were small."""
+    _, requests = two.call("requests_of_a_wait", 1024, 4.0)
+    assert requests <= 4
+
+
+def test_groups_share_what_they_watch_processes_by(two: Ranks) -> None:
+    assert two.call("watched_processes", 5) == [1, 1]
+
+
+# As containers of older Docker do: pidfd_open (434) fails with EPERM, and all else is allowed (seccomp(2)).
+UNWATCHED = """
+import ctypes, os, struct
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 434), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+program = ctypes.create_string_buffer(struct.pack("HP", len(code), ctypes.addressof(instructions)))
+prctl, NO_NEW_PRIVS, SECCOMP, FILTER = ctypes.CDLL(None).prctl, 38, 22, 2
+assert prctl(NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and prctl(SECCOMP, FILTER, program) == 0
+import torch, torch.distributed as dist
+dist.init_process_group("ccl")
+for _ in range(3):
+    dist.all_reduce(torch.ones(1), group=dist.new_group())
+dist.barrier()
+"""
+
+
+def test_ranks_that_cannot_watch_each_other_say_so_once(built: object) -> None:
+    for rank in run_script(2, UNWATCHED):
+        assert rank.returncode == 0, rank.stderr
+        assert (
+            rank.stderr.count("can't watch the processes of others on its host (Operation not permitted)")
+            == 1
+        )
+
+
+FORKED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+x = torch.ones(100_000)
+work = dist.all_reduce(x, async_op=True) if dist.get_rank() == 0 else None  # in flight in rank 0
+child = os.fork()
+if child == 0:
+    {child}
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+(work or dist.all_reduce(x, async_op=True)).wait()
+dist.all_reduce(x)
+print(status, x.sum().item())
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "ofi"])
+@pytest.mark.parametrize(
+    ("child", "code"),
+    [
+        ("os._exit(3)", 3),
+        ("sys.exit(4)", 4),
+        ("dist.destroy_process_group(); sys.exit(5)", 5),
+        ("dist.all_reduce(x)", 1),
+    ],
+    ids=["exits", "ends Python", "destroys the group", "uses the group"],
+)
+def test_a_forked_child_does_no_harm(child: str, code: int, transport: str, built: object) -> None:
+    script = FORKED.format(child=child)
+    for rank in run_script(2, script, CPULAUNCH_RANK_CCL_TRANSPORT=transport):
+        assert (rank.returncode, rank.stdout) == (0, f"{code} {400_000.0}\n"), rank.stderr
+        assert ("a forked process takes no part in collectives" in rank.stderr) == (code == 1)
