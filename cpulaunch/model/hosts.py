@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, product
-from math import prod
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.wording import did_you_mean
@@ -106,7 +105,8 @@ def _count(text: str, origin: str, part: str) -> int:
 def _expanded(name: str, origin: str) -> Iterator[str]:
     """The names that ``name`` stands for; they are counted before the first one is made."""
     pieces: list[list[tuple[range, int]]] = []  # for each bracket: numbers and their width, range by range
-    texts = []
+    texts: list[str] = []
+    count = 1
     rest = name
     while True:
         text, bracket, after = rest.partition("[")
@@ -115,14 +115,22 @@ def _expanded(name: str, origin: str) -> Iterator[str]:
             break
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
+        if len(texts) == MAX_NAME:  # each stands for a digit at least
+            raise ConfigError(f"{origin}: {name!r} is not a host's name or address", part=name)
         texts.append(text)
+        _bounded(count * (inside.count(",") + 1), name, origin)
         pieces.append([_range(part, name, origin) for part in inside.split(",")])
+        count = _bounded(count * sum(len(numbers) for numbers, _ in pieces[-1]), name, origin)
         rest = tail
-    if prod(sum(len(numbers) for numbers, _ in ranges) for ranges in pieces) > MAX_HOSTS:
-        raise ConfigError(f"{origin}: {name!r} stands for more than {MAX_HOSTS} hosts", part=name)
     numbers = [[f"{n:0{width}d}" for numbers, width in ranges for n in numbers] for ranges in pieces]
     for chosen in product(*numbers):
         yield "".join(chain.from_iterable(zip(texts, chosen, strict=True))) + rest
+
+
+def _bounded(count: int, name: str, origin: str) -> int:
+    if count > MAX_HOSTS:
+        raise ConfigError(f"{origin}: {name!r} stands for more than {MAX_HOSTS} hosts", part=name)
+    return count
 
 
 def _range(part: str, name: str, origin: str) -> tuple[range, int]:
