@@ -77,6 +77,16 @@ def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: 
         assert launcher.end() == (0, "", "")
 
 
+def test_a_salt_that_is_no_text_does_an_agent_no_harm(tmp_path: Path) -> None:
+    with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
+        impostor.say_line(b'{"type":"challenge","salt":"\\ud800"}\n')
+        impostor.next(Hello)
+        impostor.say(Welcome("a guess"))
+        code, out, err = impostor.end()
+    assert (code, out) == (0, "[0] hello\n")
+    assert "it does not know the job's token" in err
+
+
 def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         hello = impostor.welcome("a guess")
