@@ -135,12 +135,21 @@ class Logs:
                 self._write_all(self._file(name, mode), data)
         except OSError as e:
             self._unwritable.add(name)
-            self._warn_once("full", f"can't be written: {e.strerror}; the job goes on without logs")
+            self._cannot_write(e)
         if pieces[-1].data is None:
             self._unwritable.discard(name)
-            if log := self._open.pop(name, None):
-                log.close()
+            self._close(name)
         self._progress = time.monotonic()
+
+    def _close(self, name: str) -> None:
+        if log := self._open.pop(name, None):
+            try:
+                log.close()
+            except OSError as e:  # as NFS says only now that a write has failed (close(2))
+                self._cannot_write(e)
+
+    def _cannot_write(self, error: OSError) -> None:
+        self._warn_once("full", f"can't be written: {error.strerror}; the job goes on without logs")
 
     def _write_all(self, file: BinaryIO, data: bytes) -> None:
         rest = memoryview(data)
@@ -153,7 +162,7 @@ class Logs:
         log = self._open.pop(name, None)
         if log is None:
             if len(self._open) >= OPEN_LOGS:
-                self._open.pop(next(iter(self._open))).close()
+                self._close(next(iter(self._open)))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             log = os.fdopen(os.open(self._directory / name, flags, mode), "ab", 0)
         self._open[name] = log

@@ -1,4 +1,4 @@
-"""A disk that hangs: for the launcher, a log that is a FIFO which nobody reads."""
+"""A disk that hangs, for the launcher a log that is a FIFO which nobody reads; and one that fails late."""
 
 from __future__ import annotations
 
@@ -97,3 +97,18 @@ def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
     with open(tmp_path / "log") as reader:
         assert reader.read() == "".join(f"{number}\n" for number in range(1000))
     assert logs.close(TIMEOUT)
+
+
+def test_a_disk_that_fails_only_when_a_log_is_closed_costs_a_warning(tmp_path: Path) -> None:
+    """Here, as the log's descriptor is closed already."""
+    warnings: list[str] = []
+    logs = Logs(tmp_path, warnings.append)
+    logs.append("log", b"x")
+    while not (tmp_path / "log").exists() or not (tmp_path / "log").read_bytes():
+        time.sleep(0.001)
+    os.close(logs._open["log"].fileno())
+    logs.finish("log")
+    logs.append("next", b"y")
+    assert logs.close(TIMEOUT)
+    assert (tmp_path / "next").read_bytes() == b"y"
+    assert warnings == [f"{tmp_path} can't be written: Bad file descriptor; the job goes on without logs"]
