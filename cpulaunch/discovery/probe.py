@@ -53,7 +53,10 @@ def probe_hosts(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * AT_ONCE), hard), hard))
-    return asyncio.run(_probe_all(names, here, request, reach))
+    try:
+        return asyncio.run(_probe_all(names, here, request, reach))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the job's programs are to have that
 
 
 async def _probe_all(

@@ -73,6 +73,20 @@ def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert most <= 4 + 1  # the master's connection stays
 
 
+def test_asking_hosts_leaves_the_limit_of_open_files_as_it_was(tmp_path: Path) -> None:
+    """It is raised meanwhile, but a job's programs get what the launcher was started with."""
+    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        reach = Counting(tmp_path, f"ulimit -Sn >{tmp_path}/meanwhile; exit 255")
+        probe.probe_hosts(HOSTS[:1], frozenset(), request, reach)
+        assert int((tmp_path / "meanwhile").read_text()) > 100
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (100, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
     async def sweep_without_files() -> str:
         with without_files():
