@@ -63,12 +63,12 @@ def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path
 
 def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: Path) -> None:
     """The program goes on meanwhile, and what it says is kept: the launcher would take a hang-up for the end."""
-    placed = placement(tmp_path, heartbeat_timeout=0.1)
-    program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(1)\npathlib.Path('slept').touch()"
+    placed = placement(tmp_path, heartbeat_timeout=1.5)
+    program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(3)\npathlib.Path('slept').touch()"
     with PlayedLauncher(placed, program) as launcher:
         launcher.say(Challenge("salt"))
         hello = launcher.next(Hello)
-        while not (tmp_path / "slept").exists():  # ten times the agent's patience
+        while not (tmp_path / "slept").exists():  # twice the agent's patience
             time.sleep(0.01)
         launcher.say(Welcome(proof(TOKEN, "launcher", hello.salt, hello.rank)))
         launcher.wait_for_output("hello")
