@@ -8,6 +8,7 @@ kills agents sooner than they can end a program's children.  Standard library on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -33,7 +34,8 @@ def main(launcher: int, mpiexec: int, patience: float, job_id: str) -> None:
     if _has_ended(its, 0):
         return
     for number, seconds in ((0, patience), (signal.SIGTERM, PAUSE), (signal.SIGKILL, PAUSE)):
-        signal.pidfd_send_signal(its, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            signal.pidfd_send_signal(its, number)
         if _has_ended(its, seconds):
             break
     sweep(job_id)
