@@ -30,12 +30,10 @@ from cpulaunch.messages import (
     proof,
     same,
 )
+from cpulaunch.supervise.start import MAX_STRANGERS
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a stranger has to prove that it is one of ours."""
-
-MAX_STRANGERS = 256
-"""Connections that may be there besides one for each rank.  For one more, a stranger has to go."""
 
 MAX_HELLO = 1 << 12
 """Bytes of the line by which a stranger proves itself; one that says more is none of ours."""

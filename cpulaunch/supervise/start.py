@@ -29,8 +29,11 @@ AT_ONCE = 32
 other from getting ready, and the launcher from hearing any of them.
 """
 
-OWN_FILES = 128
-"""Descriptors that a job takes besides those for its agents: logs, pipes, a few connections of strangers."""
+MAX_STRANGERS = 256
+"""Connections that may be there besides one for each rank.  For one more, a stranger has to go."""
+
+OWN_FILES = MAX_STRANGERS + 128
+"""Descriptors that a job takes besides those for its agents: those of strangers, logs, pipes, ssh."""
 
 FILES_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 """Our soft limit of open files before we raise it: that of all that we start."""

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
+import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.command import TIMEOUT, clean_environment
+from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import job, outcome
 from support.programs import UNTIL_TOLD
 
@@ -33,7 +35,8 @@ from cpulaunch.messages import (
     encode,
     proof,
 )
-from cpulaunch.supervise.control import MAX_HELLO, MAX_STRANGERS, Control
+from cpulaunch.supervise.control import MAX_HELLO, Control
+from cpulaunch.supervise.start import MAX_STRANGERS, OWN_FILES
 
 
 def control_address(launcher: subprocess.Popen[str]) -> str:
@@ -186,6 +189,30 @@ def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
 
     heard = asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
     assert heard == [("connected", 0, VERSION), ("connected", 1, VERSION)]
+
+
+def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
+    marked: dict[str, str], tmp_path: Path
+) -> None:
+    """The launcher opens the ranks' logs when they are there."""
+    program = ("--no-python", "sh", "-c", "touch up-$RANK; until test -e go; do sleep 0.01; done; echo said")
+    limit = (4 + OWN_FILES, 4 + OWN_FILES)
+    with bounded(
+        subprocess.Popen(
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "4", "--oversubscribe", "--tee", "none", *program],
+            cwd=tmp_path, env=clean_environment(**marked), stdin=subprocess.DEVNULL, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+        )
+    ) as launcher, contextlib.ExitStack() as stack:  # fmt: skip
+        while len(list(tmp_path.glob("up-*"))) < 4:
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        address = control_address(launcher)
+        silent = [stack.enter_context(connect(address)) for _ in range(MAX_STRANGERS + 50)]
+        assert silent[-1].recv(1)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    assert [log.read_text() for log in tmp_path.glob("runs/*/rank-*.log")] == ["said\n"] * 4
 
 
 def test_of_strangers_those_go_of_whom_there_are_most() -> None:

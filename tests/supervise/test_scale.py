@@ -13,6 +13,8 @@ import pytest
 from support.command import REPOSITORY, TIMEOUT, Run, bounded, clean_environment, mpi_options
 from support.jobs import box, outcome
 
+from cpulaunch.supervise.start import OWN_FILES
+
 MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 LONG = 240.0
@@ -33,7 +35,7 @@ def limited(files: str, *arguments: str, directory: Path) -> subprocess.Complete
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(MOST_FILES < 8192 + 128, reason=f"only {MOST_FILES} files may be open at once")
+@pytest.mark.skipif(MOST_FILES < 8192 + OWN_FILES, reason=f"only {MOST_FILES} files may be open at once")
 def test_eight_thousand_agents_cost_little_and_the_one_that_fails_is_named(tmp_path: Path) -> None:
     """The program looks at what was named and logged; here, at what that has cost."""
     done = subprocess.run(
@@ -131,8 +133,8 @@ def test_where_too_few_files_may_be_open_nothing_is_started(tmp_path: Path) -> N
     done = limited("-n 180", "run", "-n", "100", "--oversubscribe", *program, directory=tmp_path)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        "cpulaunch: error: 100 ranks take 228 open files of the launcher, and it may have 180",
-        "cpulaunch: hint: ulimit -Hn 228, as whoever may raise it, or fewer ranks",
+        "cpulaunch: error: 100 ranks take 484 open files of the launcher, and it may have 180",
+        "cpulaunch: hint: ulimit -Hn 484, as whoever may raise it, or fewer ranks",
     ]
     assert not (tmp_path / "started").exists()
 
