@@ -199,13 +199,21 @@ class TestThreads:
         assert events(tmp_path, "found")[-1]["torch_threads"] == said
 
 
+# A program that stays until its agent has looked at it.
+TRAINED = """
+import glob, time
+print("trained")
+while not any('"found"' in open(log).read() for log in glob.glob("runs/*/events.jsonl")): time.sleep(0.01)
+"""
+
+
 def interfered(cpulaunch: Run, directory: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A job in whose environment something runs ``code`` when Python starts, before the program does."""
     (directory / "site").mkdir()
     (directory / "site" / "sitecustomize.py").write_text(
         f"import os\nif 'CPULAUNCH_REPORT_FD' in os.environ:\n    exec({code!r})\n"
     )
-    (directory / "train.py").write_text("print('trained')\n")
+    (directory / "train.py").write_text(TRAINED)
     env = {"PYTHONPATH": str(directory / "site")}
     return cpulaunch("run", "-n", "1", *options, "train.py", env=env)
 
