@@ -127,6 +127,10 @@ class ChoiceOrPlugin(Choice):
         return [entry.name for entry in plugins.entry_points(self.group)]
 
 
+MAX_DIGITS = 20
+"""Characters that the text of a number may have: Python refuses to print one that is very long."""
+
+
 class Number(Kind):
     """A whole number (or a decimal one) from ``minimum`` on, or one of a few words."""
 
@@ -142,7 +146,7 @@ class Number(Kind):
         if text in self.words:
             return text
         # `int` alone would take "1_000", and Arabic-Indic digits.
-        if not text.isascii() or "_" in text:
+        if not text.isascii() or "_" in text or len(text) > MAX_DIGITS:
             raise ValueError
         return self._checked(float(text) if self.decimal else int(text))
 

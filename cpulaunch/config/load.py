@@ -249,11 +249,7 @@ class _YamlReader:
         )
 
     def _plain(self, node: Any) -> Any:
-        try:
-            return self.loader.construct_object(node, deep=True)
-        except (ValueError, AttributeError, TypeError):  # such as the date 2024-02-30
-            place = f"{self.shown}:{node.start_mark.line + 1}"
-            raise ConfigError(f"{place}: {node.value!r} is not what it looks like", hint="quote it") from None
+        return self.loader.construct_object(node, deep=True)
 
     def _text(self, node: Any) -> Any:
         """A scalar as it is written, for those whose meaning is text: 010 is not 8 there, nor `off` false."""

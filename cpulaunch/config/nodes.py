@@ -1,4 +1,7 @@
-"""The nodes of a YAML file: neither depth nor aliases make more of them than a settings file needs."""
+"""The nodes of a YAML file: neither depth nor aliases make more of them than a settings file needs.
+
+And their values: those that can't be, such as the date 2024-02-30, are errors with their line.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,10 @@ MAX_DEPTH = 32
 
 MAX_NODES = 10_000
 """Scalars and collections that a file may have, with what aliases stand for written out."""
+
+
+MAX_NUMBER = 1 << 63
+"""What whole numbers are below.  Python refuses to print one that is much longer."""
 
 
 class BoundedLoader(yaml.SafeLoader):
@@ -40,3 +47,13 @@ class BoundedLoader(yaml.SafeLoader):
         if event.anchor and not is_alias:
             self._sizes[event.anchor] = self._nodes - before
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        place = f"{self._shown}:{node.start_mark.line + 1}"
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, AttributeError, TypeError):
+            raise ConfigError(f"{place}: {node.value!r} is not what it looks like", hint="quote it") from None
+        if isinstance(value, int) and not -MAX_NUMBER < value < MAX_NUMBER:
+            raise ConfigError(f"{place}: too large a number")
+        return value
