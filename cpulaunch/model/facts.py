@@ -133,7 +133,7 @@ def read_record(text: str, shown: str) -> dict[str, HostFacts]:
         raise ConfigError(f"{shown}:{e.lineno}: not JSON: {e.msg}", hint=hint) from None
     except RecursionError:
         raise ConfigError(f"{shown}: nested too deeply", hint=hint) from None
-    except (KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise ConfigError(f"{shown}: not a facts file: {e!r}", hint=hint) from None
     if not hosts:
         raise ConfigError(f"{shown}: describes no host", hint=hint)

@@ -37,6 +37,7 @@ FILES = {
     "hexadecimal.yaml": "distributed_type: NO\nnum_processes: 0x" + "f" * 5000,
     "no-date.yaml": "distributed_type: NO\nmain_training_function: 2024-02-30\n",
     "deep.json": '{"schema": ' + "[" * 200_000 + "]" * 200_000 + "}",
+    "digits.json": '{"schema": ' + "1" * 5000 + "}",
     "squares": "a\nnode[1-99999][1-99999]\n",
     "many": "".join(f"rack{rack}n[1-99999]\n" for rack in range(1000)),
     "brackets": "[1]" * 2000,
@@ -73,6 +74,7 @@ FILES = {
         ("config import merges.yaml", "more than 10000 values, with what its aliases stand for"),
         ("config import /dev/zero", "/dev/zero: cannot be read: it has more than 1 MiB"),
         ("run --dry-run --facts deep.json", "deep.json: nested too deeply"),
+        ("run --dry-run --facts digits.json", "digits.json: not a facts file"),
         ("run --dry-run --facts /dev/zero", "/dev/zero: cannot be read: it has more than"),
         ("run -f squares", "squares:2: 'node[1-99999][1-99999]' stands for more than 100000 hosts"),
         (
