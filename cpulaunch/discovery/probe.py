@@ -203,7 +203,8 @@ class _ProbedHost:
             try:
                 await asyncio.wait_for(self.process.wait(), patience)
             except asyncio.TimeoutError:
-                self.process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    self.process.kill()
                 await self.process.wait()
 
 

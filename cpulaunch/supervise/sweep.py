@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -90,7 +91,8 @@ async def _run(command: tuple[str, ...]) -> str | None:
     try:
         await asyncio.wait_for(process.wait(), TIMEOUT)
     except asyncio.TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
     return None
 
