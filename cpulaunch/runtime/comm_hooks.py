@@ -4,12 +4,14 @@ No ``from __future__ import annotations`` here: DDP compares the annotations of 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 Averaged = torch.futures.Future[torch.Tensor]
 Hook = Callable[[object, GradBucket], Averaged]
@@ -28,7 +30,20 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
     return average_in_place if getattr(group, "shares_memory", False) else None
 
 
-def delegate(state: list[Any], bucket: GradBucket) -> Averaged:
+def average_by(model: DistributedDataParallel, hook: Hook) -> None:
+    """Average the model's gradients by this hook, unless the script registers one of its own."""
+    state = [None, hook]
+    model.register_comm_hook(state, _delegate)
+    model.register_comm_hook = partial(_register, model, state)  # type: ignore[method-assign]
+
+
+def _register(model: Any, ours: list[Any], state: object, hook: Any) -> None:
+    model._check_comm_hook(hook)
+    ours[:] = state, hook
+    del model.register_comm_hook  # torch's refuses the next one
+
+
+def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
     """A DDP communication hook: calls another one, ``state`` being its state and the hook."""
     its_state, hook = state
     averaged: Averaged = hook(its_state, bucket)

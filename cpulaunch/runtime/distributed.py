@@ -66,21 +66,6 @@ def unwrap(model: nn.Module) -> nn.Module:
 class DataParallel(DistributedDataParallel):
     """torch's DistributedDataParallel, which names the parameters that got no gradient."""
 
-    _averaging: list[Any] | None = None
-
-    def average_by(self, hook: comm_hooks.Hook) -> None:
-        """Average gradients by this communication hook, unless the script registers one of its own."""
-        self._averaging = [None, hook]
-        super().register_comm_hook(self._averaging, comm_hooks.delegate)
-
-    def register_comm_hook(self, state: object, hook: Any) -> None:
-        if self._averaging is None:
-            super().register_comm_hook(state, hook)
-            return
-        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-        self._averaging[:] = state, hook
-        self._averaging = None
-
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -120,7 +105,7 @@ def data_parallel(
         static_graph=static_graph,
     )
     if hook := comm_hooks.hook_for(model, compress=compress):
-        wrapped.average_by(hook)
+        comm_hooks.average_by(wrapped, hook)
     return wrapped
 
 

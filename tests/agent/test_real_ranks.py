@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.agents import AGENT, placement, rank_spec, run_agent
-from support.command import TIMEOUT, Run, clean_environment, needs_two_cores
+from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
@@ -108,7 +108,7 @@ class TestLibraries:
         (env_dir / "bin/python").symlink_to(sys.executable)
         (env_dir / "lib/libiomp5.so").symlink_to(installed("intel"))
         (tmp_path / "show.py").write_text(SHOW)
-        paths = [path for path in sys.path if path]
+        paths = [str(REPOSITORY), *filter(None, sys.path)]
         done = subprocess.run(
             [env_dir / "bin/python", "-m", "cpulaunch", "run", "-n", "1", "--openmp", "intel", "show.py"],
             cwd=tmp_path,

@@ -366,6 +366,7 @@ def plain(context: str) -> dict:
         "results": sorted({str(result.dtype) for result in results}),
         "weights": sorted({str(p.dtype) for p in model.parameters()}),
         "falls": losses[-1] < losses[0],
+        "compressed": all(torch.equal(p.grad, p.grad.bfloat16().float()) for p in model.parameters()),
         "digest": digest(model),
     }
 

@@ -43,6 +43,16 @@ def test_but_not_where_the_script_or_the_user_says_another(job: Start, context: 
         assert result["kinds"] == ["torch.float32"]
 
 
+@pytest.mark.parametrize("precision", ["none", "bf16"])
+def test_gradients_of_the_scripts_own_model_are_compressed_where_that_is_asked_for(
+    job: Start, precision: str
+) -> None:
+    options = ("--backend", "gloo", "--precision", "fp32", "--compress-gradients", precision)
+    done = job(2, "plain", "none", options=options)
+    assert [result["compressed"] for result in done.results] == [precision == "bf16"] * 2
+    assert any("gradients of DDP sent in bf16" in line for line in done.ours()) == (precision == "bf16")
+
+
 def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "group.py").write_text(
         "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_backend(), d.get_world_size())"

@@ -21,6 +21,8 @@ TRIED = ("2.8.0", "2.13.0")
 REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
 """Backends, as scripts name them, in whose place the planned one is taken."""
 
+COMPRESSED = "gradients of DDP sent in bf16"
+
 
 def _replace_backend(torch: Any, settings: TrainingSettings) -> None:
     """``init_process_group`` without a backend, or with one of REPLACED, makes a group of the planned one."""
@@ -45,6 +47,8 @@ def _announce_group(named: str | None, settings: TrainingSettings) -> None:
         return
     if not changes and settings.precision == "bf16":
         changes.append("bf16 in DDP without autocast")
+    if settings.compress_gradients == "bf16":
+        changes.append(COMPRESSED)
     if named != settings.backend:
         changes.insert(0, f"backend {settings.backend}{f' (not {named})' if named else ''}")
     announce(*changes, "fused optimizers")
@@ -74,6 +78,30 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
         return tree_map(as_fp32, outputs)
 
     ddp.forward = forward
+
+
+def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
+    """A DistributedDataParallel of the script's own, over all ranks, sends its gradients in bf16."""
+    if settings.compress_gradients != "bf16":
+        return
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        from cpulaunch.runtime import comm_hooks, distributed
+
+        if (
+            isinstance(self, distributed.DataParallel)
+            or self.process_group is not torch.distributed.group.WORLD
+        ):
+            return
+        if hook := comm_hooks.hook_for(self.module, compress=True):
+            comm_hooks.average_by(self, hook)
+            announce("gradients of DDP compressed to bf16")
+
+    ddp.__init__ = __init__
 
 
 def _in_autocast(torch: Any) -> bool:
@@ -151,6 +179,16 @@ CHANGES = (
         ),
         "DDP models are in the precision that the script names",
         _autocast_ddp,
+    ),
+    Change(
+        (
+            "distributed.group",
+            "nn.parallel.DistributedDataParallel.__init__",
+            "nn.parallel.DistributedDataParallel._check_comm_hook",
+            "nn.parallel.DistributedDataParallel.register_comm_hook",
+        ),
+        "gradients of DDP models are sent as they are",
+        _compress_gradients,
     ),
     Change(
         ("optim.optimizer.register_optimizer_step_pre_hook",),
