@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from cpulaunch.agent.start import Planned
+from cpulaunch.agent.start import RUN_PROGRAM, Planned
 from cpulaunch.messages import Found, Ready, Torch
 from cpulaunch.model.cores import CoreSet
 
@@ -54,7 +54,7 @@ def memory_policy(pid: int) -> str | None:
 
 
 def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
-    """Those of ``wanted`` libraries that are mapped; None where the program has ended already."""
+    """Those of ``wanted`` libraries that are mapped; None where the program is gone or another one."""
     if not wanted:
         return []
     try:
@@ -62,20 +62,18 @@ def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
             mapped = {line.split(maxsplit=5)[5].strip() for line in f if "/" in line}
     except OSError:
         return None
-    if not mapped:
-        return None
     names = {os.path.basename(path) for path in mapped}
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]
-    # A program that ends while it is read shows a part.
-    return found if found == wanted or _has_memory(pid) else None
+    # A program that ends while it is read shows a part; one that calls exec has none at first.
+    return found if found == wanted or _is_our_program(pid) else None
 
 
-def _has_memory(pid: int) -> bool:
+def _is_our_program(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/maps") as f:
-            return bool(f.readline())
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return os.fsencode(RUN_PROGRAM) in f.read().split(b"\0")
     except OSError:
         return False
 
