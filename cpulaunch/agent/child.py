@@ -19,6 +19,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 DEAD_WITHIN = 2.0
 """Seconds in which a process ends that gets SIGKILL, unless a debugger or a dead file server holds it."""
 
+TIDY_WITHIN = 1.0
+"""Seconds that Python's resource tracker has to remove what the others have left in /dev/shm."""
+
 
 class Ended(NamedTuple):
     """How a process ended: by an exit code, or by a signal; one of them is None."""
@@ -107,11 +110,13 @@ class Program:
 
         Those that can't be ended are given up: what is known of each of them is returned.
         """
-        self.signal_group(signal.SIGKILL)
-        deadline, left = time.monotonic() + DEAD_WITHIN, []
+        began, left = time.monotonic(), []
         # Whoever loses its parent becomes ours, as we are the subreaper: level by level, all of them.
         while children := self._children():
+            tidying = time.monotonic() < began + TIDY_WITHIN
             for pid in children:
+                if tidying and _is_resource_tracker(pid):
+                    continue  # it ends by itself once all others have
                 try:
                     os.kill(pid, signal.SIGKILL)  # it stays ours, a zombie at least, until we reap it
                 except PermissionError:
@@ -119,7 +124,7 @@ class Program:
                         left.append(self._give_up(pid, os.strerror(errno.EPERM)))
             reaped = [pid for pid in children if self._reap(pid)]
             if not reaped:
-                if time.monotonic() > deadline:
+                if time.monotonic() > began + DEAD_WITHIN:
                     why = f"it is still there {DEAD_WITHIN:g} s after SIGKILL"
                     left += [self._give_up(pid, why) for pid in self._children()]
                 time.sleep(0.001)
@@ -201,6 +206,11 @@ def _parent(pid: int) -> int | None:
             return int(f.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether it removes the semaphores and the shared memory of Python's multiprocessing."""
+    return "multiprocessing.resource_tracker" in _command(pid)
 
 
 def _command(pid: int) -> str:

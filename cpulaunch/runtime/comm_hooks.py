@@ -3,6 +3,7 @@
 No ``from __future__ import annotations`` here: DDP compares the annotations of a hook with classes.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,10 +35,12 @@ def average_by(model: DistributedDataParallel, hook: Hook) -> None:
     """Average the model's gradients by this hook, unless the script registers one of its own."""
     state = [None, hook]
     model.register_comm_hook(state, _delegate)
-    model.register_comm_hook = partial(_register, model, state)  # type: ignore[method-assign]
+    # No strong reference: the model, and the memory of its buckets, are to go with their last user.
+    model.register_comm_hook = partial(_register, weakref.ref(model), state)  # type: ignore[method-assign]
 
 
-def _register(model: Any, ours: list[Any], state: object, hook: Any) -> None:
+def _register(reference: Callable[[], Any], ours: list[Any], state: object, hook: Any) -> None:
+    model = reference()
     model._check_comm_hook(hook)
     ours[:] = state, hook
     del model.register_comm_hook  # torch's refuses the next one

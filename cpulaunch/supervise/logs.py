@@ -50,12 +50,16 @@ class Logs:
         self._open: dict[str, BinaryIO] = {}  # those written last, the longest ago first
         self._unwritable: set[str] = set()
 
-    def append(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Append to the file ``name``, soon.  ``private``: nobody else may read it."""
+    def append(self, name: str, data: bytes, *, private: bool = False, droppable: bool = False) -> None:
+        """Append to the file ``name``, soon.
+
+        ``private``: nobody else may read it.  ``droppable``: there may be more than the disk takes.
+        """
         hung = self._hangs_for(HUNG)
         if hung:
             self._warn_once("hung", "does not answer; the job goes on without logs until it does")
-        if self._bytes > MAX_WAITING and (hung or self._dropping):
+        if droppable and self._bytes > MAX_WAITING and (hung or self._dropping):
+            self._warn_once("dropped", "took too little; some of the ranks' output is not in their logs")
             return
         self._put(_Piece(name, data, 0o600 if private else 0o666))
 

@@ -80,7 +80,7 @@ class AttemptLoop:
         self._ended: set[int] = set()  # of the processes, those whose end the job knows
         self._starting = dict.fromkeys(range(len(self.processes)), time.monotonic())  # agents, and since when
         self._arrival = asyncio.Event()  # of an agent, or its end
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: list[asyncio.Task[None]] = []
         self._error: Exception | None = None  # our own, wherever it was raised
 
     async def run(self) -> Outcome:
@@ -259,7 +259,7 @@ class AttemptLoop:
             case events.ShowStatus(text):
                 self.output.screen.status(text)
             case events.EndProcesses():
-                self._ending = asyncio.create_task(self._end_processes(0))
+                self._ending.append(asyncio.create_task(self._end_processes(0)))
             case events.Finish():
                 self._due.set()
 
@@ -279,10 +279,9 @@ class AttemptLoop:
         untidy = self.job.untidy
         lost = any(rank.state is RankState.LOST for rank in untidy)
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
-        tasks = [self._ending] if self._ending else []
         try:
             *_, unswept = await asyncio.gather(
-                *tasks,
+                *self._ending,
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
                 sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
             )

@@ -80,7 +80,7 @@ class Output:
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
-        self.keep(f"rank-{rank}.log", data)
+        self._logs.append(f"rank-{rank}.log", data, droppable=True)
         now = time.monotonic()
         if rank not in self._shown or (rank, stream) in self._hidden:
             return

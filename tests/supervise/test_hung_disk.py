@@ -79,13 +79,18 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
     monkeypatch.setattr("cpulaunch.supervise.logs.HUNG", 0.0)
     assert not logs.full
     for _ in range(10):
-        logs.append("log", b"x" * MAX_WAITING)
-    assert logs._bytes == MAX_WAITING + 1
-    assert warnings == [f"{tmp_path} does not answer; the job goes on without logs until it does"]
+        logs.append("log", b"x" * MAX_WAITING, droppable=True)
+    logs.append("outcome", b"ended")
+    assert logs._bytes == MAX_WAITING + 1 + len(b"ended")
+    assert warnings == [
+        f"{tmp_path} does not answer; the job goes on without logs until it does",
+        f"{tmp_path} took too little; some of the ranks' output is not in their logs",
+    ]
     assert not logs.close(0.1)
     with open(tmp_path / "log", "rb") as reader:  # it answers again
         assert len(reader.read(2 * MAX_WAITING + 1)) == 2 * MAX_WAITING + 1
     assert logs.close(TIMEOUT)
+    assert (tmp_path / "outcome").read_text() == "ended"
 
 
 def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:

@@ -86,5 +86,13 @@ def test_workers_of_a_data_loader_end_with_their_rank(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path, context: str, how: str, code: int
 ) -> None:
     (tmp_path / "loader.py").write_text(LOADER)
-    done = cpulaunch("run", "-n", "1", "--grace-period", "1", "loader.py", context, how, env=marked)
+    before = semaphores()
+    environment = {**marked, "TMPDIR": str(tmp_path)}  # where the fork server's socket stays
+    done = cpulaunch("run", "-n", "1", "--grace-period", "1", "loader.py", context, how, env=environment)
     assert (done.returncode, done.stdout) == (code, "ready\n"), done.stderr
+    assert semaphores() <= before
+
+
+def semaphores() -> set[str]:
+    """Those of Python's multiprocessing that are on this host."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}
