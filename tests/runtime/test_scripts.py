@@ -53,6 +53,36 @@ def test_gradients_of_the_scripts_own_model_are_compressed_where_that_is_asked_f
     assert any("gradients of DDP sent in bf16" in line for line in done.ours()) == (precision == "bf16")
 
 
+LOADERS = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+def main():
+    dist.init_process_group()
+    for context in ("fork", "spawn", "forkserver"):
+        total = torch.zeros(())
+        for batch in DataLoader(torch.arange(8.0), 2, num_workers=2, multiprocessing_context=context):
+            seen = batch.sum()
+            dist.all_reduce(seen)
+            total += seen
+        assert total.item() == 28.0 * dist.get_world_size(), (context, total)
+    print("loaded")
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [("--backend", "gloo"), ("--ccl-transport", "tcp"), ("--ccl-transport", "ofi")], ids="-".join
+)
+def test_workers_of_data_loaders_start_in_each_way_while_a_group_is_used(
+    cpulaunch: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "loaders.py").write_text(LOADERS)
+    done = cpulaunch("run", "-n", "2", "--tee", "all", *options, "loaders.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loaded") == 2
+
+
 def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "group.py").write_text(
         "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_backend(), d.get_world_size())"
