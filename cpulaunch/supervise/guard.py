@@ -26,9 +26,12 @@ def main(launcher: int, mpiexec: int, patience: float, job_id: str) -> None:
     """Wait for either to end; where that is the launcher, end the other ``patience`` seconds later."""
     try:
         its = os.pidfd_open(mpiexec)
-        ours = os.pidfd_open(launcher) if os.getppid() == launcher else None
     except OSError:  # it has ended, or the kernel is older than 5.3
         return
+    ours = None  # the launcher has ended
+    if os.getppid() == launcher:
+        with contextlib.suppress(ProcessLookupError):
+            ours = os.pidfd_open(launcher)
     if ours is not None:
         select.select([ours, its], [], [])
     if _has_ended(its, 0):
