@@ -178,14 +178,17 @@ def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
 
     async def crowd() -> list[tuple[str, int, object]]:
         with listening(size=2) as (audience, address):
-            await prove(await connect_from(origin, address), rank=0)
+            agents = [await connect_from(origin, address)]
+            await prove(agents[0], rank=0)
             silent = [await connect_from("127.0.0.1", address) for _ in range(MAX_STRANGERS + 50)]
-            await prove(await connect_from(origin, address), rank=1)
+            agents.append(await connect_from(origin, address))
+            await prove(agents[1], rank=1)
             assert await silent[0][0].read() == b""  # the first to come was the first to go
             assert not silent[-1][0].at_eof()
-        for _, writer, _ in silent:
+            heard = list(audience.heard)
+        for _, writer, _ in (*agents, *silent):
             writer.close()
-        return audience.heard
+        return heard
 
     heard = asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
     assert heard == [("connected", 0, VERSION), ("connected", 1, VERSION)]
