@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from support.command import TIMEOUT, bounded, clean_environment
-from support.jobs import job, outcome
+from support.jobs import job, outcome, run_changed
 from support.programs import UNTIL_TOLD
 
 from cpulaunch import messages
@@ -338,15 +338,7 @@ def test_a_job_whose_agents_are_of_another_version_is_not_started(marked, tmp_pa
     code = (
         "from cpulaunch import messages; messages.VERSION += 1; from cpulaunch.cli.main import entry; entry()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "-n", "2", "sleep.py"],
-        cwd=tmp_path,
-        env=clean_environment(**marked),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    done = run_changed(code, "run", "-n", "2", "sleep.py", directory=tmp_path, env=marked)
     assert done.returncode == 3
     assert (
         f"speaks version {VERSION} of the control protocol, the launcher version {VERSION + 1}" in done.stderr

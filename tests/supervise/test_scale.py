@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run, bounded, clean_environment, mpi_options
-from support.jobs import box, outcome
+from support.jobs import box, outcome, run_changed
 
 from cpulaunch.supervise.start import OWN_FILES
 
@@ -158,15 +158,8 @@ entry()
 
 def test_an_agent_that_cannot_be_started_is_named(marked: dict[str, str], tmp_path: Path) -> None:
     program = ("--no-python", "sleep", "300")
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_IS_MISSING, "run", "-n", "100", "--oversubscribe", *program],
-        cwd=tmp_path,
-        env=clean_environment(**marked),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    arguments = ("run", "-n", "100", "--oversubscribe", *program)
+    done = run_changed(ONE_IS_MISSING, *arguments, directory=tmp_path, env=marked)
     assert done.returncode == 3
     title, lines = box(done.stderr)
     assert title == "rank 99 on localhost was not started"

@@ -28,6 +28,21 @@ def output_of_one(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout.removeprefix("[0] "))
 
 
+def run_changed(
+    code: str, *arguments: str, directory: Path, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run ``code``, which changes cpulaunch and calls its entry, with the arguments of a command."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=directory,
+        env=clean_environment(**env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
 def box(text: str) -> tuple[str, list[str]]:
     """Title and lines of the one box in ``text``."""
     (first,) = [number for number, line in enumerate(text.splitlines()) if line.startswith("╭")]

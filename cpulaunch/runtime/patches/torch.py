@@ -92,14 +92,12 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
         original(self, *args, **kwargs)
         from cpulaunch.runtime import comm_hooks, distributed
 
-        if (
-            isinstance(self, distributed.DataParallel)
-            or self.process_group is not torch.distributed.group.WORLD
-        ):
+        over_all = self.process_group is torch.distributed.group.WORLD
+        if not over_all or isinstance(self, distributed.DataParallel):
             return
         if hook := comm_hooks.hook_for(self.module, compress=True):
             comm_hooks.average_by(self, hook)
-            announce("gradients of DDP compressed to bf16")
+            announce(COMPRESSED)
 
     ddp.__init__ = __init__
 
