@@ -81,3 +81,35 @@ def test_a_forked_child_does_no_harm(child: str, code: int, transport: str, buil
     for rank in run_script(2, script, CPULAUNCH_RANK_CCL_TRANSPORT=transport):
         assert (rank.returncode, rank.stdout) == (0, f"{code} {400_000.0}\n"), rank.stderr
         assert ("a forked process takes no part in collectives" in rank.stderr) == (code == 1)
+
+
+LATE = """
+import os, select, time, torch, torch.distributed as dist
+from cpulaunch.ccl import meeting
+if {apart}:
+    meeting._host = lambda: "host " + os.environ["RANK"]
+dist.init_process_group("ccl")
+others = [None] * 2
+dist.all_gather_object(others, os.getpid())
+if dist.get_rank() == 1:
+    first = os.pidfd_open(others[0])
+dist.barrier()
+if dist.get_rank() == 1:
+    assert select.select([first], [], [], 30)[0]
+    time.sleep({seconds})
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "ofi"])
+@pytest.mark.parametrize(
+    ("apart", "seconds"),
+    [(False, 0), (True, 2.5)],  # heartbeats are written once a second
+    ids=["on a host", "on two hosts"],
+)
+def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
+    apart: bool, seconds: float, transport: str, built: object
+) -> None:
+    script = LATE.format(apart=apart, seconds=seconds)
+    for rank in run_script(2, script, CPULAUNCH_RANK_CCL_TRANSPORT=transport):
+        assert (rank.returncode, rank.stderr) == (0, "")

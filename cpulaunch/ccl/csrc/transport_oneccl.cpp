@@ -39,10 +39,14 @@ class StoreKvs final : public ccl::kvs_interface {
   void set(const ccl::string_class& key, const ccl::vector_class<char>& data) override;
   int get_id() override { return id_; }
 
+  // The ranks have met.  oneCCL writes once more while it is torn down, when rank 0's store may be gone, which torch
+  // would report at length.
+  void end() { store_.reset(); }
+
  private:
   void back_off_if_unchanged(const std::string& key, const std::string& value);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> store_;  // null from end() on
   int id_;
   std::unordered_map<std::string, std::string> seen_;  // key → the last answer
   std::string round_;  // the key at which a round of queries in vain begins
@@ -213,6 +217,7 @@ ccl::vector_class<size_t> in_units(const std::vector<int64_t>& counts, const Ele
 }
 
 ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
+  if (!store_) return {};
   std::string value;
   // What was there once stays: oneCCL removes a value by writing an empty one.
   if (const auto known = seen_.find(key); (known != seen_.end() && !known->second.empty()) || store_->check({key})) {
@@ -239,12 +244,7 @@ void StoreKvs::back_off_if_unchanged(const std::string& key, const std::string& 
 }
 
 void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& data) {
-  try {
-    store_->set(key, std::vector<uint8_t>(data.begin(), data.end()));
-  } catch (const std::exception&) {
-    // oneCCL writes once more while it is torn down, when rank 0's store may be gone.  While a group is
-    // made, a lost store shows at the next get().
-  }
+  if (store_) store_->set(key, std::vector<uint8_t>(data.begin(), data.end()));
 }
 
 }  // namespace
@@ -260,10 +260,11 @@ std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d:
   const auto inside = enter_oneccl();
   initialize();
   auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
-  auto communicator = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, std::move(kvs)));
+  auto communicator = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, kvs));
   // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);
   ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator).wait();
+  kvs->end();
   [[maybe_unused]] static const int registered = on_exit(end_forked_process, nullptr);  // runs before oneCCL's own
   return communicator;
 }

@@ -1,19 +1,17 @@
 #include "watchdog.hpp"
 
-#include <poll.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <deque>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "liveness.hpp"
 
 namespace cpulaunch {
 
@@ -57,44 +55,6 @@ std::vector<int> numbers_in(const std::string& text) {
   return numbers;
 }
 
-// A process on this host; all groups share its descriptor.
-class Process {
- public:
-  // Under the watchdog's lock.
-  static std::shared_ptr<Process> of(int pid) {
-    static auto* known = new std::map<int, std::weak_ptr<Process>>;
-    auto& entry = (*known)[pid];
-    auto process = entry.lock();
-    if (!process || process->has_ended()) {  // the number may have been given to another one
-      process = std::make_shared<Process>(pid);
-      entry = process;
-    }
-    return process;
-  }
-
-  explicit Process(int pid) : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), error_(errno) {
-    if (descriptor_ < 0 && error_ != ESRCH) {
-      TORCH_WARN_ONCE("ccl: this rank can't watch the processes of others on its host (", std::strerror(error_),
-                      "): where one ends early, this rank waits until its timeout");
-    }
-  }
-  ~Process() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  bool has_ended() const {
-    if (descriptor_ < 0) return error_ == ESRCH;
-    pollfd entry{descriptor_, POLLIN, 0};
-    return ::poll(&entry, 1, 0) == 1;
-  }
-
- private:
-  const int descriptor_;
-  const int error_;  // why there is no descriptor
-};
-
 }  // namespace
 
 StoreIntervals::StoreIntervals(Milliseconds look)
@@ -109,10 +69,11 @@ struct Watchdog::Watched {
   };
 
   Watched(c10::intrusive_ptr<c10d::Store> store, StoreIntervals intervals)
-      : intervals(intervals), groups_store(std::move(store)) {}
+      : intervals(intervals), groups_store(std::move(store)), server(StoreServer::of(*groups_store)) {}
 
   // The watchdog's thread alone uses it.  Throws when it can't be reached.
   c10d::Store& store() {
+    if (server->is_gone()) throw std::runtime_error("the process that serves the store has ended");
     if (!own_store) own_store = groups_store->clone();
     return *own_store;
   }
@@ -126,6 +87,7 @@ struct Watchdog::Watched {
   std::weak_ptr<GroupState> group;
   std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
   const c10::intrusive_ptr<c10d::Store> groups_store;
+  const std::shared_ptr<StoreServer> server;
   c10::intrusive_ptr<c10d::Store> own_store;
   std::vector<LocalPeer> local_peers;
   Heartbeat heartbeat;
@@ -152,7 +114,7 @@ struct Watchdog::Watched {
     suspected = Clock::now();
   }
 
-  // Nothing more is asked of a store that is gone: torch reports each attempt at length.
+  // Nothing more is asked of a store that is gone.
   void lose_store() {
     heartbeat.own_key.clear();
     reported = true;  // as far as possible
@@ -274,10 +236,10 @@ Watchdog& Watchdog::instance() {
 
 void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
                    const std::vector<Peer>& local_peers, Heartbeat heartbeat, StoreIntervals intervals) {
+  std::lock_guard<std::mutex> lock(mutex_);
   auto watched = std::make_shared<Watched>(std::move(store), intervals);
   watched->group = group;
   watched->heartbeat = std::move(heartbeat);
-  std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& peer : local_peers) watched->local_peers.push_back({peer.rank, Process::of(peer.pid)});
   const bool writes = !watched->heartbeat.own_key.empty();
   groups_[group.get()] = std::move(watched);

@@ -1,0 +1,115 @@
+#include "liveness.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace cpulaunch {
+
+namespace {
+
+// The address and port that a socket is connected to; "" where it is connected to another port.
+std::string peer_at(int descriptor, uint16_t port) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
+  const auto* v4 = reinterpret_cast<const sockaddr_in*>(&peer);
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&peer);
+  const bool matches = (peer.ss_family == AF_INET && v4->sin_port == htons(port)) ||
+                       (peer.ss_family == AF_INET6 && v6->sin6_port == htons(port));
+  return matches ? std::string(reinterpret_cast<const char*>(&peer), size) : "";
+}
+
+// A descriptor of its own for a connection of this process to `port` of a server; -1 where there is none, or where
+// connections to several servers have that port.
+int connection_to(uint16_t port) {
+  int found = -1;
+  std::string server;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int copy = fcntl(std::stoi(entry.path().filename()), F_DUPFD_CLOEXEC, 0);
+    if (copy < 0) continue;
+    const auto peer = peer_at(copy, port);
+    if (peer.empty() || peer == server) {
+      close(copy);
+      continue;
+    }
+    if (!server.empty()) {
+      close(copy);
+      close(found);
+      return -1;
+    }
+    server = peer;
+    found = copy;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::shared_ptr<Process> Process::of(int pid) {
+  static auto* known = new std::map<int, std::weak_ptr<Process>>;
+  auto& entry = (*known)[pid];
+  auto process = entry.lock();
+  if (!process || process->has_ended()) {  // the number may have been given to another one
+    process = std::make_shared<Process>(pid);
+    entry = process;
+  }
+  return process;
+}
+
+Process::Process(int pid) : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))), error_(errno) {
+  if (descriptor_ < 0 && error_ != ESRCH) {
+    TORCH_WARN_ONCE("ccl: this rank can't watch the processes of others on its host (", std::strerror(error_),
+                    "): where one ends early, this rank waits until its timeout");
+  }
+}
+
+Process::~Process() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+bool Process::has_ended() const {
+  if (descriptor_ < 0) return error_ == ESRCH;
+  pollfd entry{descriptor_, POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
+std::shared_ptr<StoreServer> StoreServer::of(c10d::Store& store) {
+  static auto* known = new std::map<uint16_t, std::weak_ptr<StoreServer>>;
+  auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store);
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(prefixed ? prefixed->getUnderlyingNonPrefixStore().get() : &store);
+  if (!tcp) return std::make_shared<StoreServer>(-1);
+  auto& entry = (*known)[tcp->getPort()];
+  auto server = entry.lock();
+  if (!server || server->is_gone()) {
+    server = std::make_shared<StoreServer>(connection_to(tcp->getPort()));
+    entry = server;
+  }
+  return server;
+}
+
+StoreServer::~StoreServer() {
+  if (connection_ >= 0) close(connection_);
+}
+
+bool StoreServer::is_gone() const {
+  if (connection_ < 0) return false;
+  pollfd entry{connection_, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
+}  // namespace cpulaunch
