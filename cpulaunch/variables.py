@@ -83,7 +83,7 @@ TABLE = (
     Variable(BUCKET_MB, "config", "config runtime", _SETTING, "size of DDP's buckets"),
     Variable(STATIC_GRAPH, "config", "config runtime", _SETTING, "DDP's static graph"),
     Variable(AS_WRITTEN, "config", "config agent runtime", _SETTING, "whether scripts are left unpatched"),
-    Variable(CCL_BINDING, "config", "config ccl", _SETTING, "which implementation of ccl"),
+    Variable(CCL_BINDING, "config", "config ccl runtime", _SETTING, "which implementation of ccl"),
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "discovery.master_port",
         "plugins",
         "ccl.installed",
+        "ccl.register",
         "torch",
     },
     "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},

@@ -58,14 +58,16 @@ def main() -> None:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
         sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
         _take_over_port(finder.functions)
-    atexit.register(_before_python_ends)  # the first to come is the last to go
+    atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
     except SystemExit as error:
+        last.status = _exit_code(error.code)
         # Its connections may end long before it does, and the others then fail first.
         report(leaving(_exit_code(error.code)))
         raise
     except BaseException as error:
+        last.status = 1
         report(_raised(error))
         raise
     report(leaving(0))
@@ -86,14 +88,25 @@ def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> No
         when_loaded["socket"] = [kept.socket_is_loaded]
 
 
-def _before_python_ends() -> None:
-    if "torch.distributed" in sys.modules:
-        from cpulaunch.agent import gloo
+class _BeforePythonEnds:
+    """What is done last; ``status`` is the program's exit code."""
 
-        if os.getpid() == _OWN_PROCESS:
-            gloo.let_gloo_finish()
-        else:
-            gloo.keep_groups()
+    def __init__(self) -> None:
+        self.status = 0
+
+    def __call__(self) -> None:
+        if "torch.distributed" in sys.modules:
+            from cpulaunch.agent import gloo
+
+            if os.getpid() == _OWN_PROCESS:
+                gloo.let_gloo_finish()
+            else:
+                gloo.keep_groups()
+        if self.status and "oneccl_bindings_for_pytorch" in sys.modules:
+            # Their oneCCL aborts where an exception ends Python, and the exit code would be 134.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.status)
 
 
 def _exit_code(said: object) -> int:

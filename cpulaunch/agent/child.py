@@ -82,6 +82,7 @@ class Program:
         if pid:
             code = os.waitstatus_to_exitcode(status)
             self._ended = Ended(code, None) if code >= 0 else Ended(None, -code)
+            _remove_fabrics_memory(pid)
         return self._ended
 
     def _reap_orphans(self) -> None:
@@ -211,6 +212,20 @@ def _parent(pid: int) -> int | None:
 def _is_resource_tracker(pid: int) -> bool:
     """Whether it removes the semaphores and the shared memory of Python's multiprocessing."""
     return "multiprocessing.resource_tracker" in _command(pid)
+
+
+def _remove_fabrics_memory(pid: int) -> None:
+    """Remove what libfabric leaves of a killed process: 64 MB, /dev/shm/PID:N:N."""
+    try:
+        names = os.listdir("/dev/shm")
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(f"{pid}:"):
+            try:
+                os.unlink(f"/dev/shm/{name}")
+            except OSError:
+                pass  # another user's
 
 
 def _command(pid: int) -> str:

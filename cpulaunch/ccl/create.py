@@ -14,11 +14,10 @@ from typing import Any
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore
 
-from cpulaunch.ccl import installed, load
+from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
@@ -33,11 +32,8 @@ def create(options: Any, backend_options: Any) -> Any:
     ranks do not come together.
     """
     there = installed.state()
-    binding = rank_setting("ccl.binding", os.environ)
-    if installed.use_bindings(binding, there):
-        creator = _intels_creator(there, insist=binding == "oneccl_bind_pt")
-        if creator is not None:
-            return creator(options, backend_options)
+    if bindings.are_wanted(rank_setting("ccl.binding", os.environ), there):
+        return _by_bindings(there, options, backend_options)
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = PrefixStore("cpulaunch-ccl", options.store)
@@ -45,7 +41,7 @@ def create(options: Any, backend_options: Any) -> Any:
     peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
     if not _state.ready:
         _state.variables = dict(os.environ)
-        load.set_up(module, _neighbours(rank, peers))
+        load.set_up(module, load.Neighbours.of(rank, peers))
         atexit.register(_leave, module)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
@@ -73,6 +69,19 @@ def create(options: Any, backend_options: Any) -> Any:
         # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
         _unlink_shared_memory()
     return group
+
+
+def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
+    """A group of Intel's bindings, whose oneCCL is set up when the first one is made."""
+    if _state.bindings is None:
+        rank = options.group_rank
+        store = PrefixStore("cpulaunch-ccl", options.store)
+        meeting = Meeting(store, rank, options.group_size, options.timeout)
+        peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
+        os.environ.update(load.settings(load.Neighbours.of(rank, peers), os.environ, bindings=True))
+        meeting.end()
+        _state.bindings = bindings.load(there)
+    return _state.bindings(options, backend_options)
 
 
 def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
@@ -184,6 +193,7 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
 
 
 class _State:
+    bindings: Any = None  # their creator function, once they are loaded
     ready = False
     pid: int  # of the process that has made the first group
     variables: dict[str, str]  # as they were before ours were added
@@ -194,20 +204,6 @@ _state = _State()
 
 def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
-
-
-def _neighbours(rank: int, peers: list[Peer]) -> load.Neighbours:
-    hosts = [peer.host for peer in peers]
-    here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
-    cpus = {cpu for r in here for cpu in peers[r].cpus}
-    return load.Neighbours(
-        hosts=len(set(hosts)),
-        local_rank=here.index(rank),
-        local_ranks=len(here),
-        most_local_ranks=max(hosts.count(host) for host in set(hosts)),
-        cores=len(peers[rank].cpus),
-        oversubscribed=len(here) > len(cpus),
-    )
 
 
 def _leave(module: ModuleType) -> None:
@@ -223,21 +219,3 @@ def _unlink_shared_memory() -> None:
     """Remove the names of libfabric's shared memory of this process, ``/dev/shm/PID:N:N``."""
     for path in Path("/dev/shm").glob(f"{os.getpid()}:*:*"):
         path.unlink(missing_ok=True)
-
-
-def _intels_creator(there: installed.State, *, insist: bool) -> Any:
-    """What importing oneccl_bindings_for_pytorch registers in our place; None where it does not load."""
-    plugins = distributed.Backend._plugins
-    ours = plugins["CCL"]
-    try:
-        __import__(installed.BINDINGS)
-    except (ImportError, OSError) as error:
-        if insist:
-            raise HostError(f"{installed.bindings_advice(there)}. It failed with: {error}") from error
-        return None
-    theirs = plugins["CCL"]
-    if theirs is ours:
-        raise HostError(f"{installed.BINDINGS} was imported and registered no backend ccl")
-    if theirs.extended_api:
-        return theirs.creator_fn
-    return lambda o, _: theirs.creator_fn(o.store, o.group_rank, o.group_size, o.timeout)

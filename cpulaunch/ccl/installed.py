@@ -15,8 +15,6 @@ from functools import cached_property
 from importlib import machinery
 from pathlib import Path
 
-from cpulaunch.errors import HostError
-
 ONECCL_VERSION = "2022.2.0"
 OLDEST_TORCH = (2, 8)
 PACKAGE = "cpulaunch_ccl"  # what `ccl build --wheel` makes
@@ -52,6 +50,7 @@ class State:
     torch_directory: Path | None
     candidates: tuple[Built, ...]  # all that is built, for whatever torch
     bindings: str | None  # version of oneccl_bindings_for_pytorch
+    bindings_directory: Path | None = None
 
     @cached_property
     def built(self) -> Built | None:
@@ -81,23 +80,14 @@ def state() -> State:
     """What is there.  Imports no torch and takes a few milliseconds."""
     directory = torch_directory()
     version = _torch_version(directory) if directory else None
-    return State(version, directory, (*_from_wheel(), *_from_cache()), _bindings_version())
-
-
-def use_bindings(binding: str, there: State) -> bool:
-    """Whether ``ccl`` is to be Intel's bindings: ``binding`` is the setting ``ccl.binding``.
-
-    Raises HostError where they are insisted on and cannot fit.
-    """
-    if binding == "cpulaunch":
-        return False
-    if binding == "oneccl_bind_pt" and not there.bindings_fit:
-        raise HostError(bindings_advice(there), hint="`--ccl-binding cpulaunch` takes cpulaunch's own group.")
-    return there.bindings_fit
+    spec = machinery.PathFinder.find_spec(BINDINGS)
+    bindings = Path(spec.origin).parent if spec and spec.origin else None
+    built = (*_from_wheel(), *_from_cache())
+    return State(version, directory, built, _bindings_version() if bindings else None, bindings)
 
 
 def bindings_advice(there: State) -> str:
-    """What to say where Intel's bindings do not fit or do not load."""
+    """What to say where Intel's bindings do not fit."""
     if there.bindings is None:
         return "oneccl_bind_pt is not installed for this Python"
     wanted = ".".join(map(str, series(there.torch or "0.0")))
@@ -113,10 +103,11 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
         ("torch", there.torch or "not installed"),
         ("oneCCL", f"{ONECCL_VERSION}, linked into the group"),
     ]
-    if there.bindings_fit and binding != "cpulaunch":
-        lines.append(("used for ccl", f"oneccl_bind_pt {there.bindings}, which is of this torch's series"))
-    elif binding == "oneccl_bind_pt":
-        lines.append(("used for ccl", f"nothing: {bindings_advice(there)}"))
+    if binding == "oneccl_bind_pt":
+        theirs = (
+            f"oneccl_bind_pt {there.bindings}" if there.bindings_fit else f"nothing: {bindings_advice(there)}"
+        )
+        lines.append(("used for ccl", theirs))
     elif there.built:
         lines.append(("used for ccl", f"{there.built.module} ({there.built.origin})"))
     else:
@@ -124,8 +115,10 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     lines += [("built", f"for torch {b.torch}, {b.python}, oneCCL {b.oneccl}, by {b.compiler}: {b.directory}"
                + ("" if b.sources == sources_digest() else " (of another version of cpulaunch)"))
               for b in there.candidates]  # fmt: skip
-    if there.bindings and not there.bindings_fit:
-        lines.append(("not used", bindings_advice(there)))
+    if there.bindings and binding != "oneccl_bind_pt":
+        lines.append(
+            ("not used", f"oneccl_bind_pt {there.bindings}, unless --ccl-binding oneccl_bind_pt asks for it")
+        )
     elif not there.bindings:
         lines.append(("oneccl_bind_pt", "not installed"))
     return lines
@@ -199,9 +192,7 @@ def _read(directory: Path, origin: str) -> list[Built]:
         return []  # of another version of cpulaunch, or none of ours
 
 
-def _bindings_version() -> str | None:
-    if machinery.PathFinder.find_spec(BINDINGS) is None:
-        return None
+def _bindings_version() -> str:
     from importlib import metadata  # takes 15 ms, for the few who have them
 
     for name in ("oneccl_bind_pt", "oneccl-bind-pt"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cpulaunch.ccl import installed
+from cpulaunch.ccl.meeting import Peer
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import Situation, communication_defaults
 
@@ -27,6 +28,21 @@ class Neighbours:
     most_local_ranks: int  # on the host with the most
     cores: int  # CPUs that this rank may use
     oversubscribed: bool  # more ranks than CPUs on this host
+
+    @classmethod
+    def of(cls, rank: int, peers: Sequence[Peer]) -> Neighbours:
+        """Those of ``rank``, from what all ranks say of themselves."""
+        hosts = [peer.host for peer in peers]
+        here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+        cpus = {cpu for r in here for cpu in peers[r].cpus}
+        return cls(
+            hosts=len(set(hosts)),
+            local_rank=here.index(rank),
+            local_ranks=len(here),
+            most_local_ranks=max(hosts.count(host) for host in set(hosts)),
+            cores=len(peers[rank].cpus),
+            oversubscribed=len(here) > len(cpus),
+        )
 
 
 def load_module() -> ModuleType:
@@ -56,8 +72,8 @@ def load_module() -> ModuleType:
     return module
 
 
-def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that oneCCL needs here and that nobody has set.
+def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:
+    """The variables that oneCCL, ours or that of Intel's ``bindings``, needs here and that nobody has set.
 
     The table's, and what is known in this process only: paths of libraries, and its rank on the host.
     """
@@ -72,6 +88,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str]) -> dict[str, st
         intel_mpi="PMI_RANK" in environ,  # or MPICH, which can't be told from it here
         transport=environ.get("CCL_ATL_TRANSPORT", "ofi"),
         provider=environ.get("FI_PROVIDER"),
+        bindings=bindings,
     )
     wanted = communication_defaults(situation)
     if "LOCAL_RANK" not in environ or "LOCAL_WORLD_SIZE" not in environ:

@@ -23,3 +23,13 @@ def create(options: Any, backend_options: Any = None) -> Any:
     from cpulaunch.ccl.create import create as create_group
 
     return create_group(options, backend_options)
+
+
+def take_name_back() -> None:
+    """Register ``ccl`` again, after an import of Intel's bindings has registered it for them."""
+    from torch import distributed
+
+    from cpulaunch.ccl import bindings
+
+    bindings.replaced = distributed.Backend._plugins[BACKEND.upper()]
+    autoload()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError
@@ -16,10 +16,11 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
     """
     if config["training.backend"] not in ("auto", "ccl"):
         return None
-    from cpulaunch.ccl.installed import state, use_bindings
+    from cpulaunch.ccl import bindings
+    from cpulaunch.ccl.installed import state
 
     there = state()
-    if use_bindings(config["ccl.binding"], there) or there.problem is None:
+    if bindings.are_wanted(config["ccl.binding"], there) or there.problem is None:
         return None
     from cpulaunch.ccl.build import build as build_group
     from cpulaunch.ccl.build import check
@@ -38,10 +39,25 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
 
 
 def ccl_files(config: Config) -> tuple[str, ...]:
-    """The compiled ccl group, which must be the same on all hosts."""
+    """The compiled ccl group, or Intel's, which must be the same on all hosts."""
     if config["training.backend"] not in ("auto", "ccl"):
         return ()
+    from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import state
 
-    built = state().built
+    there = state()
+    if bindings.are_wanted(config["ccl.binding"], there):
+        return bindings.package_files(there)
+    built = there.built
     return (str(built.module),) if built else ()
+
+
+def ccl_lines(binding: str) -> Iterator[tuple[str, str]]:
+    """What the ranks would use for ccl, and why, as (label, text): for ``ccl info`` and ``env``."""
+    from cpulaunch.ccl import bindings
+    from cpulaunch.ccl.installed import describe, state
+
+    there = state()
+    yield from describe(there, binding)
+    if binding == "oneccl_bind_pt" and there.bindings_fit and (problem := bindings.loading_problem()):
+        yield "but", f"oneccl_bind_pt does not load, so the ranks will fail: {problem}"

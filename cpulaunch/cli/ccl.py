@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+from cpulaunch.cli.backend import ccl_lines
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser
+from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.errors import UsageError
 from cpulaunch.wording import did_you_mean
 
@@ -60,10 +61,10 @@ def _build(arguments: list[str]) -> int:
 
 
 def _info(arguments: list[str]) -> int:
-    Parser("cpulaunch ccl info", "What is built, what would be loaded, and why.", EPILOG).parse(arguments)
-    from cpulaunch.ccl.installed import describe, state
-
-    for label, text in describe(state()):
+    parser = Parser("cpulaunch ccl info", "What is built, what would be loaded, and why.", EPILOG)
+    add_settings(parser, ("ccl",))
+    config = load_config(parser.parse(arguments))
+    for label, text in ccl_lines(config["ccl.binding"]):
         print(f"{label:16} {text}")
     return 0
 

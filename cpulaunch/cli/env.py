@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 
 from cpulaunch import __version__, launchers
-from cpulaunch.ccl.installed import BINDINGS, describe, state
-from cpulaunch.cli.backend import ccl_files
+from cpulaunch.cli.backend import ccl_files, ccl_lines
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import DEFAULT, Config
@@ -47,7 +45,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch env", "A report to paste into an issue.", EPILOG)
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
     config = load_config(parser.parse(arguments))
-    for label, text in (*_software(), *_machine(config), *_ccl(config["ccl.binding"]),
+    for label, text in (*_software(), *_machine(config), *ccl_lines(config["ccl.binding"]),
                         *_variables(), *_settings(config)):  # fmt: skip
         print(f"{label:16} {text}")
     return _hosts(config)
@@ -81,22 +79,6 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
         yield "MPI", f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
     if not found:
         yield "MPI", "none found"
-
-
-def _ccl(binding: str) -> Iterator[tuple[str, str]]:
-    there = state()
-    yield from describe(there, binding)
-    if there.bindings_fit and binding != "cpulaunch":
-        # Whether they load is known only when they have been: in a process of its own, as they may crash.
-        tried = subprocess.run(
-            [sys.executable, "-c", f"import {BINDINGS}"], capture_output=True, text=True, timeout=120
-        )
-        if tried.returncode != 0:
-            reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-            instead = (
-                "the ranks will fail" if binding == "oneccl_bind_pt" else "cpulaunch's own is used instead"
-            )
-            yield "but", f"oneccl_bind_pt does not load, {instead}: {reason}"
 
 
 def _variables() -> Iterator[tuple[str, str]]:

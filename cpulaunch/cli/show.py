@@ -45,7 +45,10 @@ def _trains_with(plan: Plan) -> tuple[str, ...]:
     """The backend and the precision, where they are not the script's to decide."""
     if plan.setting("training.as_written"):
         return ("as written",)
-    return plan.env[variables.BACKEND], plan.env[variables.PRECISION]
+    backend = plan.env[variables.BACKEND]
+    if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
+        backend = "ccl by oneccl_bind_pt"
+    return backend, plan.env[variables.PRECISION]
 
 
 def started(plan: Plan) -> str:

@@ -183,7 +183,7 @@ _TABLE = (
         "ccl.binding",
         Choice("auto", "cpulaunch", "oneccl_bind_pt"),
         "auto",
-        "implementation of the backend ccl: cpulaunch's, or Intel's oneccl_bind_pt; auto: Intel's where it is installed for this torch, else cpulaunch's",
+        "implementation of the backend ccl: cpulaunch's own (auto), or Intel's oneccl_bind_pt",
         ("--ccl-binding",),
         rank_variable=variables.CCL_BINDING,
     ),

@@ -100,6 +100,7 @@ def plan_communication(
         intel_mpi=launcher.is_intel_mpi,
         transport="mpi" if config["ccl.transport"] == "mpi" else "ofi",
         provider=provider,
+        bindings=config["ccl.binding"] == "oneccl_bind_pt",
     )
     several = len(bound) > 1
     each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}

@@ -110,6 +110,25 @@ def test_a_program_that_a_debugger_holds_is_named_and_left(tmp_path: Path) -> No
     assert note.endswith("can't be ended: it is still there 2 s after SIGKILL")
 
 
+def test_a_killed_programs_memory_of_libfabric_is_removed(tmp_path: Path) -> None:
+    """As oneCCL of Intel's bindings leaves it; that of other processes stays."""
+    program = (
+        "import os, signal\n"
+        "for pid in (os.getpid(), os.getppid()):\n    open(f'/dev/shm/{pid}:0:0', 'x').close()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with PlayedLauncher(placement(tmp_path), program) as launcher:
+        launcher.welcome()
+        killed = launcher.next(messages.Started).pid
+        assert launcher.next(messages.Exit).signal == signal.SIGKILL
+        others = Path(f"/dev/shm/{launcher.agent.pid}:0:0")
+        try:
+            assert not Path(f"/dev/shm/{killed}:0:0").exists()
+            assert others.exists()
+        finally:
+            others.unlink(missing_ok=True)
+
+
 # A daemon, as it is made by the book; and a grandchild that ends by SIGKILL alone.
 DAEMON = """
 if os.fork() == 0:

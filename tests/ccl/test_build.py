@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from ranks import environment, free_port, run_script
 from support.command import TIMEOUT, bounded
-from support.packages import stand_in
 
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, State
@@ -87,26 +86,6 @@ def test_the_problem_says_what_is_built_instead(tmp_path: Path, monkeypatch: pyt
     assert "not built for torch" in str(installed.state().problem)
     make(tmp_path, torch="2.9.1+cpu")
     assert "only for torch 2.9.1+cpu" in str(installed.state().problem)
-
-
-@pytest.mark.parametrize(
-    ("torch", "bindings", "binding", "used"),
-    [("2.8.0+cpu", "2.8.0+cpu", "auto", True), ("2.13.0+cpu", "2.8.0+cpu", "auto", False),
-     ("2.8.0+cpu", None, "auto", False), ("2.8.0+cpu", "2.8.0+cpu", "cpulaunch", False),
-     ("2.8.0+cpu", "2.8.0+cpu", "oneccl_bind_pt", True)],
-)  # fmt: skip
-def test_intels_bindings_are_used_where_they_fit(
-    torch: str, bindings: str | None, binding: str, used: bool
-) -> None:
-    assert installed.use_bindings(binding, State(torch, Path(), (), bindings)) is used
-
-
-@pytest.mark.parametrize(
-    ("bindings", "advice"), [("2.8.0+cpu", "it works with the torch that it was"), (None, "not installed")]
-)
-def test_insisting_on_bindings_that_do_not_fit_is_an_error(bindings: str | None, advice: str) -> None:
-    with pytest.raises(HostError, match=advice):
-        installed.use_bindings("oneccl_bind_pt", State("2.13.0+cpu", Path(), (), bindings))
 
 
 # --- building
@@ -369,47 +348,6 @@ def test_where_nothing_is_built_init_says_what_to_do(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "it is not built for torch" in result.stderr
     assert "cpulaunch ccl build" in result.stderr
-
-
-STAND_IN = """
-import torch.distributed as dist
-dist.Backend.register_backend("ccl", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
-                              devices=["cpu"])
-cwd = __file__
-print("stand-in imported")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("body", "version", "binding", "status", "said"),
-    [
-        (STAND_IN, "same", "auto", 0, "stand-in imported"),
-        (STAND_IN, "same", "oneccl_bind_pt", 0, "stand-in imported"),
-        (STAND_IN, "same", "cpulaunch", 0, "sum 2.0"),
-        (STAND_IN, "2.1.0", "auto", 0, "sum 2.0"),
-        (STAND_IN, "2.1.0", "oneccl_bind_pt", 1, "works with the torch that it was built for only"),
-        ("raise ImportError('undefined symbol: _ZN5torch')", "same", "auto", 0, "sum 2.0"),
-        ("raise ImportError('undefined symbol: _ZN5torch')", "same", "oneccl_bind_pt", 1, "undefined symbol"),
-    ],
-    ids=[
-        "fits",
-        "insisted",
-        "ours wanted",
-        "other torch",
-        "insisted, other torch",
-        "broken",
-        "insisted, broken",
-    ],
-)
-def test_oneccl_bind_pt(
-    tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, said: str
-) -> None:
-    stand_in(tmp_path, body, built.torch if version == "same" else version)
-    for result in run_script(2, HELLO % "ccl", PYTHONPATH=str(tmp_path), CPULAUNCH_RANK_CCL_BINDING=binding):
-        assert result.returncode == status, result.stderr
-        assert said in result.stdout + result.stderr
-        assert ("stand-in imported" in result.stdout) == ("stand-in" in said)
 
 
 # --- settings

@@ -55,34 +55,17 @@ def test_our_group_is_used_where_nothing_else_is(cpulaunch: Run, built: Built) -
 @pytest.mark.parametrize(
     ("version", "binding", "used"),
     [
-        ("same", "auto", "oneccl_bind_pt .*, which is of this torch's series"),
-        ("same", "cpulaunch", "_group.so"),
-        ("2.1.0", "auto", "_group.so"),
-        ("2.1.0", "oneccl_bind_pt", "nothing: oneccl_bind_pt 2.1.0 is not for torch"),
+        ("same", "oneccl_bind_pt", "oneccl_bind_pt .*"),
+        ("same", "auto", ".*_group.so .*"),
+        ("2.1.0", "oneccl_bind_pt", "nothing: oneccl_bind_pt 2.1.0 is not for torch .*"),
     ],
 )
-def test_the_binding_used_is_named_and_why(
+def test_the_binding_used_is_named(
     cpulaunch: Run, tmp_path: Path, built: Built, version: str, binding: str, used: str
 ) -> None:
-    stand_in(tmp_path, "", built.torch if version == "same" else version)
-    options = ["--ccl-binding", binding]
-    (text,) = report(cpulaunch("env", *options, env={"PYTHONPATH": str(tmp_path)}))["used for ccl"]
-    assert re.search(used, text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("binding", "instead"),
-    [("auto", "cpulaunch's own is used instead"), ("oneccl_bind_pt", "the ranks will fail")],
-)
-def test_bindings_that_do_not_load_are_found_out(
-    cpulaunch: Run, tmp_path: Path, built: Built, binding: str, instead: str
-) -> None:
-    stand_in(tmp_path, "raise ImportError('undefined symbol: _ZN5torch')", built.torch)
-    lines = report(cpulaunch("env", "--ccl-binding", binding, env={"PYTHONPATH": str(tmp_path)}))
-    assert lines["but"] == [
-        f"oneccl_bind_pt does not load, {instead}: ImportError: undefined symbol: _ZN5torch"
-    ]
+    there = stand_in(tmp_path, "", built.torch if version == "same" else version)
+    (text,) = report(cpulaunch("env", "--ccl-binding", binding, env=there))["used for ccl"]
+    assert re.fullmatch(used, text)
 
 
 @pytest.mark.slow

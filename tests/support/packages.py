@@ -19,12 +19,17 @@ def install(directory: Path, name: str, module: str, entry_points: dict[str, str
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     groups = (f"[{group}]\n{line}\n" for group, line in entry_points.items())
     (info / "entry_points.txt").write_text("\n".join(groups))
-    return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return _found_in(directory)
 
 
-def stand_in(directory: Path, body: str, version: str) -> None:
-    """Put a package with the names of Intel's bindings there."""
+def stand_in(directory: Path, body: str, version: str) -> dict[str, str]:
+    """Put a package with the names of Intel's bindings there.  Returns the environment in which Python finds it."""
     (package := directory / BINDINGS).mkdir()
     (package / "__init__.py").write_text(body)
     (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oneccl_bind_pt\nVersion: {version}\n")
+    return _found_in(directory)
+
+
+def _found_in(directory: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -19,6 +19,9 @@ from importlib import import_module
 from types import ModuleType
 
 from cpulaunch import variables
+from cpulaunch.ccl.installed import BINDINGS
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches.base import apply_changes
 from cpulaunch.runtime.patches.import_hook import after_import
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
@@ -49,6 +52,19 @@ def autoload() -> None:
     patch("torch", settings, torch)
     for library, module in LIBRARIES.items():
         after_import(module, partial(patch, library, settings))
+    after_import(BINDINGS, _keep_ccl)
+
+
+def _keep_ccl(bindings: ModuleType) -> None:
+    """``ccl`` stays what is planned, whatever a script imports."""
+    from cpulaunch.ccl.register import take_name_back
+
+    take_name_back()
+    if rank_setting("ccl.binding", os.environ) != "oneccl_bind_pt":
+        log_once(
+            f"this script imports {bindings.__name__}, but ccl stays cpulaunch's own "
+            "(--ccl-binding oneccl_bind_pt takes Intel's)"
+        )
 
 
 def _warn_of_separate_copies(module: ModuleType) -> None:
