@@ -172,6 +172,7 @@ def _check_script(path: Path) -> None:
 
 
 def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
+    from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
     from cpulaunch.supervise.logs import HUNG
@@ -184,8 +185,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     verbose: bool = plan.setting("output.verbose")
     attempt = first_attempt(plan, commands, free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
-    on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    screen = Screen(status=on_terminal)
+    screen = Screen(status=has_last_line())
 
     def tell(line: str) -> None:
         screen.say(f"cpulaunch: {line}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.allocation import allocation
@@ -22,6 +22,9 @@ from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 
+if TYPE_CHECKING:
+    from cpulaunch.discovery.probe import Progress
+
 Tell = Callable[[str], None]
 
 
@@ -36,11 +39,13 @@ class Ccl(NamedTuple):
     files: Callable[[], tuple[str, ...]]
 
 
-def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None = None) -> Facts:
+def collect_facts(
+    config: Config, ccl: Ccl, tell: Tell, progress: Progress, program: Program | None = None
+) -> Facts:
     """What there is to know of this host and, where there is a ``program`` to run, of the job's other hosts.
 
     Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
-    lines for the user.
+    lines for the user, and ``progress`` is told how far the asking is.
     """
     listed = listed_hosts(config, tell)
     here = facts_here()
@@ -69,7 +74,7 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1]))
     required = Required(program.interpreter, program.directory, files, ccl.files())
-    preflight = check_hosts(config, listed, names, required, launcher.reach)
+    preflight = check_hosts(config, listed, names, required, launcher.reach, progress)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
