@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,8 +52,10 @@ def collect_facts(
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
-    if all(host.name in names for host in listed):
-        _demand_interface(config)  # else preflight asks all hosts
+    if all(host.name in names for host in listed):  # else preflight asks all hosts
+        _demand_interface(config)
+        if program:
+            _demand_master_address(config)
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     launcher = expected_launcher(config, here_alone=all_here(listed, names))
@@ -113,6 +117,27 @@ def _demand_interface(config: Config) -> None:
             f"{config.where('ccl.interface')}: this machine has no interface {config['ccl.interface']}",
             hint=f"it has {', '.join(there)}",
         )
+
+
+def _demand_master_address(config: Config) -> None:
+    """ConfigError where the address at which the ranks are to meet isn't one of this machine."""
+    chosen = config["hosts.master_addr"]
+    if chosen == "auto":
+        return
+    where = config.where("hosts.master_addr")
+    try:
+        found = socket.getaddrinfo(chosen, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as e:
+        why = getattr(e, "strerror", None) or "no name of a host"
+        raise ConfigError(
+            f"{where}: {chosen}: {why}", hint="without it, the ranks meet at 127.0.0.1"
+        ) from None
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return
+    own = ", ".join(dict.fromkeys(interface.address for interface in interfaces_here()))
+    raise ConfigError(f"{where}: {chosen} is not an address of this machine", hint=f"it has {own}")
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:

@@ -85,6 +85,7 @@ def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeReques
     master = next(iter(responses))
     # Where ssh finds no host of the master's name, no other host needs to find a way there.
     nowhere = request.master == master and _UNRESOLVED in responses[master].error
+    several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
     reports = []
     for host, response in responses.items():
         if response.answer is None:
@@ -95,7 +96,7 @@ def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeReques
             *_missing(response.answer, request),
             *_differing(response.answer, majority),
             *_clock(response),
-            *_network(host, response, request, interfaces[host], master, len(answers) > 1 and not nowhere),
+            *_network(host, response, request, interfaces[host], master, several, astray),
         ]
         if same := duplicates.get(host):
             problems.append(
@@ -264,7 +265,9 @@ def _network(
     interface: Interface | None,
     master: str,
     several: bool,
+    astray: bool,
 ) -> Iterable[Problem]:
+    """``several``: there are others; ``astray``: not even the master finds itself where it should be."""
     assert response.answer
     names = sorted({row[0] for row in response.answer.interfaces})
     if interface is None and request.interface:
@@ -281,7 +284,12 @@ def _network(
         yield Problem(
             f"port {request.port}: {response.answer.listen_error}", "--master-port auto takes a free one"
         )
-    if response.connect_error:
+    if response.connect_error and host == master:
+        yield Problem(
+            f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",
+            f"--master-addr auto takes an address of {host}",
+        )
+    elif response.connect_error and not astray:
         yield Problem(
             f"can't connect to {master}, where the ranks meet: {response.connect_error}",
             "let the hosts' firewalls pass all TCP between them",

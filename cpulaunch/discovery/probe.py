@@ -166,6 +166,8 @@ class _ProbedHost:
                 request = ConnectRequest(list(dict.fromkeys(addresses)), answer.listening)
         finally:
             master.set_result(request)
+        if request:
+            await self._try_to_connect(request)  # it is a client of the store there, too
         return response
 
     async def visit(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
