@@ -28,6 +28,9 @@ from cpulaunch.messages import (
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds until the next try to connect: it doubles with each that has failed."""
 
+MORE_PATIENCE = 10
+"""How many times its patience an agent waits for a launcher that has challenged it, and then says nothing."""
+
 
 class LinkState(Enum):
     """What has become of the connection."""
@@ -42,8 +45,9 @@ class Link:
     """A connection to the launcher.
 
     ``why`` says why it is lost or absent.  While it is connecting, messages wait.  A launcher that has no
-    time to answer, or hangs up before it has, is tried again; one that has answered once is there, however
-    long the rest takes.
+    time to answer, or hangs up before it has, is tried again.  One that has answered is most likely there,
+    and would take a hang-up for our end, so it has much more time for the rest; but it may be somebody else
+    who has taken its port, so it doesn't have for ever.
     """
 
     def __init__(
@@ -131,8 +135,9 @@ class Link:
             self._deadline += asleep
         if self.closed or (self._socket is None and self.state is LinkState.UP):
             return
-        if self.state is LinkState.CONNECTING and not self._greeted and now > self._deadline:
-            self._give_up(self.why or f"no answer within {self._patience:.0f} s")
+        more = MORE_PATIENCE * self._patience if self._greeted else 0
+        if self.state is LinkState.CONNECTING and now > self._deadline + more:
+            self._give_up(self.why or f"no answer within {self._patience + more:.0f} s")
         elif self._socket is None:
             if now >= self._again_at:
                 self._connect()
@@ -185,6 +190,8 @@ class Link:
         if self.state is LinkState.UP or isinstance(message, Unknown):
             return [message]
         if isinstance(message, messages.Challenge):
+            if self._greeted:
+                raise MessageError("it challenges twice")
             hello = messages.Hello(
                 version=messages.VERSION,
                 rank=self._rank,

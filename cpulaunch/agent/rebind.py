@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.discovery.this_host import topology_here
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.plan.environment import AFFINITY, LIBRARY_VARIABLES
+from cpulaunch.plan.environment import AFFINITY, LEFT_OUT, LIBRARY_VARIABLES
 from cpulaunch.plan.host import HostInput, plan_host
 from cpulaunch.plan.placement import HostSpec
 from cpulaunch.plan.request import HostRequest
+
+
+class Rebound(NamedTuple):
+    """A host's specification, and what its user should know that the planner could not say."""
+
+    spec: HostSpec
+    notes: list[str]
 
 
 def facts_of_this_host() -> HostFacts:
@@ -26,7 +33,7 @@ def rebind_on_host(
     assumed: HostSpec,
     request: Mapping[str, Any],
     user_env: Mapping[str, str],
-) -> HostSpec:
+) -> Rebound:
     """What `plan_host` makes of a host, called ``name``, in place of the ``assumed`` specification.
 
     ``request`` is the placement's, ``user_env`` holds the variables that the user has set.  Raises PlanError
@@ -40,4 +47,5 @@ def rebind_on_host(
         user_env=user_env,
         env={name: value for name, value in assumed.env.items() if name not in replaced},
     )
-    return HostSpec.of(plan_host(host, HostRequest.from_json(request)))
+    planned = plan_host(host, HostRequest.from_json(request))
+    return Rebound(HostSpec.of(planned), [note for note in planned.notes if LEFT_OUT in note])

@@ -52,13 +52,13 @@ def start_program(
     ``open_files`` is its soft limit of these.
     HostError or PlanError where the plan can't be kept on this host.
     """
-    assigned = _assigned_here(placement, identity)
+    assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host
     try:
         os.chdir(placement.directory)
     except OSError as e:
         raise HostError(f"working directory {placement.directory} on {host}: {e.strerror}") from None
-    notes = _check_allowed(rank.cores, identity.rank, host, placement.lenient)
+    notes += _check_allowed(rank.cores, identity.rank, host, placement.lenient)
     policy = rank.memory_policy
     if policy and (why := _set_memory_policy(policy, placement.lenient)):
         notes.append(f"rank {identity.rank}: {why}")
@@ -92,16 +92,19 @@ def start_program(
     return Running(program, planned, message)
 
 
-def _assigned_here(placement: Placement, identity: Identity) -> Assignment:
-    """What the plan has for this rank; where it could only guess at the host, what the host itself gives."""
+def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment, list[str]]:
+    """What the plan has for this rank; where it could only guess at the host, what the host itself gives.
+
+    Notes on that come with it, for the first of the host's ranks.
+    """
     assigned = assignment(placement, identity)
     if not assigned.spec.assumed:
-        return assigned
+        return assigned, []
     from cpulaunch.agent.rebind import facts_of_this_host, rebind_on_host
 
     users = {**os.environ, **placement.env}
-    spec = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
-    return assigned._replace(spec=spec)
+    again = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
+    return assigned._replace(spec=again.spec), [] if assigned.local_rank else again.notes
 
 
 def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:

@@ -62,8 +62,10 @@ def main(arguments: list[str]) -> int:
 
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import complaints, table
+    from cpulaunch.cli.progress import Progress
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.mpi import find_mpis
+    from cpulaunch.discovery.preflight import warnings
     from cpulaunch.discovery.this_host import names_here
     from cpulaunch.plan.select import expected_launcher
 
@@ -77,11 +79,10 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
     launcher = expected_launcher(config, here_alone=all_here(hosts, here))
-    found = check_hosts(config, hosts, here, required, launcher.reach)
+    found = check_hosts(config, hosts, here, required, launcher.reach, Progress().show)
     print("\n".join(table(found.reports)))
-    for report in found.reports:
-        for warning in report.warnings:
-            say(f"warning: {report.host}: {warning}")
+    for warning in warnings(found.reports):
+        say(warning)
     if config["ccl.provider"] == "auto":
         cards = {report.host: report.facts.fabrics for report in found.reports if report.facts}
         for host, complaint in common_provider(cards)[1].items():

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.discovery.preflight import Report
+from cpulaunch.discovery.preflight import Report, of_many
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:
-    """Lines that name each host's problems with their remedies."""
-    for report in reports:
-        for problem in report.problems:
-            yield f"{_signs()[1]} {report.host}: {problem.what}"
-            yield f"    {problem.remedy}"
+    """Lines that name each host's problems with their remedies; equal ones of many hosts are one."""
+    problems = ((report.host, (p.what, p.remedy)) for report in reports for p in report.problems)
+    for hosts, (what, remedy) in of_many(problems):
+        yield f"{_signs()[1]} {hosts}: {what}"
+        yield f"    {remedy}"
 
 
 def table(reports: Sequence[Report]) -> Iterator[str]:

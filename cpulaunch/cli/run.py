@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
@@ -16,6 +17,9 @@ from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plugins import ENGINE_PACKAGES
+
+if TYPE_CHECKING:
+    from cpulaunch.supervise.directory import JobDirectory
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -168,6 +172,7 @@ def _check_script(path: Path) -> None:
 
 
 def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
+    from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
     from cpulaunch.supervise.logs import HUNG
@@ -180,8 +185,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     verbose: bool = plan.setting("output.verbose")
     attempt = first_attempt(plan, commands, free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
-    on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    screen = Screen(status=on_terminal)
+    screen = Screen(status=has_last_line())
 
     def tell(line: str) -> None:
         screen.say(f"cpulaunch: {line}\n")
@@ -192,7 +196,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     def meanwhile() -> None:
         from cpulaunch.cli.show import headline, plan_as_json
 
-        for line in headline(plan, directory, verbose):
+        for line in headline(plan, directory.path, verbose):
             tell(line)
         # Both hold the values of `env:`, which are nobody else's business.
         output.keep("plan.json", plan_as_json(plan, commands).encode(), private=True)
@@ -207,7 +211,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     output.keep("outcome.json", outcome.to_text().encode())
     written = output.close(LAST_WORDS if outcome.kind == INTERRUPTED else HUNG)
     if not written:
-        tell(f"{directory} does not answer: its files are not complete")
+        tell(f"{directory.path} does not answer: its files are not complete")
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
@@ -216,13 +220,14 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     return outcome.exit_code
 
 
-def _job_directory(log_dir: Path, job_id: str) -> Path:
-    directory = log_dir / job_id
+def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
+    from cpulaunch.supervise.directory import JobDirectory
+
     try:
-        directory.mkdir(parents=True)
+        return JobDirectory.make(log_dir / job_id)
     except OSError as e:
         import tempfile
 
-        directory = Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-"))
-        say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory}")
-    return directory.absolute()
+        directory = JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-")))
+        say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory.path}")
+        return directory

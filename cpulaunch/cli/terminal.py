@@ -34,6 +34,11 @@ def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:
     return "utf8" in named.lower().replace("-", "")
 
 
+def has_last_line(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether stderr is a terminal whose last line can be drawn over and over."""
+    return sys.stderr is not None and sys.stderr.isatty() and environ.get("TERM") != "dumb"
+
+
 def has_colour(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether stderr shows colours, and nobody asked for none (no-color.org)."""
     return sys.stderr.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"

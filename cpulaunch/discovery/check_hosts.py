@@ -9,7 +9,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.libraries import import_directories, library_directories
 from cpulaunch.discovery.preflight import Report, egress_interface, report_on_hosts
-from cpulaunch.discovery.probe import probe_hosts
+from cpulaunch.discovery.probe import Progress, probe_hosts
 from cpulaunch.discovery.probe_messages import ProbeRequest
 from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.hosts import Host
@@ -39,7 +39,12 @@ class Preflight:
 
 
 def check_hosts(
-    config: Config, hosts: Sequence[Host], here: frozenset[str], required: Required, reach: Reach
+    config: Config,
+    hosts: Sequence[Host],
+    here: frozenset[str],
+    required: Required,
+    reach: Reach,
+    progress: Progress,
 ) -> Preflight:
     """Ask ``hosts``, of whom the first will be the master.  ``here`` are this host's names."""
 
@@ -57,7 +62,7 @@ def check_hosts(
         port=int(chosen("hosts.master_port") or 0),
         interface=chosen("ccl.interface"),
     )
-    responses = probe_hosts([host.name for host in hosts], here, request, reach)
+    responses = probe_hosts([host.name for host in hosts], here, request, reach, progress)
     first = responses[hosts[0].name].answer
     return Preflight(
         report_on_hosts(responses, request),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.allocation import allocation
@@ -22,6 +24,9 @@ from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 
+if TYPE_CHECKING:
+    from cpulaunch.discovery.probe import Progress
+
 Tell = Callable[[str], None]
 
 
@@ -36,17 +41,21 @@ class Ccl(NamedTuple):
     files: Callable[[], tuple[str, ...]]
 
 
-def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None = None) -> Facts:
+def collect_facts(
+    config: Config, ccl: Ccl, tell: Tell, progress: Progress, program: Program | None = None
+) -> Facts:
     """What there is to know of this host and, where there is a ``program`` to run, of the job's other hosts.
 
     Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
-    lines for the user.
+    lines for the user, and ``progress`` is told how far the asking is.
     """
     listed = listed_hosts(config, tell)
     here = facts_here()
     names = names_here() if listed else here.names
-    if all(host.name in names for host in listed):
-        _demand_interface(config)  # else preflight asks all hosts
+    if all(host.name in names for host in listed):  # else preflight asks all hosts
+        _demand_interface(config)
+        if program:
+            _demand_master_address(config)
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     launcher = expected_launcher(config, here_alone=all_here(listed, names))
@@ -69,7 +78,7 @@ def collect_facts(config: Config, ccl: Ccl, tell: Tell, program: Program | None 
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1]))
     required = Required(program.interpreter, program.directory, files, ccl.files())
-    preflight = check_hosts(config, listed, names, required, launcher.reach)
+    preflight = check_hosts(config, listed, names, required, launcher.reach, progress)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
@@ -108,6 +117,27 @@ def _demand_interface(config: Config) -> None:
             f"{config.where('ccl.interface')}: this machine has no interface {config['ccl.interface']}",
             hint=f"it has {', '.join(there)}",
         )
+
+
+def _demand_master_address(config: Config) -> None:
+    """ConfigError where the address at which the ranks are to meet isn't one of this machine."""
+    chosen = config["hosts.master_addr"]
+    if chosen == "auto":
+        return
+    where = config.where("hosts.master_addr")
+    try:
+        found = socket.getaddrinfo(chosen, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as e:
+        why = getattr(e, "strerror", None) or "no name of a host"
+        raise ConfigError(
+            f"{where}: {chosen}: {why}", hint="without it, the ranks meet at 127.0.0.1"
+        ) from None
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return
+    own = ", ".join(dict.fromkeys(interface.address for interface in interfaces_here()))
+    raise ConfigError(f"{where}: {chosen} is not an address of this machine", hint=f"it has {own}")
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpulaunch.discovery.interfaces import select_interfaces
@@ -18,12 +19,16 @@ from cpulaunch.discovery.probe_messages import (
 from cpulaunch.errors import HostError
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.network import Interface
+from cpulaunch.wording import shortened
 
 MAX_CLOCK_DIFFERENCE = 30.0
 """Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
 
 LITTLE_SHM = 1 << 28
 """Bytes of /dev/shm below which DataLoader workers and shared-memory collectives run out of it."""
+
+MANY = 3
+"""Hosts of which the same is said once."""
 
 _UNRESOLVED = "Could not resolve hostname"
 _SSH_SAYS = (
@@ -80,6 +85,7 @@ def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeReques
     master = next(iter(responses))
     # Where ssh finds no host of the master's name, no other host needs to find a way there.
     nowhere = request.master == master and _UNRESOLVED in responses[master].error
+    several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
     reports = []
     for host, response in responses.items():
         if response.answer is None:
@@ -90,7 +96,7 @@ def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeReques
             *_missing(response.answer, request),
             *_differing(response.answer, majority),
             *_clock(response),
-            *_network(host, response, request, interfaces[host], master, len(answers) > 1 and not nowhere),
+            *_network(host, response, request, interfaces[host], master, several, astray),
         ]
         if same := duplicates.get(host):
             problems.append(
@@ -110,11 +116,34 @@ def egress_interface(
     return next((interface for interface in interfaces if interface.address in seen), None)
 
 
+def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What is ``said`` of hosts, (host, texts), in that order; the same of ``MANY`` hosts and more only once.
+
+    It may name its host: ``HOST`` stands for that where several are meant.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, tuple[str, ...]]]] = {}
+    for host, texts in said:
+        name = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
+        groups.setdefault(tuple(name.sub("HOST", text) for text in texts), []).append((host, texts))
+    for common, group in groups.items():
+        if len(group) < MANY:
+            yield from group
+        else:
+            yield shortened([host for host, _ in group]), common
+
+
+def warnings(reports: Iterable[Report]) -> Iterator[str]:
+    """The hosts' warnings, a line for each, or for equal ones of many hosts."""
+    for hosts, (warning,) in of_many(
+        (report.host, (line,)) for report in reports for line in report.warnings
+    ):
+        yield f"warning: {hosts}: {warning}"
+
+
 def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None:
     """Tell the hosts' warnings; HostsNotReadyError where one isn't ready."""
-    for report in reports:
-        for warning in report.warnings:
-            tell(f"warning: {report.host}: {warning}")
+    for warning in warnings(reports):
+        tell(warning)
     bad = tuple(report for report in reports if report.problems)
     if not bad:
         return
@@ -236,7 +265,9 @@ def _network(
     interface: Interface | None,
     master: str,
     several: bool,
+    astray: bool,
 ) -> Iterable[Problem]:
+    """``several``: there are others; ``astray``: not even the master finds itself where it should be."""
     assert response.answer
     names = sorted({row[0] for row in response.answer.interfaces})
     if interface is None and request.interface:
@@ -253,7 +284,12 @@ def _network(
         yield Problem(
             f"port {request.port}: {response.answer.listen_error}", "--master-port auto takes a free one"
         )
-    if response.connect_error:
+    if response.connect_error and host == master:
+        yield Problem(
+            f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",
+            f"--master-addr auto takes an address of {host}",
+        )
+    elif response.connect_error and not astray:
         yield Problem(
             f"can't connect to {master}, where the ranks meet: {response.connect_error}",
             "let the hosts' firewalls pass all TCP between them",

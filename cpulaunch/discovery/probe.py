@@ -8,8 +8,9 @@ import os
 import resource
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cpulaunch.discovery.interfaces import select_interfaces
 from cpulaunch.discovery.probe_messages import (
@@ -35,7 +36,16 @@ CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""
 
 AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
-"""Hosts that we are connected to at the same time, but for the master; each costs some 50 ms of CPU time."""
+"""Hosts that are asked at the same time, but for the master; each costs some 50 ms of CPU time."""
+
+MOST = max(256, AT_ONCE)
+"""Hosts that we may be connected to, or try to be, with those that take long; each costs 6 MB of memory."""
+
+LONG = 2.5
+"""Seconds after which a host makes room for another one: it is down most likely, and costs nothing."""
+
+TELL_EVERY = 1.0
+"""Seconds between two looks at how many have answered."""
 
 FILES_OF_ONE = 8
 """Descriptors that asking a host takes here, for a moment."""
@@ -43,8 +53,20 @@ FILES_OF_ONE = 8
 _PROBE = str(Path(__file__).parent / "probe_remote.py")
 
 
+class Asked(NamedTuple):
+    """How far asking hosts is."""
+
+    hosts: int
+    answered: int
+    failed: int
+
+
+Progress = Callable[[Asked | None], None]
+"""Is told about every second how far it is, and None at the end."""
+
+
 def probe_hosts(
-    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach, progress: Progress
 ) -> dict[str, ProbeResponse]:
     """Ask all hosts by ``reach``, but for those among the names of ``here``.  The first is the master.
 
@@ -52,17 +74,17 @@ def probe_hosts(
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * AT_ONCE), hard), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * MOST), hard), hard))
     try:
-        return asyncio.run(_probe_all(names, here, request, reach))
+        return asyncio.run(_probe_all(names, here, request, reach, progress))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the job's programs are to have that
 
 
 async def _probe_all(
-    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach
+    names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach, progress: Progress
 ) -> dict[str, ProbeResponse]:
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = _Gate()
     program = [request.python, "-I", "-S", _PROBE]
     ways = [program if name in here else _command(reach, name, program) for name in names]
     hosts = [
@@ -70,17 +92,46 @@ async def _probe_all(
         for number, (name, argv) in enumerate(zip(names, ways, strict=True))
     ]
     master: asyncio.Future[ConnectRequest | None] = asyncio.get_running_loop().create_future()
+    telling = asyncio.create_task(_tell(hosts, progress))
     try:
         # The master goes first, and stays until all others have tried to reach it.
         others = [host.visit(gate, master) for host in hosts[1:]]
         responses = await asyncio.gather(hosts[0].visit_master(gate, master), *others)
     finally:
+        telling.cancel()
+        progress(None)
         await asyncio.gather(*(host.end() for host in hosts))
     address = _masters_address(dict(zip(names, responses, strict=True)), request)
     return {
         host.name: response._replace(connect_error=host.connect_errors.get(address))
         for host, response in zip(hosts, responses, strict=True)
     }
+
+
+async def _tell(hosts: Sequence[_ProbedHost], progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(TELL_EVERY)
+        heard = [host.has_answered for host in hosts]
+        progress(Asked(len(hosts), heard.count(True), heard.count(False)))
+
+
+class _Gate:
+    """Lets ``AT_ONCE`` hosts be asked at the same time, and ``MOST`` with those that have taken ``LONG``."""
+
+    def __init__(self) -> None:
+        self._all, self._busy = asyncio.Semaphore(MOST), asyncio.Semaphore(AT_ONCE)
+
+    @contextlib.asynccontextmanager
+    async def passed(self) -> AsyncIterator[None]:
+        async with self._all:
+            await self._busy.acquire()
+            with contextlib.ExitStack() as busy:
+                busy.callback(self._busy.release)
+                timer = asyncio.get_running_loop().call_later(LONG, busy.close)
+                try:
+                    yield
+                finally:
+                    timer.cancel()
 
 
 def _masters_address(responses: Mapping[str, ProbeResponse], request: ProbeRequest) -> str:
@@ -101,28 +152,27 @@ class _ProbedHost:
         # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
+        self.has_answered: bool | None = None  # None as long as that isn't known
         self.connect_errors: dict[str, str | None] = {}  # why it couldn't reach the master, by the address
 
-    async def visit_master(
-        self, gate: asyncio.Semaphore, master: asyncio.Future[ConnectRequest | None]
-    ) -> ProbeResponse:
+    async def visit_master(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
         """Ask the master, and tell the others at which addresses to try it.  It stays connected."""
         request = None
         try:
-            async with gate:
+            async with gate.passed():
                 response = await self._ask()
             if (answer := response.answer) and answer.listening:
                 addresses = [self.request.master, *(row[1] for row in answer.interfaces)]
                 request = ConnectRequest(list(dict.fromkeys(addresses)), answer.listening)
         finally:
             master.set_result(request)
+        if request:
+            await self._try_to_connect(request)  # it is a client of the store there, too
         return response
 
-    async def visit(
-        self, gate: asyncio.Semaphore, master: asyncio.Future[ConnectRequest | None]
-    ) -> ProbeResponse:
+    async def visit(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
         """Ask the host, let it try to reach the master, and hang up."""
-        async with gate:
+        async with gate.passed():
             response = await self._ask()
             if response.answer and (request := await master):
                 await self._try_to_connect(request)
@@ -132,10 +182,12 @@ class _ProbedHost:
     async def _ask(self) -> ProbeResponse:
         sent = time.time()
         try:
-            return await asyncio.wait_for(self._start_and_ask(sent), ANSWER_TIMEOUT)
+            response = await asyncio.wait_for(self._start_and_ask(sent), ANSWER_TIMEOUT)
         except asyncio.TimeoutError:
             await self.end(patience=0)
-            return ProbeResponse(None, sent=sent, received=time.time())
+            response = ProbeResponse(None, sent=sent, received=time.time())
+        self.has_answered = response.answer is not None
+        return response
 
     async def _start_and_ask(self, sent: float) -> ProbeResponse:
         pipe = asyncio.subprocess.PIPE

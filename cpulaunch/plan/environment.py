@@ -18,6 +18,9 @@ PRELOAD = "LD_PRELOAD"
 BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 """Variables by which users bind OpenMP's threads themselves."""
 
+LEFT_OUT = "is left out, as LD_PRELOAD takes no space or colon"
+"""What a note says of a library whose path keeps it from being preloaded."""
+
 LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME")
 """What `choose_libraries` may set."""
 
@@ -95,7 +98,7 @@ def choose_libraries(
         elif library := _library(found, what, asked):
             path = found[library] if found is not None else FILES[library][0]
             if not can_be_preloaded(path):
-                notes.append(f"{what}: {library} is left out, as LD_PRELOAD takes no space or colon: {path}")
+                notes.append(f"{what}: {library} {LEFT_OUT}: {path}")
                 continue
             chosen[what] = library
             paths.append(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.outcome import INTERRUPTED, NODE_LOST, START_FAILED, Failure, Outcome, signal_name
 
 MEANING = {
@@ -40,7 +42,7 @@ TAIL = 64 << 10
 """Bytes of a log in which those are looked for."""
 
 
-def failure_report(outcome: Outcome, directory: Path | None) -> str:
+def failure_report(outcome: Outcome, directory: JobDirectory | None) -> str:
     """What to show of a job that didn't end well.  ``directory`` has its logs, if they can be read."""
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
@@ -52,8 +54,9 @@ def failure_report(outcome: Outcome, directory: Path | None) -> str:
     return _box(title, list(_story(failure, directory))) + (f"cpulaunch: {others}\n" if others else "")
 
 
-def _story(failure: Failure, directory: Path | None) -> Iterator[str]:
-    log = directory and directory / f"rank-{failure.rank}.log"
+def _story(failure: Failure, directory: JobDirectory | None) -> Iterator[str]:
+    log = f"rank-{failure.rank}.log"
+    said = None if directory is None else _tail(directory, log)
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
         yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
@@ -72,23 +75,28 @@ def _story(failure: Failure, directory: Path | None) -> Iterator[str]:
         if lines:
             yield ""
         yield from _shortened(lines)
-    elif log and failure.error is None and (last := _last_words(log)):
+    elif failure.error is None and (last := _last_words(said or "")):
         yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
-    if log and log.exists():
+    if directory is not None and said is not None:
         yield ""
         code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
-        yield f"{code}log: {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}"
+        path = directory.path / log
+        yield f"{code}log: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
 
 
-def _last_words(log: Path) -> list[str]:
-    """The report of a native crash, else the last lines that the rank said."""
+def _tail(directory: JobDirectory, log: str) -> str | None:
+    """The end of a rank's log; None where it has none."""
     try:
-        with log.open("rb") as f:
+        with open(directory.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb") as f:
             f.seek(max(0, f.seek(0, 2) - TAIL))
-            text = f.read().decode(errors="replace")
+            return f.read().decode(errors="replace")
     except OSError:
-        return []
+        return None
+
+
+def _last_words(text: str) -> list[str]:
+    """The report of a native crash, else the last lines that the rank said."""
     _, fatal, after = text.rpartition(FATAL)
     if fatal:
         lines = (fatal + after).partition("\n\nExtension modules: ")[0].rstrip().splitlines()

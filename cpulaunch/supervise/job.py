@@ -6,8 +6,9 @@ and signals into events, and carries the actions out.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import takewhile
 from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM
@@ -53,8 +54,8 @@ SETTLE = 1.0
 SHORT_TRIP = 0.05
 """Seconds that a question for the time and its answer may take for the answer to be good enough."""
 
-ASK_AGAIN = 1.0
-"""Seconds until an agent is asked again, whose answer took longer."""
+ASK_AGAIN, ASK_AGAIN_AT_MOST = 1.0, 60.0
+"""Seconds until an agent is asked again, whose answer took longer: they double with each that did."""
 
 CLOCK_LASTS = 600.0
 """Seconds in which two clocks don't drift apart by more than that."""
@@ -99,7 +100,7 @@ class JobState:
         self._unheard = {rank.rank: rank for rank in self.ranks}  # their agents haven't said hello
         self._missed: dict[int, float] = {}  # of these, those whose agents have ended, and when
         self._heard_last: OrderedDict[int, Rank] = OrderedDict()  # that still run; the longest ago first
-        self._unsure: deque[tuple[float, Rank]] = deque()  # when to ask for the time again, and whom
+        self._unsure: list[tuple[float, int]] = []  # a heap: when to ask for the time again, and which rank
         self._last_hello: float | None = None
         self._end: messages.End | None = None
         self._spared: tuple[int, float] | None = None  # a rank, and when its time is up
@@ -234,8 +235,11 @@ class JobState:
         if rank.measured_at is None or took <= rank.round_trip or self._now > rank.measured_at + CLOCK_LASTS:
             rank.clock = rank.asked_at + took / 2 - answer.at
             rank.round_trip, rank.measured_at = took, self._now
-        if rank.round_trip > SHORT_TRIP:  # others had to be heard before, or it was busy
-            self._unsure.append((self._now + ASK_AGAIN, rank))
+        if rank.round_trip <= SHORT_TRIP:
+            rank.ask_again = 0.0
+        else:  # others had to be heard before, or it was busy, or the way there is long
+            rank.ask_again = min(max(ASK_AGAIN, 2 * rank.ask_again), ASK_AGAIN_AT_MOST)
+            heappush(self._unsure, (self._now + rank.ask_again, rank.rank))
 
     def _unknown_kind(self, rank: Rank, kind: str) -> None:
         self._log(rank, kind, {"unknown": True})
@@ -333,7 +337,7 @@ class JobState:
         self._look_for_silence()
         self._look_for_the_missing()
         while self._unsure and self._now >= self._unsure[0][0]:
-            self._ask_time(self._unsure.popleft()[1])
+            self._ask_time(self.ranks[heappop(self._unsure)[1]])
         if self._spared and self._end and self._now >= self._spared[1]:
             self._send(self.ranks[self._spared[0]], self._end)
             self._spared = None

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+from cpulaunch.supervise.directory import JobDirectory
 
 MAX_WAITING = 16 << 20
 """Bytes that may wait for the disk; ranks with more to say have to wait then."""
@@ -37,7 +38,7 @@ class Logs:
     ``warn`` gets one line where that can't be done, and one where the disk hangs.
     """
 
-    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, directory: JobDirectory, warn: Callable[[str], None]) -> None:
         self._directory, self._warn = directory, warn
         self._changed = threading.Condition()
         self._waiting: deque[_Piece] = deque()
@@ -108,7 +109,7 @@ class Logs:
     def _warn_once(self, kind: str, what: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self._warn(f"{self._directory} {what}")
+            self._warn(f"{self._directory.path} {what}")
 
     # ---- in the thread
 
@@ -167,7 +168,6 @@ class Logs:
         if log is None:
             if len(self._open) >= OPEN_LOGS:
                 self._close(next(iter(self._open)))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            log = os.fdopen(os.open(self._directory / name, flags, mode), "ab", 0)
+            log = os.fdopen(self._directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "ab", 0)
         self._open[name] = log
         return log

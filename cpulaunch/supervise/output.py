@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import Logs
 from cpulaunch.supervise.terminal import Screen
@@ -48,7 +48,7 @@ class Console(NamedTuple):
     each event.
     """
 
-    directory: Path
+    directory: JobDirectory
     output: Output
     tell: Callable[[str], None]
     verbose: bool = False
@@ -64,7 +64,7 @@ class Output:
 
     def __init__(
         self,
-        directory: Path,
+        directory: JobDirectory,
         shown: frozenset[int],
         screen: Screen,
         warn: Callable[[str], None],

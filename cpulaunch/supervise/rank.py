@@ -49,7 +49,8 @@ class Rank:
     """One rank.  Times are in seconds, on the launcher's clock.
 
     ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
-    that took ``round_trip`` with its answer; the last one was asked at ``asked_at``.  ``raised`` and ``exit``
+    that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
+    no good, the next one is ``ask_again`` seconds later.  ``raised`` and ``exit``
     are what its agent has said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its
     agent says that nothing of it is left.
     """
@@ -60,6 +61,7 @@ class Rank:
     heard_at: float = 0.0  # once it was heard at all
     clock: float = 0.0
     asked_at: float = inf
+    ask_again: float = 0.0
     measured_at: float | None = None
     round_trip: float = 0.0
     pid: int | None = None
@@ -72,7 +74,12 @@ class Rank:
     @property
     def status(self) -> str:
         """The state in words, as in ``outcome.json``."""
-        return _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
+        words = _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
+        ended = self.state in (RankState.ENDED_BY_LAUNCHER, RankState.KILLED_BY_LAUNCHER)
+        if ended and self.raised and not self.raised.by_launcher:
+            # It had failed by itself, and then waited, for processes that it had started for instance.
+            return f"raised {self.raised.error.partition(':')[0]}, {words}"
+        return words
 
     def candidate(self) -> Candidate | None:
         """How it failed by itself, if it did."""

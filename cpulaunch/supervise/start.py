@@ -20,6 +20,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.directory import JobDirectory
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: all ranks of a big job come at once."""
@@ -80,7 +81,7 @@ class Starter:
     """
 
     def __init__(
-        self, commands: Sequence[Command], env: Mapping[str, str], directory: Path, *, agents: bool
+        self, commands: Sequence[Command], env: Mapping[str, str], directory: JobDirectory, *, agents: bool
     ) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._guards: list[subprocess.Popen[bytes]] = []
@@ -137,7 +138,7 @@ class Starter:
             process = subprocess.Popen(
                 command.argv,
                 env={**self._env, **command.env, **command.watched_env},
-                cwd=self._directory,
+                cwd=self._directory.place,
                 stdin=stdin,
                 stdout=self._out,
                 stderr=self._err,
@@ -168,12 +169,13 @@ def _former_limit() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, raised)
 
 
-def _write_files(files: Mapping[str, str], directory: Path) -> None:
+def _write_files(files: Mapping[str, str], directory: JobDirectory) -> None:
     for name, text in files.items():
         try:
-            (directory / name).write_text(text)
+            with open(directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                file.write(text)
         except OSError as e:
-            raise HostError(f"{directory / name} can't be written: {e.strerror}") from None
+            raise HostError(f"{directory.path / name} can't be written: {e.strerror}") from None
 
 
 _GUARD = str(Path(__file__).with_name("guard.py"))

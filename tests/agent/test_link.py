@@ -77,6 +77,26 @@ def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: 
         assert launcher.end() == (0, "", "")
 
 
+def test_who_has_taken_the_launchers_port_does_not_hold_an_agent_for_ever(tmp_path: Path) -> None:
+    """He can challenge as the launcher does, and say nothing to the answer."""
+    with PlayedLauncher(placement(tmp_path, heartbeat_timeout=0.1), "print('hello')") as impostor:
+        impostor.say(Challenge("salt"))
+        impostor.next(Hello)
+        code, out, err = impostor.end()
+    assert (code, out) == (0, "[0] hello\n")
+    assert "no answer within 1 s" in err
+
+
+def test_who_challenges_twice_is_no_launcher(tmp_path: Path) -> None:
+    """Else an agent would answer for as long as he asks, be the answers read or not."""
+    with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
+        impostor.say(Challenge("salt"))
+        impostor.say(Challenge("another"))
+        code, out, err = impostor.end()
+    assert (code, out) == (0, "[0] hello\n")
+    assert "it challenges twice" in err
+
+
 def test_a_salt_that_is_no_text_does_an_agent_no_harm(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         impostor.say_line(b'{"type":"challenge","salt":"\\ud800"}\n')

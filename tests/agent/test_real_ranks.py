@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AGENT, placement, rank_spec, run_agent
+from support.agents import AGENT, PlayedLauncher, placement, rank_spec, run_agent
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.messages import Exit, Release, Started
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.request import BindingRequest, HostRequest
 
@@ -299,6 +301,22 @@ class TestHostsThatNobodyLookedAt:
         assert "MALLOC_CONF" not in seen["env"]
         assert int(seen["env"]["OMP_NUM_THREADS"]) <= cores
         assert ("KMP_AFFINITY" in seen["env"]) == (int(seen["env"]["OMP_NUM_THREADS"]) > 1)
+
+    def test_a_library_that_is_left_out_for_its_path_is_named(self, tmp_path: Path) -> None:
+        """The agent runs under an interpreter that has no such library beside it, as a venv's base."""
+        library = tmp_path / "my libraries" / "libiomp5.so"
+        library.parent.mkdir()
+        python = os.path.realpath(sys.executable)
+        shutil.copy(python, library)  # an ELF file of our kind
+        placed = placement(tmp_path, assumed=True, request=HostRequest(allocator="default", openmp="intel"))
+        env = {"LD_LIBRARY_PATH": str(library.parent)}
+        with PlayedLauncher(placed, SHOW, env=env, python=python) as launcher:
+            launcher.welcome()
+            notes = launcher.next(Started).notes
+            launcher.next(Exit)
+            launcher.say(Release())
+            assert launcher.end()[0] == 0
+        assert notes == [f"openmp: intel is left out, as LD_PRELOAD takes no space or colon: {library}"]
 
     def test_what_cannot_be_there_is_an_error(self, tmp_path: Path) -> None:
         request = HostRequest(allocator="jemalloc")

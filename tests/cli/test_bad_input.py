@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, mpi_options
@@ -158,3 +159,25 @@ def busy_port() -> Iterator[int]:
         s.bind(("127.0.0.1", 0))
         s.listen()
         yield s.getsockname()[1]
+
+
+@pytest.mark.parametrize("port", ["auto", "29513"])
+@pytest.mark.parametrize(
+    ("address", "why", "hint"),
+    [
+        ("192.0.2.7", "192.0.2.7 is not an address of this machine", "it has 127.0.0.1"),
+        ("no such host", "no such host: ", "the ranks meet at 127.0.0.1"),
+    ],
+)
+def test_ranks_can_meet_only_at_an_address_of_this_machine(
+    cpulaunch: Run, tmp_path: Path, port: str, address: str, why: str, hint: str
+) -> None:
+    """Else they would wait for each other until torch's own timeout, half an hour later."""
+    (tmp_path / "train.py").write_text("")
+    done = cpulaunch("run", "-n", "2", "--master-addr", address, "--master-port", port, "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    error, told = done.stderr.splitlines()
+    assert error.startswith(f"cpulaunch: error: hosts.master_addr (--master-addr): {why}")
+    assert told.startswith("cpulaunch: hint: ")
+    assert hint in told
+    assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 from support.command import clean_environment
 from support.faults import Cluster
-from support.namespaces import why_not
+from support.namespaces import until, why_not
+
+GONE_WITHIN = 5.0
+"""Seconds in which what a test has ended is gone."""
 
 HOSTS = ("node0", "node1", "node2", "node3")
 
@@ -37,6 +41,9 @@ def the_cluster() -> Iterator[Cluster]:
 def cluster(the_cluster: Cluster) -> Iterator[Cluster]:
     """Four hosts and one called login, on which a test must leave no process."""
     yield the_cluster
+    # An sshd whose connection has just ended needs a moment to end itself.
+    with contextlib.suppress(TimeoutError):
+        until(lambda: not the_cluster.processes(), "all processes to end", limit=GONE_WITHIN)
     left = the_cluster.processes()
     assert not left, f"processes left behind: {left}"
 

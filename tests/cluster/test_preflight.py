@@ -210,6 +210,19 @@ def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Pa
     assert "✗ node2: can't connect to node0, where the ranks meet: " in done.stderr
 
 
+@pytest.mark.parametrize("port", ["auto", "29512"])
+def test_a_master_address_that_is_not_the_first_hosts(
+    port: str, cluster: Cluster, cpulaunch: Run, four: Path
+) -> None:
+    address = cluster.addresses["node1"]
+    options = ("--set", f"hosts.master_addr={address}", "--set", f"hosts.master_port={port}")
+    done = cpulaunch("hosts", "check", "-f", four, *options, on="login")
+    assert done.returncode == 3
+    assert f"✗ node0: can't connect to {address}, where the ranks meet: Connection refused" in done.stderr
+    assert "--master-addr auto takes an address of node0" in done.stderr
+    assert done.stderr.count("✗") == 1  # and not of each that it can't, either
+
+
 def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     done = cpulaunch("hosts", "check", "-f", four, "--interface", "eth0")
     assert done.returncode == 3

@@ -76,7 +76,7 @@ def arguments(config: Config) -> tuple[str, ...]:
 
 
 def collected(config: Config) -> Facts:
-    return collect_facts(config, Ccl(lambda: None, lambda: ()), print, PROGRAM)
+    return collect_facts(config, Ccl(lambda: None, lambda: ()), print, print, PROGRAM)
 
 
 @dataclass(frozen=True)

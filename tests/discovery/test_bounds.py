@@ -66,11 +66,43 @@ def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "answer").write_bytes(MARK.encode() + encode(answer(1), KINDS))
     reach = Counting(tmp_path, f"read request; cat {tmp_path}/answer; cat >/dev/null")
     request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None)
-    responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, reach)
+    responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, reach, print)
     assert all(response.answer for response in responses.values())
     total, most = reach.counts()
     assert total == 40
     assert most <= 4 + 1  # the master's connection stays
+
+
+class Holding:
+    """Reaches hosts of which the first four hold out until the last one has been asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.last = directory / "last"
+
+    def command(self, host: str, line: str) -> tuple[str, ...]:
+        if host in HOSTS[1:5]:
+            return ("sh", "-c", f"until test -e {self.last}; do sleep 0.01; done; exit 255")
+        return ("sh", "-c", f"touch {self.last}; exit 255" if host == HOSTS[39] else "exit 255")
+
+
+def test_hosts_that_take_long_keep_no_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do that are down: with only so many at once, a thousand of them would take minutes."""
+    monkeypatch.setattr(probe, "AT_ONCE", 4)
+    monkeypatch.setattr(probe, "LONG", 0.1)
+    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None)
+    responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, Holding(tmp_path), print)
+    assert {response.exit_code for response in responses.values()} == {255}  # None: it took too long
+
+
+def test_however_long_they_take_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("AT_ONCE", 2), ("MOST", 6), ("LONG", 0.0)):
+        monkeypatch.setattr(probe, name, value)
+    reach = Counting(tmp_path, "sleep 0.05")
+    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None)
+    probe.probe_hosts(HOSTS[:40], frozenset(), request, reach, print)
+    total, most = reach.counts()
+    assert total == 40
+    assert 2 < most <= 6
 
 
 def test_asking_hosts_leaves_the_limit_of_open_files_as_it_was(tmp_path: Path) -> None:
@@ -80,7 +112,7 @@ def test_asking_hosts_leaves_the_limit_of_open_files_as_it_was(tmp_path: Path) -
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
     try:
         reach = Counting(tmp_path, f"ulimit -Sn >{tmp_path}/meanwhile; exit 255")
-        probe.probe_hosts(HOSTS[:1], frozenset(), request, reach)
+        probe.probe_hosts(HOSTS[:1], frozenset(), request, reach, print)
         assert int((tmp_path / "meanwhile").read_text()) > 100
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (100, hard)
     finally:

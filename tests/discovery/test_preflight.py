@@ -41,6 +41,14 @@ def test_the_egress_interface_is_where_the_others_saw_us() -> None:
     assert egress_interface(responses(answer(0, here=True)), ours) is None
 
 
+def test_where_not_even_the_first_host_finds_itself_the_others_are_not_to_blame() -> None:
+    hosts = responses(answer(0), answer(1))
+    hosts = {name: each._replace(connect_error="Connection refused") for name, each in hosts.items()}
+    assert complaints(hosts, REQUEST._replace(master="10.9.9.9")) == [
+        "node0: can't connect to 10.9.9.9, where the ranks meet: Connection refused"
+    ]
+
+
 def test_one_host_alone_needs_no_interface() -> None:
     assert (
         complaints(responses(answer(0, here=True, interfaces=[LO], master=["127.0.0.1"], source="127.0.0.1")))

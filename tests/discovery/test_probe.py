@@ -22,7 +22,7 @@ def ask(
         python=python, directory=str(directory), files=files, identical=files, packages=[], libraries=[],
         master="localhost", port=port, interface=None,
     )  # fmt: skip
-    return probe_hosts(["here"], frozenset({"here"}), request, NoReach())["here"]
+    return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
 
 
 def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: lis
     assert host.assumed
     request = json.loads(json.dumps(planned.request.to_json()))
     users = {name: planned.env[name] for name in planned.private}
-    again = rebind_on_host("a", facts, HostSpec.of(host), request, users)
+    again, _ = rebind_on_host("a", facts, HostSpec.of(host), request, users)
     expected = HostSpec.of(host)
     shared = {name: planned.env[name] for name in (THREADS,) if name in planned.env}
     assert again.env == expected.env

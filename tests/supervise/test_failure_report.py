@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.jobs import box
 
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.failure_report import failure_report
 from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome
 
@@ -33,4 +34,4 @@ def test_the_box_shows_an_error_once(
     failure = Failure(0, "a", exit_code=1, error=error, file="train.py", line=7, traceback=text)
     rank = RankOutcome(0, "a", 1, "0", "failed")
     outcome = Outcome(1, "error", 1.0, failure, (rank,))
-    assert box(failure_report(outcome, tmp_path))[1] == shown
+    assert box(failure_report(outcome, JobDirectory(tmp_path)))[1] == shown

@@ -14,6 +14,7 @@ import pytest
 from support.command import TIMEOUT
 from support.jobs import box, job
 
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.logs import MAX_WAITING, Logs
 
 # Both ranks say "ready" to the screen alone, as rank 0's log is the FIFO from its first line on.
@@ -70,7 +71,7 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
 ) -> None:
     os.mkfifo(tmp_path / "log")
     warnings: list[str] = []
-    logs = Logs(tmp_path, warnings.append)
+    logs = Logs(JobDirectory(tmp_path), warnings.append)
     logs.append("log", b"x" * MAX_WAITING)
     while logs._bytes:
         time.sleep(0.001)  # until the thread has taken it
@@ -95,7 +96,7 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
 
 def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
-    logs = Logs(tmp_path, lambda line: None)
+    logs = Logs(JobDirectory(tmp_path), lambda line: None)
     for number in range(1000):
         logs.append("log", b"%d\n" % number)
     logs.finish("log")
@@ -107,7 +108,7 @@ def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
 def test_a_disk_that_fails_only_when_a_log_is_closed_costs_a_warning(tmp_path: Path) -> None:
     """Here, as the log's descriptor is closed already."""
     warnings: list[str] = []
-    logs = Logs(tmp_path, warnings.append)
+    logs = Logs(JobDirectory(tmp_path), warnings.append)
     logs.append("log", b"x")
     while not (tmp_path / "log").exists() or not (tmp_path / "log").read_bytes():
         time.sleep(0.001)

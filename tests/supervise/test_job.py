@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 from pathlib import Path
 from signal import SIGINT, SIGKILL, SIGTERM
@@ -57,7 +58,17 @@ class TestARankThatRaises:
         assert job.now == pytest.approx(2.0 + GRACE + 2)
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("error", 1)
-        assert [rank.status for rank in outcome.ranks][2] == "killed by launcher"
+        assert [rank.status for rank in outcome.ranks][2] == "raised ValueError, killed by launcher"
+
+    def test_is_said_to_have_raised_where_it_did_not_end_by_itself(self) -> None:
+        job = running()
+        job.raises(2, "ValueError: x")
+        job.raises(3, "KeyError: y", by_launcher=True)
+        job.until(3.5)
+        job.obeys(0, 1, 2, 3)
+        assert job.statuses() == [
+            "ended by launcher", "ended by launcher", "raised ValueError, ended by launcher", "ended by launcher",
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(("end", "code"), [({"code": 7}, 7), ({"code": None, "signal": 6}, 134)])
     def test_has_the_exit_code_that_it_ends_with(self, end: dict[str, int | None], code: int) -> None:
@@ -380,6 +391,25 @@ class TestClocks:
         job.answers(2, after=0.01)
         assert self.fail(job, first=1, then=2).rank == 1
 
+    def test_are_asked_for_ever_more_seldom_where_answers_always_take_long(self) -> None:
+        """The quickest answer counts, and a slow network isn't asked every second for days."""
+        job = Played()
+        job.connects(0, 1, 2, 3)
+        for rank in (0, 1, 3):
+            job.answers(rank, after=0.01)
+        took = {number: 0.2 + 0.1 * (number % 7) for number in range(100)}
+        answered = 0
+        while job.now < 3600.0:
+            if len(job.sent(2, messages.AskTime)) > answered:
+                job.answers(2, after=took[answered])
+                answered += 1
+            job.until(job.now + 0.5)
+        assert 60 <= answered <= 75
+        assert job.state.ranks[2].round_trip == pytest.approx(0.2)
+        first = [at for at, _ in job.sent(2, messages.AskTime)][:8]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(first)]
+        assert gaps == sorted(gaps)
+
     def test_are_compared_again_after_ten_minutes_as_they_drift(self) -> None:
         job = Played()
         job.connects(0, 1, 2, 3)
@@ -631,7 +661,7 @@ def test_the_state_machine_has_no_clock_socket_signal_or_process(module: str) ->
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module)
     assert imported <= {
-        "__future__", "collections", "collections.abc", "dataclasses", "enum", "itertools", "math", "re",
+        "__future__", "collections", "collections.abc", "dataclasses", "enum", "heapq", "itertools", "math", "re",
         "typing",
         "cpulaunch", "cpulaunch.errors", "cpulaunch.messages", "cpulaunch.launchers.base",
         *(f"cpulaunch.supervise{part}" for part in ("", ".events", ".outcome", ".processes", ".rank", ".root_cause", ".status")),

@@ -93,6 +93,22 @@ def test_workers_of_a_data_loader_end_with_their_rank(
     assert semaphores() <= before
 
 
+def test_a_rank_that_raised_and_waits_for_its_processes_is_said_to_have_raised(
+    cpulaunch: Run, marked: dict[str, str], tmp_path: Path
+) -> None:
+    """Python joins them when it ends, so the launcher has to end the rank."""
+    (tmp_path / "waits.py").write_text(
+        "import multiprocessing, time\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.get_context('spawn').Process(target=time.sleep, args=(300,)).start()\n"
+        "    raise ValueError('no such luck')\n"
+    )
+    done = cpulaunch("run", "-n", "1", "waits.py", env=marked)
+    assert done.returncode == 1
+    assert "ValueError: no such luck" in done.stderr
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["raised ValueError, ended by launcher"]
+
+
 def semaphores() -> set[str]:
     """Those of Python's multiprocessing that are on this host."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}

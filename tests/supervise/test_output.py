@@ -13,6 +13,7 @@ import pytest
 from support.command import TIMEOUT, Run, clean_environment
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.logs import OPEN_LOGS
 from cpulaunch.supervise.output import Output
 from cpulaunch.supervise.terminal import Screen
@@ -31,9 +32,15 @@ class Remembering(Screen):
         self.said.set()
 
 
+NO_PLACE = Path("/proc")
+"""A directory in which nobody can make a file."""
+
+
 def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
     screen = Remembering()
-    return Output(Path("/nonexistent"), frozenset(range(ranks)), screen, lambda line: None, fold=fold), screen
+    return Output(
+        JobDirectory(NO_PLACE), frozenset(range(ranks)), screen, lambda line: None, fold=fold
+    ), screen
 
 
 def test_equal_lines_of_many_ranks_are_one_unless_all_are_asked_for(cpulaunch: Run, tmp_path: Path) -> None:
@@ -93,10 +100,11 @@ def test_many_lines_pass_without_loss(cpulaunch: Run, tmp_path: Path) -> None:
 
 
 def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for finished in (False, True):
         warnings: list[str] = []
-        output = Output(tmp_path, frozenset(), Remembering(), warnings.append)
+        output = Output(directory, frozenset(), Remembering(), warnings.append)
         for line in range(3):
             for rank in range(300):
                 output.feed(rank, 1, b"line %d of rank %d\n" % (line, rank))

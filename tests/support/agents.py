@@ -52,14 +52,20 @@ def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -
 
 
 def agent(
-    placed: Placement, program: str, env: Mapping[str, str] | None = None, **options: Any
+    placed: Placement,
+    program: str,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    rank: int = 0,
+    size: int = 1,
+    **options: Any,
 ) -> subprocess.Popen[str]:
-    """The agent of rank 0 of 1, which runs the Python ``program`` in the job's directory."""
+    """The agent of one ``rank`` on a host of ``size``, which runs the Python ``program``."""
     script = Path(placed.directory, "program.py")
     script.write_text(program)
-    identity = dict(zip(placed.identity, ("0", "1", "0", "1"), strict=True))
+    identity = dict(zip(placed.identity, map(str, (rank, size, rank, size)), strict=True))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", AGENT, "--", sys.executable, str(script)],
+        [python, "-I", "-S", AGENT, "--", python, str(script)],
         env=clean_environment(**{**identity, **placed.to_variables(), **(env or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -84,12 +90,20 @@ def run_agent(
 class PlayedLauncher:
     """A launcher to which one agent has connected; the test plays what it says."""
 
-    def __init__(self, placed: Placement, program: str, hang_ups: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        placed: Placement,
+        program: str,
+        hang_ups: int = 0,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         """``hang_ups``: how often it hangs up on the agent before; ``options`` are those of Popen."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(TIMEOUT)
-            env = {variables.CONTROL: f"127.0.0.1:{server.getsockname()[1]}", variables.TOKEN: TOKEN}
-            self.agent = agent(placed, program, env, **options)
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            control = {variables.CONTROL: address, variables.TOKEN: TOKEN}
+            self.agent = agent(placed, program, {**control, **(env or {})}, **options)
             try:
                 for _ in range(hang_ups):
                     server.accept()[0].close()

@@ -409,11 +409,11 @@ class Hosts:
         )
 
 
-def until(true: object, what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
+def until(true: object, what: str, limit: float = TIMEOUT) -> None:
+    deadline = time.monotonic() + limit
     while not true():  # type: ignore[operator]
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {TIMEOUT:.0f} s for {what}")
+            raise TimeoutError(f"waited {limit:.0f} s for {what}")
         time.sleep(0.005)
 
 

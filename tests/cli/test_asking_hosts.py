@@ -1,0 +1,86 @@
+"""What the user sees while very many hosts are asked, and of those that can't be."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from support.command import TIMEOUT, Run, clean_environment
+from support.jobs import run_changed
+
+CHECK = ("hosts", "check", "--hosts", "lost[1-12],slow[1-28]")
+SSH = """#!/bin/sh
+for word; do
+  case $word in
+    lost*) echo "ssh: Could not resolve hostname $word: Name or service not known" >&2; exit 255 ;;
+    slow*) until test -e "$GO"; do sleep 0.02; done
+           echo "$word: Permission denied (publickey)." >&2; exit 255 ;;
+  esac
+done
+"""
+
+
+@pytest.fixture
+def played_ssh(tmp_path: Path) -> dict[str, str]:
+    """An ssh that knows no host called lost…, and is held by those called slow… until there is a file ``go``."""
+    (tmp_path / "bin").mkdir()
+    (ssh := tmp_path / "bin/ssh").write_text(SSH)
+    ssh.chmod(0o755)
+    return {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "GO": str(tmp_path / "go"), "LC_ALL": "C.UTF-8"}
+
+
+def test_a_terminal_shows_how_many_have_answered(tmp_path: Path, played_ssh: dict[str, str]) -> None:
+    terminal = pexpect.spawn(
+        sys.executable, ["-m", "cpulaunch", *CHECK], cwd=str(tmp_path), timeout=TIMEOUT, encoding="utf-8",
+        env=clean_environment(**played_ssh, TERM="xterm"), dimensions=(24, 80),
+    )  # fmt: skip
+    terminal.expect("cpulaunch: asking hosts: 0 of 40 answered, 12 failed")
+    (tmp_path / "go").touch()
+    terminal.expect("host  ")
+    assert re.search(r"\r\x1b\[K *$", terminal.before)  # it has gone before the table comes
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert "asking hosts" not in terminal.before
+    assert terminal.exitstatus == 3
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, played_ssh: dict[str, str]) -> None:
+    code = (
+        "import os, sys; from cpulaunch.cli import main, progress\n"
+        "progress.FIRST_LINE = 0.5\n"
+        "show = progress.Progress.show\n"
+        "def shown(self, asked):\n"
+        "    show(self, asked)\n"
+        "    asked and asked.failed == 12 and open(os.environ['GO'], 'w').close()\n"
+        "progress.Progress.show = shown\n"
+        "main.entry()"
+    )
+    done = run_changed(code, *CHECK, directory=tmp_path, env=played_ssh)
+    assert done.returncode == 3
+    lines = [line for line in done.stderr.splitlines() if "asking hosts" in line]
+    assert lines[0] == "cpulaunch: asking hosts: 0 of 40 answered, 12 failed"
+    assert "\x1b" not in done.stderr
+
+
+def test_what_is_wrong_with_many_hosts_is_said_once(
+    cpulaunch: Run, tmp_path: Path, played_ssh: dict[str, str]
+) -> None:
+    (tmp_path / "go").touch()
+    done = cpulaunch(*CHECK, env=played_ssh)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "cpulaunch: ✗ lost1, lost2, lost3, lost4 and 8 more: "
+        "ssh: Could not resolve hostname HOST: Name or service not known",
+        "cpulaunch:     is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config",
+        "cpulaunch: ✗ slow1, slow2, slow3, slow4 and 24 more: ssh: HOST: Permission denied (publickey).",
+        "cpulaunch:     ssh must not need a password: ssh-copy-id HOST",
+    ]
+
+
+def test_what_is_wrong_with_two_hosts_is_said_of_each(cpulaunch: Run, played_ssh: dict[str, str]) -> None:
+    done = cpulaunch("hosts", "check", "--hosts", "lost1,lost2", env=played_ssh)
+    assert done.stderr.count("✗ lost1: ") == done.stderr.count("✗ lost2: ") == 1
