@@ -23,7 +23,8 @@ from cpulaunch.ccl import installed
 from cpulaunch.ccl.installed import ONECCL_VERSION, SOURCES, Built
 from cpulaunch.errors import HostError
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, str], None]
+"""Hears of each step, and of how far that is: an empty text at its beginning."""
 
 _ONECCL_SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
 _ELSEWHERE = (
@@ -31,6 +32,9 @@ _ELSEWHERE = (
     "and `pip install` the wheel here; or use `--backend gloo`."
 )
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
+LINKING = "linking"
+"""The last detail of the last step of a build."""
+
 _JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
 
 
@@ -44,7 +48,7 @@ class _Torch:
     flags: tuple[str, ...]
 
 
-def build(progress: Progress = lambda text: None, *, force: bool = False) -> Built:
+def build(progress: Progress = lambda step, detail: None, *, force: bool = False) -> Built:
     """The group for the installed torch, from where it is built or else by building it.
 
     ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
@@ -107,7 +111,7 @@ def _lock(progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another build")
+            progress("waiting for another build", "")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -158,7 +162,7 @@ def _ask_torch() -> _Torch:
 
 def _oneccl(work: Path, progress: Progress) -> Path:
     """A directory with oneCCL's ``include``, ``libccl.a`` and ``LICENSE.txt``, from its pinned wheel."""
-    progress(f"fetching oneccl-devel {ONECCL_VERSION} (32 MB)")
+    progress(f"fetching oneccl-devel {ONECCL_VERSION} (32 MB)", "")
     requirements = work / "requirements.txt"
     requirements.write_text(f"oneccl-devel=={ONECCL_VERSION} --hash=sha256:{_ONECCL_SHA256}\n")
     # --no-deps: its dependencies are for running its own examples, and one of them cannot be met.
@@ -198,6 +202,7 @@ def _compile(
     ]  # fmt: skip
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = {source: work / f"{source.stem}.o" for source in sources}
+    step = f"compiling for torch {torch.version}"
     stop = threading.Event()
 
     def compile_file(source: Path) -> None:
@@ -212,14 +217,14 @@ def _compile(
     with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
         running = [pool.submit(compile_file, source) for source in sources]
         try:
-            progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
+            progress(step, "")
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
-                progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
+                progress(step, f"{done} of {len(sources)} files")
         except BaseException:
             stop.set()
             raise
-    progress("linking")
+    progress(step, LINKING)
     _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
 
 

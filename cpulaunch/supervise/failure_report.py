@@ -33,6 +33,9 @@ OURS = "cpulaunch/agent/"
 MAX_LINES = 40
 """Lines of a traceback in the box; the log has all."""
 
+WIDEST = 120
+"""Columns of the box; longer lines are folded."""
+
 LAST_LINES = 8
 """Lines of its log that are shown of a rank that gave no reason."""
 
@@ -118,9 +121,7 @@ def _box(title: str, lines: list[str]) -> str:
     from rich.panel import Panel
     from rich.text import Text
 
-    terminal = sys.stderr.isatty()
-    # In a file or a pipe, lines stay whole, to be searched for.
-    width = shutil.get_terminal_size().columns if terminal else max(map(len, [title, *lines])) + 8
+    width = min(WIDEST, shutil.get_terminal_size().columns if sys.stderr.isatty() else WIDEST)
     text = Text("\n".join(map(_printable, lines)))
     panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
     console = Console(file=sys.stderr, width=width, highlight=False)
