@@ -28,7 +28,7 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
 
     try:
         if build:
-            build_group(Progress())
+            build_group(Progress(), patient=False)
         else:
             check(there)
             tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
