@@ -16,6 +16,7 @@ CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
 LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
+JOB_RANK = "CPULAUNCH_JOB_RANK"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
 PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
@@ -62,7 +63,8 @@ TABLE = (
     # ---- ours
     Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT or @NAME", "where the launcher listens for agents"),
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
-    Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
+    Variable(JOB_ID, "supervise agent", "cli launchers config runtime <script>", "text", "the job; marks its processes"),
+    Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
     Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),

@@ -36,10 +36,11 @@ PROCESSES = """\
 A script gets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` as under torchrun, and joins
 the other ranks with `init_process_group()`.
 
-- `cpulaunch run` within a rank is an error, as each rank would start a job on all cores.
-- torchrun, `accelerate launch`, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a
-  rank start their processes, which share the cores of that rank. One line on stderr says so where there are
-  several ranks. Start such a script with `-n 1`, or let `cpulaunch run -n N` start the ranks instead.
+- `cpulaunch run` within a rank, or under mpirun, is an error: each of the processes would start a job.
+- torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
+  processes, which share the cores of that rank. With several ranks, each does so and trains a model of its
+  own, and one line on stderr says so. Start such a script with `-n 1`, or take the start of processes out of
+  it and leave that to `cpulaunch run -n N`.
 """
 
 

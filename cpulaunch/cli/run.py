@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cpulaunch.cli.main import say
+from cpulaunch.cli.nested import refuse_within_a_launcher
 from cpulaunch.cli.not_scripts import refuse_launcher
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.errors import UsageError
@@ -44,6 +45,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(words)
     if rest and not options.no_python and _is_program(options.wdir / rest[0]):
         refuse_launcher(arguments[: len(arguments) - len(rest)], rest, split)
+    if not options.dry_run:
+        refuse_within_a_launcher(os.environ)
     if options.format and not options.dry_run:
         raise UsageError("--format is for --dry-run", hint="add --dry-run, or leave out --format")
     config = load_config(options)

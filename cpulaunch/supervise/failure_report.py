@@ -122,12 +122,17 @@ def _box(title: str, lines: list[str]) -> str:
     from rich.text import Text
 
     width = min(WIDEST, shutil.get_terminal_size().columns if sys.stderr.isatty() else WIDEST)
-    text = Text("\n".join(map(_printable, lines)))
+    text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
     panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
     console = Console(file=sys.stderr, width=width, highlight=False)
     with console.capture() as captured:
         console.print(panel)
     return captured.get()
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Wherever the width ends, as most long lines are paths and have no blanks to fold at."""
+    return [line[i : i + width] for i in range(0, max(1, len(line)), width)]
 
 
 def _printable(line: str) -> str:
