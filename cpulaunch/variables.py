@@ -16,6 +16,7 @@ CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
 LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
+JOB_RANK = "CPULAUNCH_JOB_RANK"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
 PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
@@ -62,7 +63,8 @@ TABLE = (
     # ---- ours
     Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT or @NAME", "where the launcher listens for agents"),
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
-    Variable(JOB_ID, "supervise agent", "launchers config runtime <script>", "text", "the job; marks its processes"),
+    Variable(JOB_ID, "supervise agent", "cli launchers config runtime <script>", "text", "the job; marks its processes"),
+    Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers <script>", "integer", "how often the job was restarted"),
     Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),
@@ -144,9 +146,20 @@ TABLE = (
     Variable("LC_CTYPE", "<user>", "cli", "locale", "the same"),
     Variable("NO_COLOR", "<user>", "cli", "any text", "no colours (no-color.org)"),
     Variable("PATH", "<user>", "discovery", "paths with colons", "where mpiexec is"),
-    Variable("PYTHONUNBUFFERED", "<user>", "agent", "any text", "whether stdout is buffered by lines"),
+    Variable("PIP_EXTRA_INDEX_URL", "<user> ccl", "<pip>", "URLs", "further indexes"),
+    Variable("PIP_FIND_LINKS", "<user> ccl", "<pip>", "paths or URLs", "where else wheels are"),
+    Variable("PIP_INDEX_URL", "<user> ccl", "<pip>", "URL", "the index that oneCCL's wheel is fetched from"),
+    Variable("PIP_NO_COLOR", "ccl", "<pip>", "1", "whether pip prints colours"),
+    Variable("PIP_PROGRESS_BAR", "ccl", "<pip>", "off", "whether pip draws a bar"),
+    Variable("PIP_QUIET", "<user>", "ccl <pip>", "number", "whether pip keeps silent, which it must not"),
+    Variable("PYTHONUNBUFFERED", "<user> ccl", "agent <Python>", "any text", "whether stdout is buffered by lines"),
     Variable("SSH_CONNECTION", "<sshd>", "discovery", "four words", "addresses of an ssh connection"),
     Variable("TERM", "<terminal>", "cli", "name", "what the terminal can do"),
+    Variable("UV_DEFAULT_INDEX", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
+    Variable("UV_EXTRA_INDEX_URL", "<user>", "ccl", "URLs", "what uv calls PIP_EXTRA_INDEX_URL"),
+    Variable("UV_FIND_LINKS", "<user>", "ccl", "paths or URLs", "what uv calls PIP_FIND_LINKS"),
+    Variable("UV_INDEX", "<user>", "ccl", "URLs or NAME=URL", "what uv calls PIP_EXTRA_INDEX_URL"),
+    Variable("UV_INDEX_URL", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
     Variable("XDG_CACHE_HOME", "<user>", "ccl", "path", "where ccl is built"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
     # ---- batch systems

@@ -15,9 +15,14 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
+def closest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of ``valid`` that is closest to ``word``, if it is close at all."""
     import difflib  # only errors need it, and the agent wants to start quickly
 
-    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return next(iter(difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
+    close = closest(word, valid)
+    return f"; did you mean {close!r}?" if close else ""

@@ -12,6 +12,7 @@ import pytest
 from support.command import REPOSITORY
 from test_house import MAY_IMPORT, MAY_TOUCH, row
 
+from cpulaunch.cli.habits import TABLE, Refused
 from cpulaunch.cli.main import COMMANDS, main
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.base import Launcher
@@ -31,7 +32,11 @@ TEXTS = [
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
 # Options of other programs that the pages name.
-FOREIGN_OPTIONS = {"--fast", "--mpirun_hostfile", "--ntasks", "--ntasks-per-node"}
+FOREIGN_OPTIONS = {
+    "--fast",
+    "--mpirun_hostfile",
+    *(name.rstrip("*") for row in TABLE for name in row.names.split()),
+}
 
 # Words of the project's past that nobody else uses, each with an example of what replaced it.
 PRIVATE_WORDS = {
@@ -65,6 +70,8 @@ def options_of() -> dict[str, set[str]]:
             with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
                 main([*words, "--help"])
             found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
+    # No help shows what is typed by habit.
+    found["run"].update(name for row in TABLE if not isinstance(row, Refused) for name in row.spellings)
     return found
 
 
@@ -88,6 +95,21 @@ def options_in(code: str) -> tuple[str, list[str]] | None:
 
 def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_readmes_plan_is_what_its_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
+        monkeypatch.delenv(name)
+    readme = (REPOSITORY / "README.md").read_text()
+    block = next(b for b in re.findall(r"^```\n(.*?)^```", readme, re.M | re.S) if "--dry-run" in b)
+    command, *shown = block[block.rindex("$ cpulaunch ") :].splitlines()
+    assert shown.pop() == "…"
+    assert main(command.split()[2:]) == 0
+    assert capsys.readouterr().out.splitlines()[: len(shown)] == shown
 
 
 def test_paragraphs_of_the_ccl_page_have_at_most_six_lines() -> None:
@@ -116,7 +138,9 @@ def test_options_that_a_page_names_exist(page: Path, options_of: dict[str, set[s
     for code in code_of(page.read_text()):
         if named := options_in(code):
             command, options = named
-            unknown += [f"cpulaunch {command} {o}" for o in options if o not in options_of[command]]
+            unknown += [
+                f"cpulaunch {command} {o}" for o in options if o.replace("_", "-") not in options_of[command]
+            ]
         elif option := re.match(r"--[a-z][\w-]*", code):
             unknown += [option[0]] if option[0] not in every else []
     assert unknown == []

@@ -75,6 +75,7 @@ def program_environment(
         GROUP_RANK=str(assigned.group_rank),
     )
     env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
+    env[variables.JOB_RANK] = f"{identity.rank}/{identity.size}"
     return env
 
 

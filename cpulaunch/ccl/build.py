@@ -13,24 +13,21 @@ import sysconfig
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpulaunch.ccl import installed
+from cpulaunch.ccl.fetch import ELSEWHERE, Progress, fetch_wheel
 from cpulaunch.ccl.installed import ONECCL_VERSION, SOURCES, Built
 from cpulaunch.errors import HostError
 
-Progress = Callable[[str], None]
-
-_ONECCL_SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
-_ELSEWHERE = (
-    "Or build it on a similar machine that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
-    "and `pip install` the wheel here; or use `--backend gloo`."
-)
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
+LINKING = "linking"
+"""The last detail of the last step of a build."""
+
 _JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
 
 
@@ -44,11 +41,14 @@ class _Torch:
     flags: tuple[str, ...]
 
 
-def build(progress: Progress = lambda text: None, *, force: bool = False) -> Built:
+def build(
+    progress: Progress = lambda step, detail: None, *, force: bool = False, patient: bool = True
+) -> Built:
     """The group for the installed torch, from where it is built or else by building it.
 
     ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
-    other, and a group appears in the cache whole or not at all.  Takes a minute or two.
+    other, and a group appears in the cache whole or not at all.  Takes a minute or two.  Without ``patient``,
+    it fails soon where the network is needed and does not answer, or did not within the last hour.
 
     Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
     """
@@ -59,7 +59,7 @@ def build(progress: Progress = lambda text: None, *, force: bool = False) -> Bui
     with _lock(progress):
         if not force and (built := installed.state().built):
             return built  # another process has just built it
-        return _build(_ask_torch(), compiler, identity, progress)
+        return _build(compiler, identity, progress, patient=patient)
 
 
 def check(there: installed.State) -> tuple[str, str]:
@@ -77,13 +77,14 @@ def check(there: installed.State) -> tuple[str, str]:
     return found
 
 
-def _build(torch: _Torch, compiler: str, identity: str, progress: Progress) -> Built:
+def _build(compiler: str, identity: str, progress: Progress, *, patient: bool) -> Built:
     root = installed.cache_directory()
-    torch_part = f"torch-{torch.version}-{installed.python_tag()}-abi{torch.abi}"
-    name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{installed.sources_digest()}"
     with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
         work = Path(temporary)
-        oneccl = _oneccl(work, progress)
+        oneccl = _oneccl(work, progress, patient=patient)
+        torch = _ask_torch()  # takes seconds, so after what fails more often
+        torch_part = f"torch-{torch.version}-{installed.python_tag()}-abi{torch.abi}"
+        name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{installed.sources_digest()}"
         result = work / "result"
         result.mkdir()
         _compile(torch, compiler, oneccl, work, result / "_group.so", progress)
@@ -107,7 +108,7 @@ def _lock(progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another build")
+            progress("waiting for another build", "")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -118,7 +119,7 @@ def _compiler() -> tuple[str, str]:
     path = shutil.which(wanted)
     if path is None:
         raise HostError(
-            f"no C++ compiler: there is no {wanted!r} on PATH", hint=f"Install g++ 11 or newer. {_ELSEWHERE}"
+            f"no C++ compiler: there is no {wanted!r} on PATH", hint=f"Install g++ 11 or newer. {ELSEWHERE}"
         )
     version = subprocess.run(
         [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60
@@ -130,7 +131,7 @@ def _check_headers() -> None:
     include = sysconfig.get_path("include")
     if not (Path(include) / "Python.h").exists():
         raise HostError(f"Python's headers are not installed: no Python.h in {include}",
-                        hint=f"Install python3-dev or python3-devel. {_ELSEWHERE}")  # fmt: skip
+                        hint=f"Install python3-dev or python3-devel. {ELSEWHERE}")  # fmt: skip
 
 
 def _ask_torch() -> _Torch:
@@ -156,22 +157,11 @@ def _ask_torch() -> _Torch:
     return _Torch(version, Path(directory), str(int(abi)), tuple(flags))
 
 
-def _oneccl(work: Path, progress: Progress) -> Path:
+def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
     """A directory with oneCCL's ``include``, ``libccl.a`` and ``LICENSE.txt``, from its pinned wheel."""
-    progress(f"fetching oneccl-devel {ONECCL_VERSION} (32 MB)")
-    requirements = work / "requirements.txt"
-    requirements.write_text(f"oneccl-devel=={ONECCL_VERSION} --hash=sha256:{_ONECCL_SHA256}\n")
-    # --no-deps: its dependencies are for running its own examples, and one of them cannot be met.
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-            "--only-binary=:all:", "--require-hashes", "-r", str(requirements), "-d", str(work)]  # fmt: skip
-    fetched = subprocess.run(argv, capture_output=True, text=True, timeout=600)
-    wheels = list(work.glob("oneccl_devel-*.whl"))
-    if fetched.returncode != 0 or not wheels:
-        reason = (fetched.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise HostError(f"pip could not fetch oneccl-devel {ONECCL_VERSION}: {reason}",
-                        hint=f"This needs the network, once. {_ELSEWHERE}")  # fmt: skip
+    path = fetch_wheel(work, progress, patient=patient)
     target = work / "oneccl"
-    with zipfile.ZipFile(wheels[0]) as wheel:
+    with zipfile.ZipFile(path) as wheel:
         for name in wheel.namelist():
             _, _, inside = name.partition(".data/data/")
             if inside.startswith("include/"):
@@ -198,6 +188,7 @@ def _compile(
     ]  # fmt: skip
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = {source: work / f"{source.stem}.o" for source in sources}
+    step = f"compiling for torch {torch.version}"
     stop = threading.Event()
 
     def compile_file(source: Path) -> None:
@@ -212,14 +203,14 @@ def _compile(
     with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
         running = [pool.submit(compile_file, source) for source in sources]
         try:
-            progress(f"compiling for torch {torch.version}, 0 of {len(sources)} files")
+            progress(step, "")
             for done, future in enumerate(as_completed(running), 1):
                 future.result()
-                progress(f"compiling for torch {torch.version}, {done} of {len(sources)} files")
+                progress(step, f"{done} of {len(sources)} files")
         except BaseException:
             stop.set()
             raise
-    progress("linking")
+    progress(step, LINKING)
     _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
 
 

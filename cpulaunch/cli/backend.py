@@ -11,8 +11,9 @@ from cpulaunch.errors import HostError
 def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
     """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
 
-    With ``build``, the process group is built now where it isn't yet, which takes a minute or two;
-    ``tell`` hears of it.  HostError where ccl is insisted on and can't be had.
+    With ``build``, the process group is built now where it isn't yet, which takes a minute or two, with its
+    progress on stderr; without, ``tell`` hears that it isn't.  HostError where ccl is insisted on and can't
+    be had.
     """
     if config["training.backend"] not in ("auto", "ccl"):
         return None
@@ -24,10 +25,11 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
         return None
     from cpulaunch.ccl.build import build as build_group
     from cpulaunch.ccl.build import check
+    from cpulaunch.cli.progress import BuildProgress
 
     try:
         if build:
-            build_group(tell)
+            build_group(BuildProgress(), patient=False)
         else:
             check(there)
             tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_lines
@@ -50,8 +48,9 @@ def _build(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="compile even if it is built")
     options = parser.parse(arguments)
     from cpulaunch.ccl.build import build
+    from cpulaunch.cli.progress import BuildProgress
 
-    built = build(Progress(), force=options.force)
+    built = build(BuildProgress(), force=options.force)
     say(f"ccl is built for torch {built.torch}: {built.directory}")
     if options.wheel is not None:
         from cpulaunch.ccl.wheel import write_wheel
@@ -67,19 +66,3 @@ def _info(arguments: list[str]) -> int:
     for label, text in ccl_lines(config["ccl.binding"]):
         print(f"{label:16} {text}")
     return 0
-
-
-class Progress:
-    """What is being done: one line that is written over on a terminal, else a line for each step."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        """Show ``text`` and the seconds since the start."""
-        line = f"ccl: {text} ({time.monotonic() - self._began:.0f} s)"
-        if not sys.stderr.isatty():
-            say(line)
-            return
-        end = "\n" if text == "linking" else ""
-        print(f"\r\x1b[Kcpulaunch: {line}", end=end, file=sys.stderr, flush=True)

@@ -95,7 +95,7 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
-    from cpulaunch.cli.progress import Progress
+    from cpulaunch.cli.progress import AskingProgress
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.collect import listed_hosts
     from cpulaunch.discovery.this_host import names_here
@@ -108,6 +108,6 @@ def _hosts(config: Config) -> int:
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
     here = names_here()
     launcher = expected_launcher(config, here_alone=all_here(hosts, here))
-    found = check_hosts(config, hosts, here, required, launcher.reach, Progress().show)
+    found = check_hosts(config, hosts, here, required, launcher.reach, AskingProgress())
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_files, ensure_ccl
 from cpulaunch.cli.main import say
-from cpulaunch.cli.progress import Progress
+from cpulaunch.cli.progress import AskingProgress
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
 from cpulaunch.errors import ConfigError, HostError
@@ -36,7 +36,7 @@ def gather(
         return recorded_facts(config, facts_file)
     ccl = Ccl(partial(ensure_ccl, config, build=program is not None, tell=tell), partial(ccl_files, config))
     try:
-        return collect_facts(config, ccl, tell, Progress().show, program)
+        return collect_facts(config, ccl, tell, AskingProgress(), program)
     except HostError as e:
         # Imported here, as a job on this machine alone needs neither.
         from cpulaunch.cli.preflight import complaints

@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from cpulaunch.errors import ConfigError
 
 
 def write_file(path: Path, text: str) -> Path | None:
-    """Write ``text`` to ``path`` atomically; what was there is kept in the ``.bak`` that is returned."""
+    """Write ``text`` to ``path`` atomically; what was there is kept in the file that is returned."""
     target = path.resolve()  # or a link would be replaced by a file
     temporary = None
     try:
@@ -53,10 +54,16 @@ def diff(path: Path, old: str, new: str) -> Iterator[str]:
     yield from difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1)
 
 
+def backup_of(path: Path) -> Path:
+    """Where the content of ``path`` is kept: ``.bak``, or where there is one, ``.bak.1`` and so on."""
+    names = (f"{path.name}.bak{f'.{number}' if number else ''}" for number in count())
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+
+
 def _keep(target: Path) -> Path | None:
     if not target.exists():
         return None
-    backup = target.with_name(target.name + ".bak")
+    backup = backup_of(target)
     shutil.copy2(target, backup)
     return backup
 

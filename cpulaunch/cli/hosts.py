@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import complaints, table
-    from cpulaunch.cli.progress import Progress
+    from cpulaunch.cli.progress import AskingProgress
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.mpi import find_mpis
     from cpulaunch.discovery.preflight import warnings
@@ -79,7 +79,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
     launcher = expected_launcher(config, here_alone=all_here(hosts, here))
-    found = check_hosts(config, hosts, here, required, launcher.reach, Progress().show)
+    found = check_hosts(config, hosts, here, required, launcher.reach, AskingProgress())
     print("\n".join(table(found.reports)))
     for warning in warnings(found.reports):
         say(warning)

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cpulaunch.cli import habits
+from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.errors import UsageError
-from cpulaunch.wording import did_you_mean
+from cpulaunch.wording import closest
 
-ELSEWHERE = {
-    "--np": "-n",
-    "--nproc": "-n",
-    "--ntasks": "-n",
-    "--num-processes": "-n",
-    "--num-machines": "--nnodes",
-    "--nodes": "--nnodes",
-    "--machinefile": "--hostfile",
-    "-machinefile": "--hostfile",
-    "-hostfile": "--hostfile",
-    "-genv": "--env",
-}
-"""What mpirun, srun and accelerate call our options."""
+CLOSE = 0.8
+"""How much of an unknown option has to be that of another one for this to be suggested."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our errors, and dashes or underscores in options."""
+    """argparse, with our errors, and dashes or underscores in options.
+
+    ``foreign``: whether options of other programs, as in ``habits``, are understood.
+    """
+
+    foreign = False
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -62,46 +58,99 @@ class Parser(argparse.ArgumentParser):
             word = arguments[i]
             if word == "--":
                 return options, list(arguments[i + 1 :])
-            name, equals, value = word.partition("=")
-            if name.startswith("--"):
-                name = name.replace("_", "-")
             if word in ends or not word.startswith("-") or word == "-":
                 return options, list(arguments[i:])
-            attached = (
-                not name.startswith("--") and name not in known and name[:2] in known and name[:2] != "-h"
-            )
-            if name not in known and not attached:
-                ours = ELSEWHERE.get(name)
-                meant = f"; did you mean {ours!r}?" if ours in known else did_you_mean(name, known)
-                raise UsageError(
-                    f"unknown option {name}{meant}",
-                    hint=f"`{self.prog} --help` lists the options",
-                )
-            options.append(word if attached else name + equals + value)
-            if not attached and not equals and known[name].nargs != 0:
-                if i + 1 == len(arguments):
-                    raise UsageError(f"{name} needs a value: {known[name].metavar}")
-                # Joined, so that a value may begin with a dash.
-                options[-1:] = (
-                    [f"{name}={arguments[i + 1]}"] if name.startswith("--") else [name, arguments[i + 1]]
-                )
-                i += 1
-            i += 1
+            name, equals, value = self._known(word)
+            words = [] if equals or name not in known else arguments[i + 1 :][: _values(known[name])]
+            i += 1 + len(words)
+            if name not in known:
+                options.append(word)  # a letter with its value attached
+            elif not equals and len(words) < _values(known[name]):
+                raise UsageError(f"{name} needs a value: {known[name].metavar}")
+            elif words and not name.startswith("--"):
+                options += [name, "=".join(words)]
+            else:  # joined, so that a value may begin with a dash
+                options.append("=".join((name, *words)) if words else name + equals + value)
         return options, []
+
+    def _known(self, word: str) -> tuple[str, str, str]:
+        """``word`` as an option, with hyphens and as many dashes as it has here; ``=``; its value.
+
+        An option of one letter with its value attached comes back as it is.
+        """
+        known = self._option_string_actions
+        name, equals, value = word.partition("=")
+        if len(name) > 2:
+            name = name.replace("_", "-")
+        if name not in known and "-" + name in known:  # one dash will do, as it does for mpirun
+            name = "-" + name
+        if name in known:
+            return name, equals, value
+        if self.foreign and (row := habits.refusal(name)):
+            raise UsageError(f"{name}: {row.why}", hint=row.instead)
+        letter = known.get(name[:2])
+        if (
+            letter
+            and _values(letter)
+            and not name.startswith(("--", "-h"))
+            and letter.help != argparse.SUPPRESS
+        ):
+            return word, "", ""
+        ours = {option.lstrip("-"): option for option in known if known[option].help != argparse.SUPPRESS}
+        close = closest(name.lstrip("-"), ours, CLOSE)
+        meant = f"; did you mean {ours[close]!r}?" if close else ""
+        raise UsageError(f"unknown option {name}{meant}", hint=f"`{self.prog} --help` lists the options")
+
+
+def _values(action: argparse.Action) -> int:
+    """The number of words that an option takes."""
+    return action.values if isinstance(action, _Give | _Ignore) else int(action.nargs != 0)
 
 
 class _Give(argparse.Action):
-    """Note a setting, in the order of the command line."""
+    """Note a setting, in the order of the command line.
 
-    def __init__(self, option_strings: Sequence[str], dest: str, setting: Setting, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, **kwargs)
-        self.setting = setting
+    ``read`` makes its text of what is given, which is ``values`` words with a = between.
+    """
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        setting: Setting,
+        read: habits.Read,
+        values: int,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            option_strings, dest, nargs=None if values else 0, default=argparse.SUPPRESS, **kwargs
+        )
+        self.setting, self.read, self.values = setting, read, values
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        text = "true" if self.nargs == 0 else values
-        namespace.given = [*namespace.given, (self.setting.key, text, option_string)]
+        option = str(option_string)
+        text = self.read(option, values if self.values else "true")
+        # mpirun's -x takes a value, too.
+        key = "env" if self.setting.key == "forward" and "=" in text else self.setting.key
+        namespace.given = [*namespace.given, (key, text, option)]
+
+
+class _Ignore(argparse.Action):
+    """Say why an option changes nothing."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, row: habits.Ignored, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=None if row.values else 0, **kwargs)
+        self.row, self.values = row, row.values
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if self.row.only is None:
+            say(f"{option_string} is ignored: {self.row.why}")
+        elif values != self.row.only:
+            raise UsageError(f"{option_string} {values}: {self.row.why}", hint=self.row.instead)
 
 
 class _Set(argparse.Action):
@@ -116,7 +165,7 @@ class _Set(argparse.Action):
         namespace.given = [*namespace.given, (key, text, f"--set {key}")]
 
 
-def add_settings(parser: argparse.ArgumentParser, sections: Iterable[str] = tuple(SECTIONS)) -> None:
+def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
     """Options for the settings of ``sections``, and those that say where settings come from."""
     parser.set_defaults(given=[])
     source = parser.add_argument_group("Settings")
@@ -134,11 +183,35 @@ def add_settings(parser: argparse.ArgumentParser, sections: Iterable[str] = tupl
                     action=_Give,
                     dest=setting.key,
                     setting=setting,
-                    default=argparse.SUPPRESS,
+                    read=habits.OWN_VALUES.get(setting.key, habits.as_given),
+                    values=0 if switch else 1,
                     help=setting.help,
-                    nargs=0 if switch else None,
                     metavar=None if switch else setting.kind.metavar,
                 )
+    if sections:
+        _add_habits(parser, sections)
+
+
+def _add_habits(parser: Parser, sections: Container[str]) -> None:
+    """The options of other programs that mean a setting of ``sections``, or nothing; no help shows them."""
+    parser.foreign = True
+    for row in habits.TABLE:
+        names = [name for name in row.spellings if name not in parser._option_string_actions]
+        if not names:
+            continue
+        if isinstance(row, habits.Ignored):
+            parser.add_argument(*names, action=_Ignore, row=row, dest="_", help=argparse.SUPPRESS)
+        elif isinstance(row, habits.Means) and (setting := SETTINGS[row.key]).section in sections:
+            parser.add_argument(
+                *names,
+                action=_Give,
+                dest=setting.key,
+                setting=setting,
+                read=row.read,
+                values=row.values,
+                help=argparse.SUPPRESS,
+                metavar=setting.kind.metavar if row.values == 1 else "NAME VALUE",
+            )
 
 
 def load_config(options: argparse.Namespace) -> Config:

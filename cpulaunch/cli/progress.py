@@ -1,4 +1,4 @@
-"""Says how far asking many hosts is."""
+"""Says how far something is that takes long: building the ccl group, asking many hosts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,30 @@ if TYPE_CHECKING:
     from cpulaunch.discovery.probe import Asked
 
 FIRST_LINE = 5.0
-"""Seconds until the first line where stderr is no terminal; each next one comes after twice as long."""
-
-_CLEAR = "\r\x1b[K"
+"""Seconds until the first line on hosts without a terminal; each next one comes after twice as long."""
 
 
-class Progress:
+class BuildProgress:
+    """In the terminal's last line, else in a line for each step."""
+
+    def __init__(self) -> None:
+        self._on_terminal = has_last_line()
+        self._began = time.monotonic()
+
+    def __call__(self, step: str, detail: str) -> None:
+        """Show a step, and how far it is."""
+        from cpulaunch.ccl.build import LINKING
+
+        if self._on_terminal:
+            seconds = f"{time.monotonic() - self._began:.0f} s"
+            _draw(f"cpulaunch: ccl: {f'{step}, {detail}' if detail else step} ({seconds})")
+            if detail == LINKING:
+                print(file=sys.stderr)
+        elif not detail:
+            say(f"ccl: {step}")
+
+
+class AskingProgress:
     """In the terminal's last line, else in a line now and then."""
 
     def __init__(self) -> None:
@@ -27,21 +45,23 @@ class Progress:
         self._drawn = False
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
-    def show(self, asked: Asked | None) -> None:
+    def __call__(self, asked: Asked | None) -> None:
         """How far it is; None where it is done."""
         if asked is None:
             if self._drawn:
-                self._draw("")
+                _draw("")
             return
         failed = f", {asked.failed:,} failed" if asked.failed else ""
         line = f"asking hosts: {asked.answered:,} of {asked.hosts:,} answered{failed}"
         if self._on_terminal:
             self._drawn = True
-            self._draw(f"cpulaunch: {line}")
+            _draw(f"cpulaunch: {line}")
         elif time.monotonic() >= self._began + self._next_line:
             self._next_line *= 2
             say(line)
 
-    def _draw(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
-            print(f"{_CLEAR}{line[: width()]}", end="", file=sys.stderr, flush=True)
+
+def _draw(line: str) -> None:
+    """Write over the terminal's last line."""
+    with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
+        print(f"\r\x1b[K{line[: width()]}", end="", file=sys.stderr, flush=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpulaunch.cli.main import say
+from cpulaunch.cli.nested import refuse_within_a_launcher
+from cpulaunch.cli.not_scripts import refuse_launcher
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.errors import UsageError
 from cpulaunch.launchers.command import Command, shell
@@ -20,8 +22,6 @@ from cpulaunch.plugins import ENGINE_PACKAGES
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.directory import JobDirectory
-
-_PYTHON = re.compile(r"python[0-9.]*")
 
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
@@ -44,14 +44,19 @@ exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong u
 
 def main(arguments: list[str]) -> int:
     parser = run_parser()
-    words, rest = parser.split(arguments, ends=("-m", "--module"))
+    split = partial(parser.split, ends=("-m", "--module"))
+    words, rest = split(arguments)
     options = parser.parse_args(words)
+    if rest and not options.no_python and _is_program(options.wdir / rest[0]):
+        refuse_launcher(arguments[: len(arguments) - len(rest)], rest, split)
+    if not options.dry_run:
+        refuse_within_a_launcher(os.environ)
     if options.format and not options.dry_run:
         raise UsageError("--format is for --dry-run", hint="add --dry-run, or leave out --format")
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
-    program = _program(rest, options.no_python)
+    program = _program(rest, options.no_python, options.wdir)
 
     from cpulaunch import launchers
     from cpulaunch.cli.facts import gather
@@ -122,18 +127,28 @@ def run_parser() -> Parser:
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
+    parser.add_argument(
+        "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
+        help="directory that the ranks run in, and that the script's path starts from; else this one",
+    )  # fmt: skip
     add_settings(parser)
     return parser
 
 
-def _program(rest: list[str], no_python: bool) -> Program:
+def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
     if not rest or (rest[0] in ("-m", "--module") and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
+    try:
+        directory = Path.cwd() / wdir
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted", hint="cd to one that is there") from None
+    if not directory.is_dir():
+        raise UsageError(f"--wdir {wdir}: no such directory", hint="ranks run in it, on every host")
     python = sys.executable
     if no_python:
         from shutil import which
 
-        found = which(rest[0])
+        found = which(directory / rest[0] if "/" in rest[0] else rest[0])
         if found is None:
             raise UsageError(
                 f"{rest[0]}: no such program, or it is not executable",
@@ -143,32 +158,30 @@ def _program(rest: list[str], no_python: bool) -> Program:
     elif rest[0] in ("-m", "--module"):
         argv = [python, "-m", *rest[1:]]
     else:
-        _check_script(Path(rest[0]))
+        _check_script(directory, rest[0])
         argv = [python, *rest]
-    try:
-        return Program(tuple(argv), not no_python, os.getcwd(), python)
-    except FileNotFoundError:
-        raise UsageError("the working directory has been deleted", hint="cd to one that is there") from None
+    return Program(tuple(argv), not no_python, str(directory), python)
 
 
-def _check_script(path: Path) -> None:
-    if _PYTHON.fullmatch(path.name) and (not path.exists() or os.access(path, os.X_OK)) and not path.is_dir():
-        raise UsageError(
-            f"{path} is not a script: cpulaunch runs the script with its own Python",
-            hint=f"leave out {path}: cpulaunch run [OPTIONS] train.py [ARGS…]",
-        )
+def _is_program(path: Path) -> bool:
+    """Whether ``path`` is no script in the way of a program of this name."""
+    return not path.exists() or (os.access(path, os.X_OK) and not path.is_dir())
+
+
+def _check_script(directory: Path, shown: str) -> None:
+    path = directory / shown
     try:
         with path.open("rb"):
             return
     except IsADirectoryError:
         if (path / "__main__.py").is_file():
             return  # Python runs those, too
-        raise UsageError(f"{path} is a directory, not a script", hint="name the script in it") from None
+        raise UsageError(f"{shown} is a directory, not a script", hint="name the script in it") from None
     except FileNotFoundError:
-        hint = f"did you mean -m {path}?" if path.suffix != ".py" and "/" not in str(path) else None
-        raise UsageError(f"{path}: no such script in {Path.cwd()}", hint=hint) from None
+        hint = f"did you mean -m {shown}?" if path.suffix != ".py" and "/" not in shown else None
+        raise UsageError(f"{shown}: no such script in {directory}", hint=hint) from None
     except OSError as e:
-        raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
+        raise UsageError(f"{shown}: cannot be read: {e.strerror}", hint="check its permissions") from None
 
 
 def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:

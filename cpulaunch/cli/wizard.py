@@ -13,7 +13,7 @@ from typing import Any
 
 from cpulaunch import launchers
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
-from cpulaunch.cli.files import diff, read_if_there
+from cpulaunch.cli.files import backup_of, diff, read_if_there
 from cpulaunch.cli.host_prompt import HostPrompt, several
 from cpulaunch.cli.machine import Machine
 from cpulaunch.cli.preview import picture_of_first_host, preview, summary
@@ -264,7 +264,7 @@ class Wizard:
             for line in diff(self.draft.path, old, self.draft.text()):
                 self.say(f"  {line}")
             self.say("")
-        kept = f"the old one is kept as {self.draft.path.name}.bak" if old is not None else ""
+        kept = f"the old one is kept as {backup_of(self.draft.path).name}" if old is not None else ""
         options = [
             Option("write", f"write {self.draft.path}", kept),
             Option("show", "show it first"),

@@ -25,6 +25,9 @@ from cpulaunch.wording import did_you_mean
 # Ours, but no settings: which file to read, and what a job tells its agents and ranks.
 _OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
+_ACCELERATES = ("compute_environment", "distributed_type")
+"""Keys that tell a configuration of accelerate."""
+
 
 @dataclass
 class _Layer:
@@ -161,10 +164,18 @@ class _YamlReader:
 
     def read(self, root: Any) -> _Layer:
         layer = _Layer()
+        self._refuse_accelerates(root)
         for name, node, origin in self._entries(root, ""):
             with _noted(self.problems):
                 self._read_entry(layer, name, node, origin)
         return layer
+
+    def _refuse_accelerates(self, root: Any) -> None:
+        if any(key.value in _ACCELERATES for key, _ in root.value):
+            raise ConfigError(
+                f"{self.shown}: a configuration of accelerate, not of cpulaunch",
+                hint=f"`cpulaunch config import {self.shown} -o cpulaunch.yaml` converts it",
+            )
 
     def _read_entry(self, layer: _Layer, name: str, node: Any, origin: str) -> None:
         if name == "cpulaunch":

@@ -133,7 +133,7 @@ _TABLE = (
         Number(1, "auto"),
         "auto",
         "total number of ranks, divided evenly over the hosts",
-        ("-n", "-np"),
+        ("-n", "-np", "--nproc"),
     ),
     Setting(
         "hosts.master_addr",

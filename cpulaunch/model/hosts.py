@@ -170,19 +170,22 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[str, int]] = {}
     hosts: list[Host] = []
     for host, origin in entries:
         if len(hosts) == MAX_HOSTS:
             raise ConfigError(f"{origin}: more than {MAX_HOSTS} hosts", part=host.name)
         if host.name in seen:
+            before, number = seen[host.name]
+            # The hosts of a list, other than a file's, all come from the same place.
+            where = f"first at {before}" if before != origin else f"as hosts {number} and {len(hosts) + 1}"
             raise ConfigError(
-                f"{origin}: {host.name} is named twice, first at {seen[host.name]}",
+                f"{origin}: {host.name} is named twice, {where}",
                 part=host.name,
-                hint="say how many ranks it takes with slots=N",
+                hint=f"say how many ranks it takes: {host.name}:2",
             )
-        seen[host.name] = origin
         hosts.append(host)
+        seen[host.name] = origin, len(hosts)
     return tuple(hosts)
 
 

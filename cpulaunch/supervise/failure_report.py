@@ -35,6 +35,9 @@ OURS = "cpulaunch/agent/"
 MAX_LINES = 40
 """Lines of a traceback in the box; the log has all."""
 
+WIDEST = 120
+"""Columns of the box; longer lines are folded."""
+
 LAST_LINES = 8
 """Lines of its log that are shown of a rank that gave no reason."""
 
@@ -126,15 +129,18 @@ def _box(title: str, lines: list[str]) -> str:
     from rich.panel import Panel
     from rich.text import Text
 
-    terminal = sys.stderr.isatty()
-    # In a file or a pipe, lines stay whole, to be searched for.
-    width = shutil.get_terminal_size().columns if terminal else max(map(len, [title, *lines])) + 8
-    text = Text("\n".join(map(_printable, lines)))
+    width = min(WIDEST, shutil.get_terminal_size().columns if sys.stderr.isatty() else WIDEST)
+    text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
     panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
     console = Console(file=sys.stderr, width=width, highlight=False)
     with console.capture() as captured:
         console.print(panel)
     return captured.get()
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Wherever the width ends, as most long lines are paths and have no blanks to fold at."""
+    return [line[i : i + width] for i in range(0, max(1, len(line)), width)]
 
 
 def _printable(line: str) -> str:

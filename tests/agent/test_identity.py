@@ -120,6 +120,7 @@ def test_a_programs_environment() -> None:
     }  # fmt: skip
     assert program_environment(placed, identity, assignment(placed, identity), environ) == {
         "HOME": "/home/me", "OWN": "d", "SHARED": "1", "SECRET": "s", "CPULAUNCH_JOB_ID": "job",
+        "CPULAUNCH_JOB_RANK": "3/5",
         "RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
     }  # fmt: skip
     alone = program_environment(placed, identity, assignment(placed, identity), {})

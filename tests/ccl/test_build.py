@@ -114,11 +114,11 @@ def test_building_without_the_network_says_the_way_out(
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     said: list[str] = []
     with pytest.raises(HostError, match="could not fetch oneccl-devel") as caught:
-        build.build(said.append)
+        build.build(lambda step, detail: said.append(step + detail))
     assert "network" in str(caught.value.hint)
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
     # Nothing half-built is left.
-    assert [p.name for p in installed.cache_directory().iterdir()] == ["lock"]
+    assert {p.name for p in installed.cache_directory().iterdir()} == {"lock", "not-fetched.json"}
 
 
 def test_an_unsupported_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,26 @@ def test_an_unsupported_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_has_to_build_says_so_in_two_lines(
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "hello.py").write_text("")
+    (compiler := tmp_path / "g++").write_text(
+        '#!/bin/sh\ncase "$*" in *version*) exec g++ "$@";; esac; exit 1\n'
+    )
+    compiler.chmod(0o755)
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
+    done = cpulaunch("run", "-n", "1", "--backend", "ccl", "hello.py", env=env)
+    assert done.returncode == 3
+    fetching, compiling, failed, *_ = done.stderr.splitlines()
+    assert fetching == f"cpulaunch: ccl: fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"
+    assert compiling == f"cpulaunch: ccl: compiling for torch {installed.state().torch}"
+    assert failed.startswith("cpulaunch: error: the compiler failed")
+
+
+@pytest.mark.slow
 def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
-    source = "from cpulaunch.ccl.build import build; print(build(lambda t: print(t, flush=True)).module)"
+    source = "from cpulaunch.ccl.build import build; print(build(lambda *t: print(*t, flush=True)).module)"
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -159,7 +177,7 @@ void* use() { ccl::init(); return PyList_New(0); }
 @pytest.fixture(scope="module")
 def oneccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pinned oneCCL: its headers and static library."""
-    return build._oneccl(tmp_path_factory.mktemp("oneccl"), lambda text: None)
+    return build._oneccl(tmp_path_factory.mktemp("oneccl"), lambda step, detail: None)
 
 
 def symbols(file: Path, *options: str) -> set[str]:

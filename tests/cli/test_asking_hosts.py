@@ -52,11 +52,11 @@ def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, played_ssh
     code = (
         "import os, sys; from cpulaunch.cli import main, progress\n"
         "progress.FIRST_LINE = 0.5\n"
-        "show = progress.Progress.show\n"
+        "show = progress.AskingProgress.__call__\n"
         "def shown(self, asked):\n"
         "    show(self, asked)\n"
         "    asked and asked.failed == 12 and open(os.environ['GO'], 'w').close()\n"
-        "progress.Progress.show = shown\n"
+        "progress.AskingProgress.__call__ = shown\n"
         "main.entry()"
     )
     done = run_changed(code, *CHECK, directory=tmp_path, env=played_ssh)

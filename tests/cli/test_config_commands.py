@@ -38,6 +38,20 @@ def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path
     assert (again.returncode, "Unchanged" in again.stderr) == (0, True)
 
 
+def test_no_file_that_was_kept_is_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cpulaunch.yaml"
+    for content, backup in (
+        ("1", "cpulaunch.yaml.bak"),
+        ("2", "cpulaunch.yaml.bak.1"),
+        ("3", "cpulaunch.yaml.bak.2"),
+    ):
+        path.write_text(f"cpulaunch: 1\nhosts: {{nproc: {content}}}\n")
+        done = cpulaunch("config", "--defaults", "--force")
+        assert f"the old one is {backup})" in done.stderr
+        assert f"nproc: {content}" in (tmp_path / backup).read_text()
+    assert "nproc: 1" in (tmp_path / "cpulaunch.yaml.bak").read_text()
+
+
 def test_defaults_names_the_values_of_the_file_that_it_replaces(cpulaunch: Run, tmp_path: Path) -> None:
     path = tmp_path / "cpulaunch.yaml"
     path.write_text("watch:\n  grace_period: 7\ntraining: {backend: ccl, precision: fp32, engine: auto}\n")

@@ -35,3 +35,15 @@ def test_the_box_shows_an_error_once(
     rank = RankOutcome(0, "a", 1, "0", "failed")
     outcome = Outcome(1, "error", 1.0, failure, (rank,))
     assert box(failure_report(outcome, JobDirectory(tmp_path)))[1] == shown
+
+
+def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> None:
+    error = "ValueError: " + "x" * 300
+    outcome = Outcome(
+        1, "error", 1.0, Failure(0, "a", exit_code=1, error=error), (RankOutcome(0, "a", 1, "0", "failed"),)
+    )
+    title, lines = box(failure_report(outcome, JobDirectory(tmp_path)))
+    assert len(title) <= 120
+    assert len(lines) > 2
+    assert all(len(line) <= 116 for line in lines)
+    assert "".join(lines) == error

@@ -40,9 +40,13 @@ def autoload() -> None:
     import torch
 
     from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.runtime.patches.own_groups import tell_of_own_groups, tell_of_own_launcher
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
+    if torch.distributed.is_available():
+        tell_of_own_groups(torch)
+        after_import("torch.distributed.launcher.api", tell_of_own_launcher)
     if settings.as_written:
         after_import(LIBRARIES["accelerate"], _warn_of_separate_copies)
         return

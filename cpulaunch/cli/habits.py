@@ -1,0 +1,277 @@
+"""Options of torchrun, accelerate, the MPIs and srun, which people type by habit.
+
+One table.  A row means one of our settings, or is ignored with a line that says why, or is refused with what
+to say instead.  Options that have the same name and meaning here need no row.  ``docs/coming-from.md`` is
+made from it.  Sources: ``torch/distributed/run.py`` (2.13), ``accelerate/commands/launch.py`` (1.15),
+``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of Open MPI 5.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from cpulaunch.errors import UsageError
+
+TORCHRUN, ACCELERATE, HYDRA, OPENMPI, SRUN = "torchrun", "accelerate", "Intel MPI, MPICH", "Open MPI", "srun"
+MPIS = f"{HYDRA}, {OPENMPI}"
+
+Read = Callable[[str, str], str]
+"""(the option, its value) → the text of our setting.  Raises UsageError where it has none."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Options that mean the same: their names, as ``programs`` document them, with a space between.
+
+    Hyphens and underscores are the same, and so are one dash and two before a name of several letters.  A
+    name that ends with ``*`` stands for all that begin so.  ``values``: how many words follow.
+    """
+
+    programs: str
+    names: str
+    values: int = 1
+
+    @property
+    def spellings(self) -> Iterator[str]:
+        """Every way to type them that the parser has to know, with hyphens."""
+        for name in self.names.split():
+            bare = name.lstrip("-")
+            yield from (f"-{bare}", f"--{bare}") if len(bare) > 1 else (name,)
+
+
+def as_given(option: str, value: str) -> str:
+    """The value itself."""
+    return value
+
+
+@dataclass(frozen=True)
+class Means(Option):
+    """It means the setting ``key``."""
+
+    key: str = ""
+    read: Read = as_given
+
+
+@dataclass(frozen=True)
+class Ignored(Option):
+    """It is accepted, and changes nothing: ``why``.  With ``only``, for this value alone."""
+
+    values: int = 0
+    why: str = ""
+    only: str | None = None
+    instead: str = ""
+
+
+@dataclass(frozen=True)
+class Refused(Option):
+    """It can't be carried out: ``why``, and what to do ``instead``."""
+
+    why: str = ""
+    instead: str = ""
+
+
+def _precision(option: str, value: str) -> str:
+    words = {"no": "fp32", "bf16": "bf16"}
+    if value.lower() not in words:
+        raise UsageError(
+            f"{option} {value}: CPUs train in bf16 or fp32", hint=f"{option} bf16, or {option} no"
+        )
+    return words[value.lower()]
+
+
+def _compile(option: str, value: str) -> str:
+    words = {"no": "false", "inductor": "true"}
+    if value.lower() not in words:
+        raise UsageError(f"{option} {value}: models are compiled by torch's own backend, inductor",
+                         hint="--compile, for models given to cpulaunch.prepare")  # fmt: skip
+    return words[value.lower()]
+
+
+def _numa(option: str, value: str) -> str:
+    if value != "node":
+        raise UsageError(f"{option} {value}: ranks can be kept within a NUMA node only",
+                         hint="--bind-numa, or --cores-per-rank N")  # fmt: skip
+    return "true"
+
+
+def nodes(option: str, value: str) -> str:
+    """A number of hosts; torchrun's MIN:MAX where both are the same."""
+    least, colon, most = value.partition(":")
+    if colon and least != most:
+        raise UsageError(f"{option} {value}: a job has as many hosts as it began with",
+                         hint=f"{option} {most or least}")  # fmt: skip
+    return least
+
+
+def ranks_per_node(option: str, value: str) -> str:
+    """A number of ranks, or auto; not one of torchrun's devices."""
+    if value in ("cpu", "gpu", "xpu"):
+        raise UsageError(f"{option} {value}: ranks aren't counted by devices here",
+                         hint=f"{option} auto starts one rank per NUMA node; or say a number")  # fmt: skip
+    return value
+
+
+_RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
+_ON_ALL_HOSTS = "name the hosts with -f HOSTFILE or --hosts a,b; --master-port chooses the port"
+_ONE_RUN = "one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order"
+_BINDS = "cpulaunch itself binds ranks to cores"
+_BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
+_OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
+_OUTPUT_OPTIONS = "--log-dir D says where; --tee RANKS says whose is shown"
+_FOR_MPIEXEC = "it is for mpiexec itself"
+_HAND_ON = "hand it on, word by word: --mpi-args=WORD --mpi-args=WORD"
+_LABELS = "with several ranks, every line begins with its rank"
+_ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
+_IN_SCRIPT = "set it up in the script itself"
+_RESTARTS = "a failed job isn't restarted"
+_ONE_PROGRAM = "all ranks run the same program"
+
+TABLE: tuple[Means | Ignored | Refused, ...] = (
+    # ---- how many ranks, and where
+    Means(ACCELERATE, "--num-processes", key="hosts.nproc"),
+    Means(OPENMPI, "--np --n -c", key="hosts.nproc"),
+    Means(SRUN, "--ntasks", key="hosts.nproc"),
+    Means(ACCELERATE, "--num-machines", key="hosts.nnodes"),
+    Means(SRUN, "--nodes", key="hosts.nnodes"),
+    Means(HYDRA, "-perhost", key="hosts.nproc_per_node"),
+    Means(OPENMPI, "-N --npernode", key="hosts.nproc_per_node"),
+    Means(SRUN, "--ntasks-per-node", key="hosts.nproc_per_node"),
+    Means(OPENMPI, "--pernode", values=0, key="hosts.nproc_per_node", read=lambda option, value: "1"),
+    Means(ACCELERATE, "--mpirun-hostfile", key="hosts.hostfile"),
+    Means(MPIS, "-hostfile -machinefile -machine --default-hostfile", key="hosts.hostfile"),
+    Means(MPIS, "-H --host -hosts", key="hosts.list"),
+    Means(SRUN, "--nodelist", key="hosts.list"),
+    Means(ACCELERATE, "--main-process-ip", key="hosts.master_addr"),
+    Means(ACCELERATE, "--main-process-port", key="hosts.master_port"),
+    Means(HYDRA, "-iface", key="ccl.interface"),
+    Ignored(TORCHRUN, "--standalone", why="a job on one machine needs no rendezvous anyway"),
+    Ignored(ACCELERATE, "--same-network", why="hosts are started over ssh, wherever they are"),
+    Ignored(OPENMPI, "--nooversubscribe", why="ranks never share cores, unless --oversubscribe is given"),
+    Ignored(OPENMPI, "--allow-run-as-root", why="root may run jobs anyway"),
+    Refused(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-*", why=_RENDEZVOUS, instead=_ON_ALL_HOSTS),
+    Refused(TORCHRUN, "--node-rank", why=_ONE_RUN, instead="start it on one host only"),
+    Refused(ACCELERATE, "--machine-rank", why=_ONE_RUN, instead="start it on one host only"),
+    Refused(TORCHRUN, "--local-addr",
+            why="it is found for each host", instead="--interface IF names a card"),
+    Refused(f"{HYDRA}, {OPENMPI}", "-nolocal -skip-launch-node",
+            why="the hosts of the list are used, and no others", instead="--exclude HOST leaves one out"),
+    Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
+    # ---- environment and directory
+    Means(HYDRA, "-genv -env", values=2, key="env"),
+    Ignored(HYDRA, "-genvall -envall", why="the ranks get this environment anyway"),
+    Ignored(HYDRA, "-genvlist -envlist", values=1, why="the ranks get this whole environment anyway"),
+    Refused(HYDRA, "-genvnone -envnone", why="the ranks get this environment",
+            instead="empty it before: env -i PATH=$PATH cpulaunch run …"),
+    Refused(OPENMPI, "--path --preload-binary --preload-files --set-cwd-to-session-dir",
+            why="script and files must be at the same path on every host",
+            instead="-wdir D names the directory; `cpulaunch hosts check -f F train.py` checks it"),
+    # ---- what a rank does
+    Means(ACCELERATE, "--mixed-precision", key="training.precision", read=_precision),
+    Means(ACCELERATE, "--num-cpu-threads-per-process", key="cpu.threads"),
+    Means(ACCELERATE, "--dynamo-backend", key="training.compile", read=_compile),
+    Ignored(ACCELERATE, "--cpu --use-cpu --multi-cpu", why="cpulaunch always trains on CPUs"),
+    Ignored(ACCELERATE, "--enable-cpu-affinity", why="ranks are always bound to cores"),
+    Ignored(TORCHRUN, "--run-path", why="a script runs as it does with python, whatever its name"),
+    Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a program of its own, not forked"),
+    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are called by their numbers"),
+    Refused(TORCHRUN, "--virtual-local-rank", why="each rank has a LOCAL_RANK of its own",
+            instead="the device of every rank is the CPU"),
+    Refused(ACCELERATE, "--main-training-function", why="the script runs as it is",
+            instead="call the function at its end"),
+    Refused(ACCELERATE, "--debug", why="it is for accelerate", instead="--env ACCELERATE_DEBUG_MODE=1"),
+    Refused(ACCELERATE, "--dynamo-*", why="torch.compile is called with its defaults",
+            instead="--compile, or torch.compile in the script"),
+    Refused(ACCELERATE, "--use-parallelism-config --parallelism-config-* --use-fsdp --fsdp-* "
+            "--gradient-accumulation-steps --gradient-clipping", why=_ON_CPUS, instead=_IN_SCRIPT),
+    Refused(ACCELERATE, "--use-deepspeed --deepspeed-* --zero-* --zero3-* --offload-* --use-megatron-lm "
+            "--megatron-lm-* --fp8-*", why=_ON_CPUS, instead="leave it out"),
+    Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --tpu-* --no-tpu-cluster --vm --downcast-bf16 --aws-* "
+            "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
+    Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),
+    # ---- cores
+    Means(TORCHRUN, "--numa-binding", key="cpu.bind_numa", read=_numa),
+    Refused(MPIS, "-bind-to -map-by -rankmap -membind -cpu-bind -order-nodes -topolib",
+            why=_BINDS, instead=_BINDING),
+    Refused(OPENMPI, "--report-bindings --rank-by --cpu-set --cpu-list --use-hwthread-cpus --cpus-per-proc "
+            "--cpus-per-rank --bind-to-core --bind-to-socket --bycore --byslot --bynode --npersocket --ppr "
+            "--rankfile -rf", why=_BINDS, instead=_BINDING),
+    Refused(MPIS, "-print-rank-map --display --display-map --display-devel-map --display-allocation "
+            "--display-devel-allocation --display-topo --do-not-launch",
+            why="it isn't shown while a job starts",
+            instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
+    # ---- output
+    Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
+    Ignored(OPENMPI, "--tag-output", why=_LABELS),
+    Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is said anyway, all of it on stderr"),
+    Ignored(HYDRA, "-print-all-exitcodes", why="outcome.json in the job's directory has them anyway"),
+    Refused(f"{TORCHRUN}, {ACCELERATE}", "-t", why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
+    Refused(TORCHRUN, "-r --redirects --local-ranks-filter --duplicate-stdout-filters "
+            "--duplicate-stderr-filters --logs-specs",
+            why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
+    Refused(MPIS, "-outfile-pattern -errfile-pattern --output --output-filename --output-directory "
+            "--merge-stderr-to-stdout --stream-buffering --xml --xterm",
+            why=_OUTPUT, instead=_OUTPUT_OPTIONS),
+    Refused(MPIS, "-prepend-pattern -prepend-timestamp --timestamp-output", why=_LABELS,
+            instead="a script that wants the time prints it"),
+    Refused(MPIS, "-s --stdin",
+            why="rank 0 reads stdin, and no other", instead="give the ranks a file's name"),
+    Refused(MPIS, "-info -V", why="it tells of mpiexec", instead="`cpulaunch env` tells what is installed"),
+    # ---- watching
+    Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
+    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
+            values=1, why="the end of a rank is noticed at once"),
+    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--max-restarts", values=1, only="0", why=_RESTARTS,
+            instead="leave it out, and start from the last checkpoint"),
+    Refused(TORCHRUN, "--signals-to-handle",
+            why="Ctrl-C, SIGTERM and SIGHUP end all ranks", instead="leave it out"),
+    Refused(TORCHRUN, "--event-log-handler",
+            why="events are in the file events.jsonl of the job's directory", instead="leave it out"),
+    Refused(OPENMPI, "--timeout", why="a job takes as long as it takes",
+            instead="timeout 3600 cpulaunch run … ends it after an hour"),
+    Refused(HYDRA, "-disable-auto-cleanup", why="a job ends as a whole", instead="leave it out"),
+    Refused(OPENMPI, "--enable-recovery --continuous --abort-on-non-zero-status --with-ft",
+            why="a job ends as a whole", instead="leave it out"),
+    # ---- for the MPI
+    Refused(HYDRA, "-launcher -launcher-exec -enable-x -disable-x -rmk -nameserver -localhost -usize -aps "
+            "-mps -gdb -gdb-args -gtool -gtoolfile -hosts-group -silent-abort -tune -prot -demux "
+            "-memory-alloc-kinds -disable-hostname-propagation -hybrid-hosts -pmi-port -profile",
+            why=_FOR_MPIEXEC, instead=_HAND_ON),
+    Refused(OPENMPI, "--mca --gmca --omca --gomca --pmixmca --gpmixmca --prtemca --amca -am --personality "
+            "--prefix --noprefix --app-prefix --launch-agent --max-vm-size --novm --dvm --dvm-uri "
+            "--ompi-server --pset --report-pid --report-uri --report-events "
+            "--report-state-on-timeout --get-stack-traces --debug-daemons --debug-daemons-file "
+            "--debug-devel --debug-verbose --leave-session-attached --fwd-mpirun-port "
+            "--keep-fqdn-hostnames --no-local-resolve --rtos --runtime-options --spawn-timeout "
+            "--forward-signals --index-argv-by-rank --show-progress --exec-agent --pmix-prefix "
+            "--bootstrap --memory-alloc-kinds --initial-errhandler --display-comm "
+            "--display-comm-finalize --disable-recovery",
+            why=_FOR_MPIEXEC, instead=_HAND_ON),
+)  # fmt: skip
+
+OWN_VALUES: dict[str, Read] = {"hosts.nnodes": nodes, "hosts.nproc_per_node": ranks_per_node}
+"""How other programs' values of options that we have, too, are read."""
+
+DIFFERENT = {
+    "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
+    "--env": (ACCELERATE, "sets a variable of the ranks: NAME=VALUE"),
+    "--config-file": (
+        ACCELERATE,
+        "takes a file of cpulaunch; `cpulaunch config import` converts accelerate's",
+    ),
+    "--log-dir": (
+        f"{TORCHRUN}, {ACCELERATE}",
+        "gets a directory for each job, and is `runs` where it isn't given",
+    ),
+}
+"""Options of the same name that mean something else here: whose they are, and what they do here."""
+
+
+def refusal(name: str) -> Refused | None:
+    """The row by which the option ``name``, with hyphens, is refused."""
+    return _EXACT.get(name) or next((row for head, row in _BEGINNINGS if name.startswith(head)), None)
+
+
+_REFUSED = [row for row in TABLE if isinstance(row, Refused)]
+_EXACT = {name: row for row in _REFUSED for name in row.spellings if not name.endswith("*")}
+_BEGINNINGS = [(name[:-1], row) for row in _REFUSED for name in row.spellings if name.endswith("*")]

@@ -1,0 +1,76 @@
+"""Commands in the place of the script, such as ``cpulaunch run torchrun train.py``: what to type instead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+
+from cpulaunch.errors import UsageError
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_LAUNCHERS = {
+    "torchrun": (),
+    "accelerate": ("launch",),
+    "cpulaunch": ("run",),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), ()),
+}
+"""Program → the commands of it that start ranks."""
+
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+}
+"""The same, as ``python -m`` runs them."""
+
+
+Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+"""Cuts words into options of ``cpulaunch run`` and what follows them.  Raises UsageError."""
+
+
+def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split) -> None:
+    """Raise UsageError where ``words`` begin with Python or another launcher instead of a script.
+
+    ``options`` are those before them.
+    """
+    module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
+    program = PurePath(words[0]).name
+    if module in _MODULES:
+        what = f"{module} starts ranks itself, as cpulaunch does"
+    elif _PYTHON.fullmatch(program):
+        what = f"{words[0]} is not a script: cpulaunch runs the script with its own Python"
+    elif program in _LAUNCHERS:
+        what = f"{words[0]} is not a script: cpulaunch starts the ranks itself"
+    else:
+        return
+    try:
+        instead = [*options, *_without_launchers(words, split)]
+    except UsageError as e:
+        raise UsageError(f"{what}; {e}", hint=e.hint) from None
+    raise UsageError(what, hint=f"type: {shlex.join(['cpulaunch', 'run', *instead])}")
+
+
+def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
+    """``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
+    options: list[str] = []
+    rest = list(words)
+    while rest:
+        program = PurePath(rest[0]).name
+        if _PYTHON.fullmatch(program):
+            del rest[0]
+            while rest and rest[0].startswith("-") and rest[0] != "-m":  # such as -u
+                del rest[0]
+        elif rest[0] in ("-m", "--module") and rest[1:2] and rest[1] in _MODULES:
+            rest[:2] = [_MODULES[rest[1]]]
+        elif program in _LAUNCHERS:
+            del rest[0]
+            if rest[:1] and rest[0] in _LAUNCHERS[program]:
+                del rest[0]
+            _, after = split(rest)
+            options += rest[: len(rest) - len(after)]
+            rest = after
+        else:
+            break
+    return [*options, *(rest or ["train.py"])]

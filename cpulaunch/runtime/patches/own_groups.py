@@ -1,0 +1,84 @@
+"""Processes that a rank starts itself, and their process groups, which are not the job's.
+
+A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
+``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  That may work,
+but is hardly what was meant, so one line says it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cpulaunch import variables
+from cpulaunch.runtime.log import log_once
+
+
+def tell_of_own_launcher(api: Any) -> None:
+    """Have ``torch.distributed.launcher.api`` say that each rank starts processes."""
+    original = api.launch_agent
+
+    @functools.wraps(original)
+    def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if ranks := _other_ranks(os.environ):
+            _tell(ranks, f"starts {config.nproc_per_node} processes of its own")
+            del os.environ[variables.JOB_RANK]  # its processes needn't say it, too
+        return original(config, *args, **kwargs)
+
+    api.launch_agent = launch_agent
+
+
+def tell_of_own_groups(torch: Any) -> None:
+    """Have ``init_process_group`` say that a group is not the job's."""
+    original = torch.distributed.init_process_group
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # which torch explains
+            given = {}
+        ranks = _other_ranks(os.environ)
+        if ranks and (size := _own_group(given, os.environ)):
+            _tell(ranks, f"makes a process group of {size} of its own")
+        return original(*args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+
+
+def _tell(ranks: int, what: str) -> None:
+    log_once(
+        f"warning: each of the job's {ranks} ranks {what}, so {ranks} separate models are trained; "
+        "start the script with -n 1, or have `cpulaunch run` start all of its processes",
+        every_rank=True,
+    )
+
+
+def _other_ranks(environ: Mapping[str, str]) -> int:
+    """The number of the job's ranks, in its first one and the processes of that; 0 in others and if alone."""
+    rank, _, size = environ.get(variables.JOB_RANK, "").partition("/")
+    return int(size) if rank == "0" and size != "1" else 0
+
+
+def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
+    """The size of the group that is made of the arguments ``given``, in its last process.
+
+    Within the job's first rank, this is never the job's group, whose last process is another rank.
+    """
+    rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
+    return size if rank is not None and size is not None and rank == size - 1 else None
+
+
+def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> int | None:
+    """``rank`` or ``world_size``, as torch finds it; None where it is in a store or a URL."""
+    number = given.get(name, -1)
+    if isinstance(number, int) and number >= 0:
+        return number
+    text = environ.get(name.upper(), "")
+    by_environment = given.get("store") is None and given.get("init_method") in (None, "env://")
+    return int(text) if by_environment and text.isdecimal() else None

@@ -1,0 +1,87 @@
+"""Write docs/coming-from.md from the table of other programs' options.  A test holds the page to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cpulaunch.cli.habits import DIFFERENT, TABLE, Ignored, Means, Refused
+from cpulaunch.config.settings import SETTINGS
+
+PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
+
+HEAD = """\
+# Coming from torchrun, accelerate or mpirun
+
+Leave out the other launcher, and `python`; most options may stay as you type them:
+
+```
+instead of                                          now type
+torchrun --nproc-per-node 4 train.py --lr 0.1       cpulaunch run --nproc-per-node 4 train.py --lr 0.1
+torchrun --nnodes 2 --node-rank 0 … train.py        cpulaunch run --hosts a,b train.py     (on one host only)
+accelerate launch --cpu --num_processes 4 train.py  cpulaunch run --num_processes 4 train.py
+mpirun -f hosts -n 8 -genv A 1 python train.py      cpulaunch run -f hosts -n 8 -genv A 1 train.py
+```
+
+`cpulaunch config import F -o cpulaunch.yaml` converts accelerate's configuration file
+([config.md](config.md#from-accelerate)).
+
+Hyphens and underscores are the same in an option's name, and so are one dash and two. Everything after the
+script is passed to it. `scripts/coming_from_page.py` generates the tables from `cpulaunch/cli/habits.py`.
+"""
+
+PROCESSES = """\
+## Scripts that start processes themselves
+
+A script gets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` as under torchrun, and joins
+the other ranks with `init_process_group()`.
+
+- `cpulaunch run` within a rank, or under mpirun, is an error: each of the processes would start a job.
+- torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
+  processes, which share the cores of that rank. With several ranks, each does so and trains a model of its
+  own, and one line on stderr says so. Start such a script with `-n 1`, or take the start of processes out of
+  it and leave that to `cpulaunch run -n N`.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    rows = {kind: [row for row in TABLE if isinstance(row, kind)] for kind in (Means, Ignored, Refused)}
+    parts = [HEAD, "## Options that work\n", "| option | of | the setting here |\n|---|---|---|"]
+    for row in rows[Means]:
+        setting = SETTINGS[row.key]
+        flags = " ".join(f"`{flag}`" for flag in setting.flags)
+        parts.append(f"| {_names(row.names)} | {row.programs} | `{setting.key}`: {flags} |")
+    parts.append("| `-x NAME=VALUE` | Open MPI | `env`: `--env` |")
+    parts.append(
+        "| `-wdir` `-wd` | Intel MPI, MPICH, Open MPI | `--wdir`: the directory that the ranks run in |"
+    )
+    parts += [
+        "",
+        "These have the same name, but do something else here:\n",
+        "| option | of | here it |\n|---|---|---|",
+    ]
+    parts += [f"| `{name}` | {programs} | {what} |" for name, (programs, what) in DIFFERENT.items()]
+    parts += [
+        "",
+        "## Options that are ignored\n",
+        "One line says so, and why.\n",
+        "| option | of | why |\n|---|---|---|",
+    ]
+    for row in rows[Ignored]:
+        value = f" `{row.only}`" if row.only is not None else ""
+        parts.append(f"| {_names(row.names)}{value} | {row.programs} | {row.why} |")
+    parts += ["", "## Options that are refused\n", "| option | of | why | instead |\n|---|---|---|---|"]
+    parts += [
+        f"| {_names(row.names)} | {row.programs} | {row.why} | {row.instead} |" for row in rows[Refused]
+    ]
+    return "\n".join([*parts, "", PROCESSES])
+
+
+def _names(names: str) -> str:
+    return " ".join(f"`{name}`" for name in names.replace("*", "…").split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.exit(0)

@@ -1,0 +1,208 @@
+"""Fetching oneCCL's wheel: without a network it fails soon, once an hour; without a pip of one's own it works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, TIMEOUT, Run
+
+from cpulaunch.ccl import fetch, installed
+from cpulaunch.errors import HostError
+
+Index = Callable[[str], str]
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Make pip use an index that behaves as said, and no other; returns its address.  The cache is empty."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_")) or name.endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    installed.cache_directory().mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+
+        def use(kind: str) -> str:
+            server = stack.enter_context(socket.socket())
+            server.bind(("127.0.0.1", 0))
+            if kind != "closed port":
+                server.listen(0)
+            if kind == "dropped packets":  # as its queue is full
+                for _ in range(2):
+                    waiting = stack.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    waiting.connect_ex(server.getsockname())
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+            monkeypatch.setenv("PIP_INDEX_URL", url)
+            return url
+
+        yield use
+
+
+def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[str]]:
+    """How fetching fails, and what is said meanwhile."""
+    said: list[str] = []
+    with pytest.raises(HostError) as caught:
+        fetch.fetch_wheel(tmp_path, lambda step, detail: said.append(step), patient=patient)
+    return caught.value, said
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("closed port", "{}/oneccl-devel/: Connection refused"),
+        pytest.param("no answer", "no answer from {}/oneccl-devel/ within 1.2 s", marks=pytest.mark.slow),
+        pytest.param(
+            "dropped packets", "no answer from {}/oneccl-devel/ within 1.2 s", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_an_index_out_of_reach_is_asked_once(tmp_path: Path, index: Index, kind: str, reason: str) -> None:
+    reason = reason.format(index(kind))
+    error, said = failure(tmp_path)
+    assert str(error) == f"pip could not fetch oneccl-devel {installed.ONECCL_VERSION}: {reason}"
+    assert "cpulaunch ccl build --wheel" in str(error.hint)
+    assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
+    again, said = failure(tmp_path)
+    assert str(again).endswith(f" 1 min ago: {reason}")
+    assert "`cpulaunch ccl build` tries again" in str(again.hint)
+    assert said == []
+
+
+def test_it_is_asked_again_after_an_hour_and_where_another_one_is_set(tmp_path: Path, index: Index) -> None:
+    index("closed port")
+    failure(tmp_path)
+    (memory,) = installed.cache_directory().glob("*.json")
+    for age, asked in ((3500, False), (3700, True)):
+        then = memory.stat().st_mtime - age
+        os.utime(memory, (then, then))
+        assert bool(failure(tmp_path)[1]) is asked
+    other = index("closed port")
+    error, said = failure(tmp_path)
+    assert other in str(error)
+    assert said
+    memory.write_text("[]")  # of nobody's
+    assert failure(tmp_path)[1]
+
+
+def test_a_password_is_neither_kept_nor_shown(
+    tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", index("closed port").replace("//", "//me:hunter2@"))
+    error, _ = failure(tmp_path)
+    assert "hunter2" not in f"{error} {error.hint}"
+    (memory,) = installed.cache_directory().glob("*.json")
+    assert "hunter2" not in memory.read_text()
+
+
+@pytest.mark.slow
+def test_who_asks_for_a_build_has_it_tried(tmp_path: Path, index: Index, cpulaunch: Run) -> None:
+    reason = f"{index('closed port')}/oneccl-devel/: Connection refused"
+    failure(tmp_path)
+    done = cpulaunch("ccl", "build", env={"PIP_RETRIES": "1"})
+    assert done.returncode == 3
+    fetching, error, hint = done.stderr.splitlines()
+    assert "fetching oneccl-devel" in fetching
+    assert error.endswith(f"oneccl-devel {installed.ONECCL_VERSION}: {reason}")
+    assert "This needs the network, once." in hint
+
+
+def test_a_run_goes_on_with_gloo_and_does_not_ask_again(index: Index, cpulaunch: Run, show: Path) -> None:
+    index("closed port")
+    first, second = (cpulaunch("run", "-n", "1", "show.py") for _ in range(2))
+    for done in (first, second):
+        assert done.returncode == 0, done.stderr
+        assert "backend gloo, as ccl can't be used: pip could not fetch oneccl-devel" in done.stderr
+    assert "fetching" in first.stderr
+    assert "fetching" not in second.stderr
+    insisted = cpulaunch("run", "-n", "1", "--backend", "ccl", "show.py")
+    assert insisted.returncode == 3
+    assert "min ago" in insisted.stderr
+
+
+@pytest.fixture(scope="module")
+def local_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
+    """An index of one's own with the pinned wheel, and the paths that it is asked for."""
+    root = tmp_path_factory.mktemp("index")
+    place = root / "simple" / "oneccl-devel"
+    place.mkdir(parents=True)
+    wheel = fetch.fetch_wheel(tmp_path_factory.mktemp("fetched"), lambda step, detail: None, patient=True)
+    shutil.copy(wheel, place)
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            asked.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/simple", asked
+        server.shutdown()
+        thread.join(TIMEOUT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PIP_INDEX_URL", "{}"), ("UV_DEFAULT_INDEX", "{}"), ("UV_INDEX_URL", "{}"), ("UV_INDEX", "mine={}")],
+)
+def test_an_environment_without_pip_can_fetch(
+    tmp_path: Path, index: Index, local_index: tuple[str, list[str]], name: str, value: str
+) -> None:
+    index("closed port")
+    url, asked = local_index
+    asked.clear()
+    environ = {**os.environ, name: value.format(url), "PYTHONPATH": str(REPOSITORY)}
+    if name != "UV_INDEX" and name != "PIP_INDEX_URL":
+        del environ["PIP_INDEX_URL"]
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=TIMEOUT)
+    source = (
+        "import importlib.util, pathlib, sys; assert not importlib.util.find_spec('pip')\n"
+        "from cpulaunch.ccl import build\n"
+        "print(build._oneccl(pathlib.Path(sys.argv[1]), print, patient=False))"
+    )
+    done = subprocess.run(
+        [venv / "bin" / "python", "-c", source, tmp_path],
+        capture_output=True, text=True, timeout=TIMEOUT, env=environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "oneccl" / "libccl.a").stat().st_size > 1e6
+    assert any(path.endswith(".whl") for path in asked)
+
+
+def test_a_python_without_any_pip_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ensurepip.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ensurepip", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr("sysconfig.get_config_var", {}.get)
+    with pytest.raises(HostError, match="there is no pip to fetch oneccl-devel") as caught:
+        fetch._pip()
+    assert "uv pip install pip" in str(caught.value.hint)
+
+
+def test_a_wheel_of_another_content_is_refused(
+    tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index("closed port")
+    (tmp_path / "links").mkdir()
+    name = f"oneccl_devel-{installed.ONECCL_VERSION}-py2.py3-none-manylinux_2_28_x86_64.whl"
+    (tmp_path / "links" / name).write_bytes(b"PK")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in str(failure(tmp_path)[0])

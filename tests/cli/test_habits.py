@@ -1,0 +1,326 @@
+"""What is typed by habit: every option of torchrun, accelerate and the MPIs works, is ignored or is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, TIMEOUT, Run
+
+from cpulaunch.cli import habits
+from cpulaunch.cli.main import main
+from cpulaunch.cli.run import run_parser
+
+OPTIONS_OF = """
+import json
+from {module} import {function}
+print(json.dumps([name for action in {function}()._actions for name in action.option_strings]))
+"""
+
+# mpirun(1) of Open MPI 5.0; its --help shows only part of them.
+OPENMPI = """
+    --allow-run-as-root --amca --app --app-prefix --bind-to --bind-to-core --bind-to-socket --bycore --bynode
+    --byslot -c --continuous --cpu-list --cpu-set --cpus-per-proc --cpus-per-rank --debug-daemons
+    --debug-daemons-file --debug-devel --debug-verbose --default-hostfile --disable-recovery --display
+    --display-allocation --display-comm --display-comm-finalize --display-devel-allocation --display-devel-map
+    --display-map --display-topo --do-not-launch --dvm --enable-recovery --exec-agent --forward-signals
+    --fwd-mpirun-port --get-stack-traces --gmca --gomca --gpmixmca --gpu-support -h --help --host -H --hostfile
+    --index-argv-by-rank --initial-errhandler --keep-fqdn-hostnames --launch-agent --leave-session-attached
+    --machinefile --map-by --max-vm-size --mca --memory-alloc-kinds --merge-stderr-to-stdout -N -n --n
+    --no-local-resolve --nolocal --nooversubscribe --noprefix --np --npernode --npersocket --omca --ompi-server
+    --output --output-directory --output-filename --oversubscribe --path --pernode --personality --pmixmca --ppr
+    --prefix --preload-binary --preload-files --prtemca --pset -q --quiet --rank-by --rankfile --report-bindings
+    --report-events --report-pid --report-state-on-timeout --report-uri --rf --rtos --runtime-options
+    --set-cwd-to-session-dir --show-progress --spawn-timeout --stdin --stream-buffering --tag-output --timeout
+    --timestamp-output --tune --use-hwthread-cpus -V -v --verbose --wd --wdir --with-ft -x --xml --xterm
+"""
+
+
+def argparse_options(module: str, function: str) -> list[str]:
+    """All options of a command, asked in a process of its own, as torch is slow to import."""
+    source = OPTIONS_OF.format(module=module, function=function)
+    asked = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT)
+    options: list[str] = json.loads(asked.stdout.splitlines()[-1])
+    return options
+
+
+def hydra_options(mpiexec: Path) -> list[str]:
+    helped = subprocess.run([mpiexec, "--help"], capture_output=True, text=True, timeout=TIMEOUT).stdout
+    found = re.findall(r"^ +(-[\w-]+(?:/-[\w-]+)*)", helped, re.M)
+    return [option for group in found for option in group.split("/")]
+
+
+def mpichs_options() -> list[str]:
+    if directory := os.environ.get("CPULAUNCH_TEST_MPICH"):
+        return hydra_options(Path(directory, "mpiexec.hydra"))
+    pytest.skip("CPULAUNCH_TEST_MPICH is not set: scripts/test.sh sets it")
+
+
+PROGRAMS = {
+    "torchrun": lambda: argparse_options("torch.distributed.run", "get_args_parser"),
+    "accelerate": lambda: argparse_options("accelerate.commands.launch", "launch_command_parser"),
+    "Intel MPI": lambda: hydra_options(Path(sys.prefix, "bin", "mpiexec.hydra")),
+    "MPICH": mpichs_options,
+    "Open MPI": OPENMPI.split,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_option_of_another_launcher_is_known(program: str) -> None:
+    options = PROGRAMS[program]()
+    assert len(options) > 20
+    parser = run_parser()
+    known = {*parser._option_string_actions, "-m", "--module"}
+    unknown = []
+    for option in options:
+        name = option.replace("_", "-")
+        if not {name, "-" + name} & known and not habits.refusal(name):
+            unknown.append(option)
+    assert unknown == []
+
+
+def test_no_option_of_ours_is_in_the_table_of_refused_ones() -> None:
+    """It would never be refused, as the parser knows it."""
+    known = run_parser()._option_string_actions
+    refused = [name for row in habits.TABLE if isinstance(row, habits.Refused) for name in row.names.split()]
+    assert [name for name in refused if name in known] == []
+    assert len(refused) == len(set(refused))
+
+
+def test_the_page_is_the_tables() -> None:
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "coming_from_page.py"))
+    page = (REPOSITORY / "docs" / "coming-from.md").read_text()
+    assert script["page"]() == page, "run scripts/coming_from_page.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("a\nb\n")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "other.py").touch()
+
+
+def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """The settings of a dry run that the command line gives."""
+    assert main(["run", *arguments, "--dry-run", "--format", "json", "train.py"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    return {row["key"]: row["value"] for row in plan["settings"] if row["origin"].startswith("-")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("--num_processes 1", "hosts.nproc", 1),
+        ("--num-processes=1", "hosts.nproc", 1),
+        ("--np 1", "hosts.nproc", 1),
+        ("-c 1", "hosts.nproc", 1),
+        ("--num_machines 1", "hosts.nnodes", 1),
+        ("--nnodes 1:1", "hosts.nnodes", 1),
+        ("-perhost 1", "hosts.nproc_per_node", 1),
+        ("-N 1", "hosts.nproc_per_node", 1),
+        ("--pernode", "hosts.nproc_per_node", 1),
+        ("-hosts localhost", "hosts.list", "localhost"),
+        ("-host localhost", "hosts.list", "localhost"),
+        ("-H localhost:1", "hosts.list", "localhost:1"),
+        ("--main_process_port 1234", "hosts.master_port", 1234),
+        ("--mixed_precision no", "training.precision", "fp32"),
+        ("--mixed_precision bf16", "training.precision", "bf16"),
+        ("--num_cpu_threads_per_process 1", "cpu.threads", 1),
+        ("--dynamo_backend inductor", "training.compile", True),
+        ("--numa-binding node", "cpu.bind_numa", True),
+        ("--shutdown-timeout 3", "watch.grace_period", 3),
+        ("-iface lo", "ccl.interface", "lo"),
+        ("-genv A 1 -env B x=y", "env", {"A": "1", "B": "x=y"}),
+        ("-x A=1", "env", {"A": "1"}),
+        ("-log_dir d", "output.log_dir", "d"),
+        ("-oversubscribe", "hosts.oversubscribe", True),
+    ],
+)
+def test_an_option_means_a_setting(
+    script: None, capsys: pytest.CaptureFixture[str], arguments: str, key: str, value: object
+) -> None:
+    given = settings_of(arguments.split(), capsys)
+    if key == "env":
+        assert main(["run", *arguments.split(), "--dry-run", "--format", "json", "train.py"]) == 0
+        env = json.loads(capsys.readouterr().out)["env"]
+        assert {name: env[name] for name in value} == value  # type: ignore[attr-defined]
+    else:
+        assert given[key] == value
+
+
+@pytest.mark.parametrize("option", ["-hostfile", "-machinefile", "--mpirun_hostfile", "--default-hostfile"])
+def test_a_hostfile_is_named_as_elsewhere(
+    script: None, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    arguments = [
+        option,
+        "hosts",
+        "--main_process_ip",
+        "a",
+        "--lscpu",
+        str(REPOSITORY / "tests/plan/2x28.lscpu"),
+    ]
+    given = settings_of(arguments, capsys)
+    assert (given["hosts.hostfile"], given["hosts.master_addr"]) == ("hosts", "a")
+
+
+def test_ranks_run_in_wdir_and_the_script_is_there(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("-wdir", "--wdir", "-wd"):
+        assert main(["run", option, "inside", "--dry-run", "--format", "json", "other.py"]) == 0
+        assert json.loads(capsys.readouterr().out)["program"][1:] == ["other.py"]
+    assert main(["run", "-wdir", "inside", "train.py"]) == 2
+    assert f"train.py: no such script in {Path.cwd() / 'inside'}" in capsys.readouterr().err
+    assert main(["run", "-wdir", "nowhere", "train.py"]) == 2
+    assert "--wdir nowhere: no such directory" in capsys.readouterr().err
+
+
+def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "where.py").write_text("import os; print(os.getcwd(), os.environ['A'])")
+    done = cpulaunch("run", "-n", "1", "-wdir", "inside", "-genv", "A", "-1", "where.py")
+    assert done.stdout == f"{tmp_path / 'inside'} -1\n"
+    assert (tmp_path / "runs").is_dir()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--standalone", "--cpu", "--use_cpu", "--multi-cpu", "--allow-run-as-root", "-l", "--role trainer",
+     "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path"],
+)  # fmt: skip
+def test_an_option_without_meaning_is_ignored_in_one_line(
+    script: None, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    assert main(["run", *arguments.split(), "--dry-run", "--format", "shell", "train.py"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    option = arguments.split()[0].replace("_", "-")
+    assert len(said) == 1
+    assert said[0].startswith(f"cpulaunch: {option} is ignored: ")
+
+
+def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--max_restarts", "0", "--dry-run", "--format", "shell", "train.py"]) == 0
+    assert "restart" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ("--rdzv-backend c10d", "--rdzv-backend: no rendezvous service is needed", "-f HOSTFILE"),
+        ("--rdzv_id=7", "--rdzv-id: no rendezvous service", "-f HOSTFILE"),
+        ("--node_rank 1", "--node-rank: one `cpulaunch run` starts all hosts", "one host only"),
+        ("--machine_rank 1", "--machine-rank: one `cpulaunch run`", "one host only"),
+        ("--bind-to core", "--bind-to: cpulaunch itself binds", "--dry-run shows"),
+        ("-bind-to core", "-bind-to: cpulaunch itself binds", "--dry-run shows"),
+        ("--map-by node", "--map-by: cpulaunch itself binds", "--strategy"),
+        ("--report-bindings", "--report-bindings: cpulaunch itself", "--dry-run shows"),
+        ("-t 3", "-t: each rank's output is in the file rank-N.log", "--tee RANKS"),
+        ("-r 3", "-r: each rank's output is in the file rank-N.log", "--tee RANKS"),
+        ("--redirects 3", "--redirects: each rank's output", "--tee RANKS"),
+        (
+            "--nproc-per-node cpu",
+            "--nproc-per-node cpu: ranks aren't counted by devices",
+            "one rank per NUMA",
+        ),
+        ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or say a number"),
+        ("--nnodes 1:4", "--nnodes 1:4: a job has as many hosts as it began with", "--nnodes 4"),
+        ("--max-restarts 3", "--max-restarts 3: a failed job isn't restarted", "checkpoint"),
+        ("--mixed_precision fp16", "--mixed-precision fp16: CPUs train in bf16 or fp32", "bf16"),
+        ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
+        ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),
+        ("--fsdp_sharding_strategy 1", "--fsdp-sharding-strategy: cpulaunch trains on CPUs", "in the script"),
+        ("--mca btl tcp", "--mca: it is for mpiexec itself", "--mpi-args"),
+        ("-nolocal", "-nolocal: the hosts of the list are used", "--exclude"),
+    ],
+)
+def test_an_option_is_refused_with_what_to_say_instead(
+    script: None, capsys: pytest.CaptureFixture[str], arguments: str, error: str, hint: str
+) -> None:
+    assert main(["run", *arguments.split(), "train.py"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert said[0].startswith(f"cpulaunch: error: {error}")
+    assert said[1].startswith("cpulaunch: hint: ")
+    assert hint in said[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("--hostfle", "--hostfile"), ("--nproc-pernode", "--nproc-per-node"), ("--precison", "--precision"),
+     ("--logdir", "--log-dir"), ("--rule", None), ("--beep", None), ("--cpus", None), ("--begin-method", None)],
+)  # fmt: skip
+def test_only_a_close_option_is_suggested(
+    script: None, capsys: pytest.CaptureFixture[str], option: str, meant: str | None
+) -> None:
+    assert main(["run", option, "x", "train.py"]) == 2
+    expected = f"unknown option {option}" + (f"; did you mean {meant!r}?" if meant else "")
+    assert capsys.readouterr().err.splitlines()[0] == f"cpulaunch: error: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("torchrun train.py", "train.py"),
+        ("torchrun --nproc_per_node 2 train.py --lr 1", "--nproc_per_node 2 train.py --lr 1"),
+        ("/usr/bin/torchrun -m pkg.train a", "-m pkg.train a"),
+        ("accelerate launch --num_processes 2 train.py", "--num_processes 2 train.py"),
+        ("mpirun -n 4 python train.py", "-n 4 train.py"),
+        ("-v mpiexec -np 4 -genv A 1 python3 -u train.py x", "-v -np 4 -genv A 1 train.py x"),
+        ("srun -n 2 python -m pkg", "-n 2 -m pkg"),
+        ("python train.py", "train.py"),
+        (f"{sys.executable} train.py", "train.py"),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
+        ("cpulaunch run -n 2 train.py", "-n 2 train.py"),
+        ("-m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
+        ("-m accelerate.commands.launch --cpu train.py", "--cpu train.py"),
+        ("torchrun", "train.py"),
+    ],
+)
+def test_a_launcher_in_the_scripts_place_is_taken_away(
+    script: None, capsys: pytest.CaptureFixture[str], command: str, instead: str
+) -> None:
+    assert main(["run", *command.split()]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "is not a script: cpulaunch " in error or "starts ranks itself" in error
+    assert hint == f"cpulaunch: hint: type: cpulaunch run {instead}"
+
+
+def test_the_command_that_is_suggested_may_be_typed(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "mpirun", "-n", "1", "-genv", "A", "-1", "python", "train.py"]) == 2
+    typed = capsys.readouterr().err.splitlines()[-1].partition("cpulaunch run ")[2].split()
+    assert main(["run", "--dry-run", "--format", "json", *typed]) == 0
+    assert json.loads(capsys.readouterr().out)["env"]["A"] == "-1"
+
+
+def test_a_launchers_option_that_is_refused_is_named_at_once(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "torchrun", "--rdzv-backend", "c10d", "train.py"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "torchrun is not a script" in error
+    assert "--rdzv-backend: no rendezvous" in error
+    assert "-f HOSTFILE" in hint
+
+
+def test_a_file_of_accelerate_is_known_as_one(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\n")
+    assert main(["run", "--config_file", "a.yaml", "train.py"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "cpulaunch: error: a.yaml: a configuration of accelerate, not of cpulaunch"
+    assert hint == "cpulaunch: hint: `cpulaunch config import a.yaml -o cpulaunch.yaml` converts it"
+
+
+def test_a_host_that_is_listed_twice_is_found(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--hosts", "localhost,localhost", "train.py"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "cpulaunch: error: --hosts: localhost is named twice, as hosts 1 and 2"
+    assert hint == "cpulaunch: hint: say how many ranks it takes: localhost:2"
