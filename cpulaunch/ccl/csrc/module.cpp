@@ -82,7 +82,7 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "offer_memory",
       [](const Layout& layout, bool fabric) {
-        return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts, fabric});
+        return SharedSlots::offer(layout.locals, SharedSlots::Shape(layout, fabric));
       },
       py::arg("layout"), py::kw_only(), py::arg("fabric"),
       "A descriptor of memory for the ranks of this host; -1 where there is none to be had.  Keep it open until all\n"
@@ -90,7 +90,7 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "map_memory",
       [](const Layout& layout, bool fabric, int pid, int descriptor) {
-        auto slots = SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
+        auto slots = SharedSlots::map({pid, descriptor}, layout.locals, SharedSlots::Shape(layout, fabric));
         if (slots) slots->introduce(layout.local);
         return slots;
       },
@@ -139,8 +139,8 @@ PYBIND11_MODULE(_group, module) {
         return Carrier{[=](auto& store) { return std::make_unique<FabricTransport>(store, layout, slots); }, false};
       },
       py::arg("layout"), py::kw_only(), py::arg("slots"),
-      "oneCCL for all collectives, where all_reduce and reduce go through the memory that a host's ranks share, and\n"
-      "through oneCCL between the hosts; `slots` is None where this rank is alone on its host.");
+      "oneCCL between the hosts, and within a host the memory that its ranks share; `slots` is None where this rank\n"
+      "is alone on its host.");
 
   module.def(
       "configure",
