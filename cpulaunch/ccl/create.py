@@ -55,6 +55,7 @@ def create(options: Any, backend_options: Any) -> Any:
         size,
         timeout=timeout.total_seconds(),
         name=options.group_id,
+        hosts=_host_names(peers),
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers),
         store_interval=store_interval(size),
@@ -172,6 +173,12 @@ def store_interval(ranks: int) -> float:
     It gets no more than some hundred requests a second, however many ranks wait.
     """
     return max(_MIN_STORE_INTERVAL, ranks / _LOOKS_PER_SECOND)
+
+
+def _host_names(peers: list[Peer]) -> list[str]:
+    """Each rank's; none where there is one host."""
+    names = [peer.host.partition(" ")[0] for peer in peers]
+    return names if len({peer.host for peer in peers}) > 1 else []
 
 
 def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:

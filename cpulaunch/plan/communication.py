@@ -19,7 +19,7 @@ TRANSPORTS = ("ofi", "mpi")
 OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
 """cpulaunch's."""
 COMBINED_TRANSPORT = "shm+ofi"
-"""oneCCL's `ofi`, but reductions go through cpulaunch's shared memory within a host."""
+"""oneCCL's `ofi` between hosts, and cpulaunch's shared memory within a host."""
 
 FORK_SAFE = {
     "verbs": {"RDMAV_FORK_SAFE": "1"},
@@ -46,7 +46,7 @@ def decide_transport(
     """The one decision on what carries ccl's collectives: the planner's, and a rank's for its group.
 
     ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own; with ``ofi`` and ``mpi``, oneCCL carries everything;
-    with ``shm+ofi``, too, but reductions within a host.
+    with ``shm+ofi``, what goes between hosts.
     ``requested`` is the setting's value, or what this function returned for the whole job.  ``local_ranks``
     are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
     without what cpulaunch adds.

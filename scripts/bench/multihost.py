@@ -68,7 +68,11 @@ OFI = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
 ALONE = OFI | {"CCL_ALLREDUCE": "recursive_doubling:0-65535;ring:65536-max"}
 CONTENDERS = {
     "sockets": {"gloo": Contender("gloo"), "gloo, free": Contender("gloo", False), "ccl": Contender("ccl")},
-    "oneccl": {"oneCCL": Contender("ccl", variables=ALONE), "shm + oneCCL": Contender("ccl", variables=OFI)},
+    "oneccl": {
+        "oneCCL": Contender("ccl", variables=ALONE),
+        "gloo": Contender("gloo"),
+        "shm + oneCCL": Contender("ccl", variables=OFI),
+    },
 }
 """By what ccl uses between hosts; the last one of each is compared with the best of the others."""
 

@@ -50,7 +50,8 @@ def oneccl_lacks(kind: str, what: str, *rest: Any) -> bool:
     if kind in ("send_recv", "recv_any"):  # gloo's
         return what in names.NOT_FOR_GLOO or 0 in rest[0]
     # Bitwise ones are gloo's, too, which has no reduce_scatter, and whose reduce changes all ranks' tensors.
-    return kind.startswith("reduce") and what in ("BAND", "BOR", "BXOR")
+    bitwise = what in ("BAND", "BOR", "BXOR")
+    return bitwise and (kind.startswith("reduce") or rest[0] in names.NOT_FOR_GLOO)
 
 
 class Begun(NamedTuple):

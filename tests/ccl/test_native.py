@@ -19,7 +19,15 @@ from cpulaunch.ccl.installed import SOURCES
 pytestmark = pytest.mark.slow
 
 NATIVE = Path(__file__).parent / "native"
-WITHOUT_TORCH = ("arithmetic", "shared_*", "connector", "network", "host_exchange", "*hierarchical*")
+WITHOUT_TORCH = (
+    "arithmetic",
+    "shared_*",
+    "connector",
+    "network",
+    "host_exchange",
+    "fabric_*",
+    "*hierarchical*",
+)
 FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{SOURCES}")
 SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
@@ -28,6 +36,7 @@ JOBS = 2
 LAYOUTS = ("1", "2", "3", "4", "1,1", "2,2", "3,1", "1,3", "1,2,3", "2,2,2,2")
 SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
+OVER_A_FABRIC = ("1,1", "2,2", "3,1", "1,2,3", "2,2,2,2")
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,29 @@ def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
 
 
+@pytest.mark.parametrize("layout", OVER_A_FABRIC)
+def test_random_collectives_over_a_fabric(program: Program, layout: str) -> None:
+    program.check(layout, seed=15, what="mix over a fabric")
+
+
+def test_random_collectives_of_many_hosts_over_a_fabric(plain: Program) -> None:
+    plain.check(TWENTY_HOSTS, seed=16, what="mix over a fabric", rounds=10)
+
+
+def test_sockets_are_a_level_over_a_fabric_too(program: Program) -> None:
+    program.check("8,8", seed=17, what="sockets over a fabric", rounds=program.rounds // 4)
+
+
+@pytest.mark.parametrize("layout", ["1,2", "1,1,2"])  # the latter have a chain in their broadcast
+def test_large_results_over_a_fabric(program: Program, layout: str) -> None:
+    program.check(layout, seed=18, what="large over a fabric", rounds=1)
+
+
+@pytest.mark.parametrize("layout", ["1,2", "2,2"])
+def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None:
+    program.check(layout, seed=19, what="two groups over a fabric")
+
+
 @pytest.mark.parametrize("layout", ["2", "1,2"])
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)
@@ -165,9 +197,10 @@ def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:
 # --- what is not as it should be
 
 
+@pytest.mark.parametrize("over", ["", " over a fabric"])
 @pytest.mark.parametrize("layout", ["2", "1,1"])
-def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str) -> None:
-    done = plain.run(layout, 1, 7, "wrong numbers")
+def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, over: str) -> None:
+    done = plain.run(layout, 1, 7, f"wrong numbers{over}")
     assert done.returncode == 1
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"):
         assert collective in done.stderr
@@ -179,6 +212,8 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str) -
     [
         ("2", "another collective", "rank 1 of the group calls reduce_scatter (sum) of 2000 numbers of type int32, this rank all_reduce"),
         ("1,1", "another collective", "rank 1 of the group calls reduce_scatter (sum) of 2000 numbers of type int32, this rank all_reduce"),
+        ("2", "another movement", "rank 1 of the group calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes of type int32"),
+        ("1,1", "another movement", "rank 1 of the group calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes of type int32"),
         ("2", "another size", "rank 1 of the group calls all_reduce (sum) of 1001 numbers of type int32, this rank all_reduce (sum) of 1000"),
         ("1,1", "another size", "rank 1 of the group calls all_reduce (sum) of 1001 numbers of type int32, this rank all_reduce (sum) of 1000"),
         ("2", "another wire", "rank 1 of the group calls all_reduce (sum) of 1000 numbers of type float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 1000 numbers of type float32\n"),
@@ -187,6 +222,7 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str) -
         ("1,1", "another part", "rank 1 of the group sends 4004 bytes where this rank expects 4000"),
         ("2", "absent", "waits for rank 1"),
         ("1,1", "absent", "waits for rank 1"),
+        ("1,2", "absent over a fabric", "waits for rank 2"),
         ("1,1", "few descriptors", "Too many open files"),  # to connect, or to accept a connection
     ],
 )  # fmt: skip

@@ -178,10 +178,16 @@ def differing(
         ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
         ("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
         ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        ("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
+        ("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
+        ("3x2", 3, "dist.broadcast(torch.ones(1_000_000), 0)", OVER_ONECCL),
+        ("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
+        ("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
     ],
     ids=[
         "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message",
-        "oneccl", "oneccl, in pieces", "oneccl, alone on its host",
+        "oneccl", "oneccl, in pieces", "oneccl, alone on its host", "oneccl, all_gather", "oneccl, reduce_scatter",
+        "oneccl, broadcast", "oneccl, all_to_all", "oneccl alone",
     ],
 )  # fmt: skip
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
@@ -191,7 +197,8 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
     said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
     del said[late]
-    assert all(f"timeout of 4 s: rank {late} did not call it" in text for text in said), said
+    named = f"timeout of 4 s: rank {late} on {hosts_of(layout)[late]} did not call it"
+    assert all(named in text for text in said), said
 
 
 @pytest.mark.parametrize(
@@ -200,7 +207,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
          ("all_reduce (sum) of 2000 numbers of type float32", "all_reduce (sum) of 1000 numbers of type float32")),
         ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
-         ("all_reduce (sum) of 1000 numbers of type float32", "all_gather of 8000 bytes")),
+         ("all_reduce (sum) of 4000 bytes of type float32", "all_gather of 8000 bytes")),
         ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
          ("all_reduce (average) of 1000 numbers of type float32, sent between hosts as bfloat16", "all_reduce (sum)")),
@@ -261,11 +268,33 @@ def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
         assert any(re.search(noticed, text) for text in said), said
 
 
-def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("odd_call", "call", "named"),
+    [
+        ("dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        ("dist.all_to_all(parts, [x] * size)", "dist.all_gather(parts, x)", ("all_to_all", "all_gather of 16000 bytes")),
+    ],
+    ids=["reduction", "operation"],
+)  # fmt: skip
+def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too(
+    cluster: Cluster, odd_call: str, call: str, named: tuple[str, str]
+) -> None:
     """By those on its host, which the others are told of."""
-    calls = "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)"
-    said = differing(cluster, "2x2", 30, 3, *calls, **OVER_ONECCL)
-    assert all("all_reduce (max)" in text and "all_reduce (sum)" in text for text in said), said
+    said = differing(cluster, "2x2", 30, 3, odd_call, call, **OVER_ONECCL)
+    assert all(all(one in text for one in named) for text in said), said
+
+
+@pytest.mark.parametrize("layout", ["3+1", "2x1"])
+def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
+    cluster: Cluster, layout: str
+) -> None:
+    """Where they wait for each other: oneCCL itself doesn't tell."""
+    odd = len(hosts_of(layout)) - 1
+    calls = f"dist.gather(x, parts, {odd})", f"dist.scatter(x, None, {odd})"
+    *said, of_odd = differing(cluster, layout, 6, odd, *calls, **OVER_ONECCL)
+    named = re.compile(r"scatter \(.*timeout of 6 s: rank \d on node\d calls gather of Float\[1000\]")
+    assert all(named.search(text) for text in said), said
+    assert re.search(r"gather \(.* rank \d on node0 calls scatter|rank \d failed: scatter", of_odd), of_odd
 
 
 @pytest.mark.parametrize("source", ["any", "named"])

@@ -110,22 +110,38 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
         assert ranks.call("mix", 17, 100, transport == "ofi", limit=180) == [100] * ranks.size
 
 
-@pytest.fixture(scope="module", params=["2x2", "3+1", "4x2"])
+OVER_ONECCL = {
+    "2x2": hosts_of("2x2"),
+    "3+1": hosts_of("3+1"),
+    "4x2": hosts_of("4x2"),
+    "1+2+1, in turn": LAYOUTS["1+2+1, in turn"],
+}
+
+
+@pytest.fixture(scope="module", params=OVER_ONECCL)
 def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
-    """Ranks that have oneCCL between the hosts, and also within a host but for reductions."""
+    """Ranks that have oneCCL between the hosts."""
     variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-    yield from ranks_on(the_cluster, hosts_of(request.param), **variables)
+    yield from ranks_on(the_cluster, OVER_ONECCL[request.param], **variables)
 
 
 def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
     for number, (op, dtype) in enumerate(names.REDUCED):
-        for kind in ("all_reduce", "reduce"):
+        for kind in ("all_reduce", "reduce", "reduce_scatter"):
             for shape in ([3], [4097], [200_003]):
                 over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
 
 
-def test_oneccl_carries_a_random_mix(over_oneccl: Ranks) -> None:
-    assert over_oneccl.call("mix", 17, 200, True, limit=240) == [200] * over_oneccl.size
+def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
+    for number, dtype in enumerate(names.MOVED):
+        for kind in names.MOVEMENTS:
+            if kind not in ("send_recv", "recv_any"):  # gloo's
+                over_oneccl.call("movement", kind, dtype, [200_003], "plain", number, number, True)
+
+
+@pytest.mark.parametrize("seed", [17, 18])
+def test_oneccl_carries_a_random_mix(over_oneccl: Ranks, seed: int) -> None:
+    assert over_oneccl.call("mix", seed, 200, True, limit=240) == [200] * over_oneccl.size
 
 
 def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:

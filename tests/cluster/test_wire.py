@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 from support.faults import Cluster
@@ -22,70 +23,104 @@ SIZES = (256 << 10, 1 << 20, 16 << 20)
 HEADERS = 1.05
 """How much more than its data a host may send: headers, acknowledgements, the store's heartbeats."""
 
-# Each size is summed until 8 MB are through, and thrice at least, so that what else is sent doesn't count.
-SUM = """\
+OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+"""For ranks that have oneCCL between the hosts."""
+
+# Each size is moved until 8 MB are through, and thrice at least, so that what else is sent doesn't count.
+MOVE = """\
 import json, sys, torch, torch.distributed as dist
 from support.wire import Meeting
-dist.init_process_group(sys.argv[1])
+dist.init_process_group("ccl")
 rank, size = dist.get_rank(), dist.get_world_size()
 meeting = Meeting()
 
-def add(number, times):
+def call(operation, x, whole):
+    # What the operation delivers, and what it should; `x` has the numbers of a rank, as many as `whole`.
+    mine, everything = x(rank), torch.stack([x(r) for r in range(size)])
+    parts, blank = everything.view(size, size, -1), torch.empty(whole // size)
+    if operation == "all_reduce":
+        dist.all_reduce(mine)
+        return mine, everything.sum(0)
+    if operation == "all_gather":
+        every = torch.empty(whole)
+        dist.all_gather_into_tensor(every, mine.view(size, -1)[rank].clone())
+        return every, torch.cat([parts[r, r] for r in range(size)])
+    if operation == "reduce_scatter":
+        dist.reduce_scatter_tensor(blank, mine)
+        return blank, parts[:, rank].sum(0)
+    if operation == "broadcast":
+        dist.broadcast(mine, 1)
+        return mine, everything[1]
+    if operation == "all_to_all":
+        every = torch.empty(whole)
+        dist.all_to_all_single(every, mine)
+        return every, parts[:, rank].reshape(-1)
+    dist.group.WORLD._get_backend(mine.device).average_compressed(mine).wait()
+    return mine, everything.mean(0)
+
+def move(operation, number, times):
     pattern = torch.arange(number // 4) % 1009.0
     for turn in range(times):
-        x = pattern * (rank + 1) + turn
-        total = pattern * (size * (size + 1) / 2) + turn * size
-        if sys.argv[2] == "exact":
-            dist.all_reduce(x)
-            assert x.equal(total), (number, turn)
+        found, right = call(operation, lambda r: pattern * (r + 1) + turn, number // 4)
+        if operation == "compressed":
+            torch.testing.assert_close(found, right, rtol=2**-7, atol=0)
         else:
-            dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()
-            torch.testing.assert_close(x, total / size, rtol=2**-7, atol=0)
+            assert found.equal(right), (operation, number, turn)
 
 wire = {}
-for number in map(int, sys.argv[3:]):
-    add(number, 1)
-    times = max(3, (8 << 20) // number)
-    wire[number] = meeting.count(lambda: add(number, times)) / (times * number)
+for operation in sys.argv[1].split(","):
+    for number in map(int, sys.argv[2:]):
+        move(operation, number, 1)
+        times = max(3, (8 << 20) // number)
+        sent = meeting.count(lambda: move(operation, number, times))
+        wire[f"{operation} of {number}"] = sent / (times * number)
 print(json.dumps(wire))
 dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
 
-def wires(cluster: Cluster, hosts: list[str], precision: str = "exact", **variables: str) -> dict[int, float]:
-    """Size → bytes that the busiest host sends for a sum, in sizes of the tensor."""
-    argv = [sys.executable, "-c", SUM, "ccl", precision, *map(str, SIZES)]
-    with started_ranks(cluster, hosts, argv, limit=150, **variables) as processes:
+def check(
+    cluster: Cluster,
+    layout: str,
+    operations: dict[str, float],
+    sizes: Sequence[int] = SIZES,
+    **variables: str,
+) -> None:
+    """The busiest host sends the least in each operation, which is given, but for headers."""
+    argv = [sys.executable, "-c", MOVE, ",".join(operations), *map(str, sizes)]
+    with started_ranks(cluster, hosts_of(layout), argv, limit=150, **variables) as processes:
         said = answers(processes)
-    return {size: max(of_rank[str(size)] for of_rank in said) for size in SIZES}
+    found = {name: max(of_rank[name] for of_rank in said) for name in said[0]}
+    least = {f"{operation} of {size}": operations[operation] for operation in operations for size in sizes}
+    # Where it is less than the least, the count is wrong.
+    wrong = [f"{name}: {found[name]}" for name in found if not 1 <= found[name] / least[name] <= HEADERS]
+    assert not wrong, least
+
+
+def least(layout: str, *operations: str) -> dict[str, float]:
+    return {operation: least_wire(operation, hosts_of(layout)) for operation in operations}
 
 
 @pytest.mark.parametrize("layout", ["2x2", "4x2", "2x4", "3+1"])
 def test_a_sum_crosses_the_network_once_for_each_host_not_for_each_rank(
     cluster: Cluster, layout: str
 ) -> None:
-    hosts = hosts_of(layout)
-    least = least_wire("all_reduce", hosts)
-    check(wires(cluster, hosts), least)
+    check(cluster, layout, least(layout, "all_reduce"))
 
 
 @pytest.mark.parametrize("layout", ["2x2", "4x2", "3+1"])
 def test_so_does_a_sum_over_oneccl(cluster: Cluster, layout: str) -> None:
-    hosts = hosts_of(layout)
-    found = wires(cluster, hosts, CPULAUNCH_RANK_CCL_TRANSPORT="ofi")
-    check(found, least_wire("all_reduce", hosts))
+    check(cluster, layout, least(layout, "all_reduce"), **OVER_ONECCL)
 
 
-def check(found: dict[int, float], least: float) -> None:
-    """All sizes send the least, but for headers."""
-    # Where it is less than the least, the count is wrong.
-    wrong = {size: wire for size, wire in found.items() if not least <= wire <= HEADERS * least}
-    assert not wrong, f"the least is {least}"
+@pytest.mark.parametrize("over", ["sockets", "oneccl"])
+@pytest.mark.parametrize("layout", ["2x2", "4x2"])
+def test_so_does_what_other_collectives_move(cluster: Cluster, layout: str, over: str) -> None:
+    operations = least(layout, "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    check(cluster, layout, operations, SIZES[1:], **(OVER_ONECCL if over == "oneccl" else {}))
 
 
 @pytest.mark.parametrize("layout", ["2x2", "4x2"])
 def test_a_compressed_sum_sends_half_of_that(cluster: Cluster, layout: str) -> None:
-    hosts = hosts_of(layout)
-    least = least_wire("all_reduce", hosts) / 2
-    check(wires(cluster, hosts, "compressed"), least)
+    check(cluster, layout, {"compressed": least_wire("all_reduce", hosts_of(layout)) / 2})

@@ -26,8 +26,8 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<Peer> local_peers, Heartbeat heartbeat, StoreIntervals intervals,
-                  Connect connect, MakeGloo make_gloo);
+                  std::vector<std::string> hosts, std::vector<Peer> local_peers, Heartbeat heartbeat,
+                  StoreIntervals intervals, Connect connect, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }

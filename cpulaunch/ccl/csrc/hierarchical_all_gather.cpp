@@ -1,4 +1,5 @@
 #include <cstring>
+#include <numeric>
 
 #include "copy.hpp"
 #include "operations.hpp"
@@ -13,16 +14,16 @@ constexpr size_t kGranule = 64;  // bytes
 // local rank, which puts it into its slot for the others.
 class AllGather final : public Operation {
  public:
-  AllGather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs, std::vector<size_t> sizes)
-      : Operation({Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, total(sizes)},
-                  hierarchy.shape.slot_size),
+  AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
+            std::vector<size_t> sizes)
+      : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         input_(input),
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
-        stretch_(cost / ((layout_.lanes + layout_.least - 1) / layout_.least) / kGranule * kGranule),
+        stretch_(cost / layout_.most_lanes() / kGranule * kGranule),
         copy_(signature.bytes) {}
 
   uint64_t pieces() const override {
@@ -62,15 +63,9 @@ class AllGather final : public Operation {
     }
   }
 
-  bool is_drained() const override { return sending_ == 0; }
+  bool is_drained() override { return sending_ == 0; }
 
  private:
-  static uint64_t total(const std::vector<size_t>& sizes) {
-    uint64_t sum = 0;
-    for (const size_t size : sizes) sum += size;
-    return sum;
-  }
-
   int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + piece) % layout_.hosts); }
 
   Range range_of(uint64_t piece, int rank) const {
@@ -119,7 +114,12 @@ class AllGather final : public Operation {
 
 OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
                              std::vector<size_t> sizes) {
-  return std::make_shared<AllGather>(hierarchy, input, std::move(outputs), std::move(sizes));
+  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  const Signature signature{Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, all};
+  if (hierarchy.fabric()) {
+    return make_fabric_all_gather(hierarchy, signature, input, std::move(outputs), std::move(sizes));
+  }
+  return std::make_shared<AllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
 }
 
 }  // namespace cpulaunch

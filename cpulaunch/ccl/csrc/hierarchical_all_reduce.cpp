@@ -1,5 +1,4 @@
 #include <cstring>
-#include <iterator>
 
 #include "host_exchange.hpp"
 #include "operations.hpp"
@@ -57,16 +56,18 @@ class AllReduce final : public Operation {
     }
   }
 
-  bool exchange(uint64_t piece) override {
-    static constexpr bool (AllReduce::*kSteps[])(uint64_t, Range) = {
-        &AllReduce::reduce_between_sockets, &AllReduce::start_between_hosts, &AllReduce::finish_between_hosts,
-        &AllReduce::take_from_counterparts};
-    auto& state = states_[hierarchy_.index(piece)];
-    for (; state.step < std::size(kSteps); ++state.step) {
-      const auto step = kSteps[state.step];
-      if (!(this->*step)(piece, range_of(piece))) return false;
-    }
+  bool start(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (!reduce_between_sockets(piece, range)) return false;
+    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
     return true;
+  }
+
+  bool exchange(uint64_t piece) override {
+    const auto range = range_of(piece);
+    auto& is_reduced = states_[hierarchy_.index(piece)].is_reduced;
+    is_reduced = is_reduced || finish_between_hosts(piece, range);
+    return is_reduced && take_from_counterparts(piece, range);
   }
 
   bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
@@ -89,7 +90,7 @@ class AllReduce final : public Operation {
   struct State {
     std::vector<HostExchange> exchanges;                // over the network,
     std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
-    size_t step = 0;
+    bool is_reduced = false;  // over all hosts
   };
 
   Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
@@ -108,10 +109,10 @@ class AllReduce final : public Operation {
       act(layout_.local, range);
       return;
     }
-    for (int lane = layout_.local; lane < layout_.lanes; lane += layout_.locals) {
+    layout_.for_each_lane(layout_.local, [&](int lane) {
       const auto part = part_of_lane(range, lane);
       if (part.size()) act(lane, part);
-    }
+    });
   }
 
   // Calls `act` for what no other rank of the socket reduces.
@@ -221,14 +222,6 @@ class AllReduce final : public Operation {
     return true;
   }
 
-  // The pieces in their order, which all hosts have to have in common.
-  bool start_between_hosts(uint64_t piece, Range range) {
-    if (piece != started_) return false;
-    ++started_;
-    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
-    return true;
-  }
-
   void start_exchanges(uint64_t piece, Range range) {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
@@ -258,7 +251,6 @@ class AllReduce final : public Operation {
   const size_t bytes_;
   Reduce* const reduce_;
   std::array<State, SharedSlots::kMaxSlots> states_;
-  uint64_t started_ = 0;  // pieces, between hosts
   std::vector<const char*> sources_;
 };
 
@@ -267,7 +259,7 @@ class AllReduce final : public Operation {
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
                              Wire wire) {
   const bool adds = reduction == Reduction::sum || reduction == Reduction::average;
-  if (type != NumberType::float32 || !adds) wire = Wire::exact;
+  if (type != NumberType::float32 || !adds || hierarchy.fabric()) wire = Wire::exact;
   return std::make_shared<AllReduce>(hierarchy, data,
                                      Signature{Signature::Kind::all_reduce, type, reduction, wire, -1, bytes});
 }

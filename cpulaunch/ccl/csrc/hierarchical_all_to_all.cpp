@@ -81,7 +81,7 @@ class Counts final : public Operation {
 };
 
 // Between the ranks of a host, through slots with a part for each other one, or from one's memory to the other's;
-// between hosts, a message for each pair.
+// between hosts, a message for each pair, also over a fabric.
 class AllToAll final : public Operation {
  public:
   AllToAll(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received, std::shared_ptr<Counts> counts)
@@ -99,6 +99,10 @@ class AllToAll final : public Operation {
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
     copy_own(pieces() * stretch(), received_[layout_.rank].bytes);  // what no piece covers
+    if (hierarchy_.fabric()) {
+      over_fabric_ = hierarchy_.fabric()->exchange_all(of_others(sent_), of_others(received_));
+      return;
+    }
     for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
@@ -140,13 +144,27 @@ class AllToAll final : public Operation {
   // The others don't wait for what this rank has for itself.
   void collect(uint64_t piece) override { copy_own(piece * stretch(), (piece + 1) * stretch()); }
 
-  bool is_drained() const override { return pending_ == 0; }
+  bool is_drained() override { return pending_ == 0 && (!over_fabric_ || over_fabric_->test()); }
+
+  std::vector<int> awaited() const override {
+    std::vector<int> ranks;
+    for (int rank = 0; over_fabric_ && rank < layout_.size; ++rank) {
+      const bool has_part = sent_[rank].data || received_[rank].data;
+      if (layout_.host_numbers[rank] != layout_.host && has_part) ranks.push_back(rank);
+    }
+    return ranks;
+  }
 
  private:
   static size_t total(const std::vector<Part>& parts) {
     size_t sum = 0;
     for (const auto& part : parts) sum += part.bytes;
     return sum;
+  }
+
+  std::vector<Part> of_others(std::vector<Part> parts) const {
+    for (const int rank : layout_.ranks_of[layout_.host]) parts[rank] = {};
+    return parts;
   }
 
   void copy_own(size_t begin, size_t end) const {
@@ -174,6 +192,7 @@ class AllToAll final : public Operation {
   const std::shared_ptr<Counts> counts_;
   const Copy copy_;
   int pending_ = 0;
+  std::unique_ptr<Transfer> over_fabric_;
 };
 
 }  // namespace

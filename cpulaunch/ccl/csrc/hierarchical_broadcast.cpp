@@ -16,18 +16,17 @@ constexpr size_t kPiecesForChain = 2;
 // where it goes to a slot for the others.
 class Broadcast final : public Operation {
  public:
-  Broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root)
-      : Operation({Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, Wire::exact, root, bytes},
-                  hierarchy.shape.slot_size),
+  Broadcast(Hierarchy& hierarchy, const Signature& signature, char* data)
+      : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         data_(data),
-        bytes_(bytes),
-        root_(root),
-        at_root_(layout_.host_numbers[root] == layout_.host),
-        copy_(layout_.hosts == 1 ? bytes : 0) {  // what has come is sent on
+        bytes_(signature.bytes),
+        root_(signature.root),
+        at_root_(layout_.host_numbers[root_] == layout_.host),
+        copy_(layout_.hosts == 1 ? bytes_ : 0) {  // what has come is sent on
     // Its number counted from the root's host.
-    const int host = (layout_.host - layout_.host_numbers[root] + layout_.hosts) % layout_.hosts;
+    const int host = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
     if (pieces() >= kPiecesForChain * layout_.hosts) {
       parent_ = host - 1;
       if (host + 1 < layout_.hosts) children_.push_back(host + 1);
@@ -80,7 +79,7 @@ class Broadcast final : public Operation {
     }
   }
 
-  bool is_drained() const override { return sending_ == 0; }
+  bool is_drained() override { return sending_ == 0; }
 
  private:
   Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
@@ -92,10 +91,10 @@ class Broadcast final : public Operation {
 
   template <class Act>
   void for_each_lane(uint64_t piece, int local, const Act& act) const {
-    for (int lane = local; lane < layout_.lanes; lane += layout_.locals) {
+    layout_.for_each_lane(local, [&](int lane) {
       const auto range = part_of(range_of(piece), lane, layout_.lanes, kGranule);
       if (range.size()) act(lane, range);
-    }
+    });
   }
 
   void send_on(uint64_t piece) {
@@ -123,7 +122,9 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root) {
-  return std::make_shared<Broadcast>(hierarchy, data, bytes, root);
+  const Signature signature{Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, Wire::exact, root, bytes};
+  if (hierarchy.fabric()) return make_fabric_broadcast(hierarchy, signature, data);
+  return std::make_shared<Broadcast>(hierarchy, signature, data);
 }
 
 }  // namespace cpulaunch

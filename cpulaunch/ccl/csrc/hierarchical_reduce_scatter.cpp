@@ -1,4 +1,5 @@
 #include <cstring>
+#include <numeric>
 
 #include "operations.hpp"
 
@@ -12,16 +13,15 @@ constexpr size_t kGranule = 256;  // bytes
 // those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
 class ReduceScatter final : public Operation {
  public:
-  ReduceScatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs, std::vector<size_t> sizes,
-                NumberType type, Reduction reduction)
-      : Operation({Signature::Kind::reduce_scatter, type, reduction, Wire::exact, -1, total(sizes)},
-                  hierarchy.shape.slot_size),
+  ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, std::vector<const char*> inputs,
+                std::vector<size_t> sizes)
+      : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         output_(output),
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
-        reduce_(reduce_for(type, reduction)),
+        reduce_(reduce_for(signature.type, signature.reduction)),
         stretch_(cost / std::max(layout_.lanes - 1, 1) / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
@@ -30,7 +30,7 @@ class ReduceScatter final : public Operation {
   }
 
   void enter(uint64_t piece) override {
-    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, most_of_lane() * stretch_), 0, false};
+    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * stretch_), 0, false};
     if (layout_.hosts > 1 && piece % layout_.hosts == 0) ask(piece);
   }
 
@@ -92,16 +92,7 @@ class ReduceScatter final : public Operation {
   // How many stretches may be under way at the same time, with two pieces or more each.
   static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
 
-  static uint64_t total(const std::vector<size_t>& sizes) {
-    uint64_t sum = 0;
-    for (const size_t size : sizes) sum += size;
-    return sum;
-  }
-
   int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
-
-  // The ranks of a host for which one local rank of this host reduces.
-  int most_of_lane() const { return (layout_.lanes + layout_.least - 1) / layout_.least; }
 
   Tag tag(uint64_t piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
 
@@ -184,7 +175,12 @@ class ReduceScatter final : public Operation {
 
 OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
                                  std::vector<size_t> sizes, NumberType type, Reduction reduction) {
-  return std::make_shared<ReduceScatter>(hierarchy, output, std::move(inputs), std::move(sizes), type, reduction);
+  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  const Signature signature{Signature::Kind::reduce_scatter, type, reduction, Wire::exact, -1, all};
+  if (hierarchy.fabric()) {
+    return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+  }
+  return std::make_shared<ReduceScatter>(hierarchy, signature, output, std::move(inputs), std::move(sizes));
 }
 
 }  // namespace cpulaunch

@@ -42,6 +42,17 @@ struct Layout {
   // The local rank of a host that has a lane.
   int local_with(int lane, int on_host) const { return lane % static_cast<int>(ranks_of[on_host].size()); }
   int rank_with(int lane, int on_host) const { return ranks_of[on_host][local_with(lane, on_host)]; }
+  // The rank that a lane is the first one of: on a host with fewer ranks than lanes, some are nobody's.  -1: nobody's.
+  int owner_of(int lane, int on_host) const {
+    const auto& ranks = ranks_of[on_host];
+    return lane < static_cast<int>(ranks.size()) ? ranks[lane] : -1;
+  }
+  // Calls `act` for the lanes of a local rank of this host.
+  template <class Act>
+  void for_each_lane(int of_local, const Act& act) const {
+    for (int lane = of_local; lane < lanes; lane += locals) act(lane);
+  }
+  int most_lanes() const { return (lanes + least - 1) / least; }  // of one rank
   bool is_even() const { return lanes == least; }
 
   int rank, size;

@@ -27,7 +27,7 @@ PYBIND11_MODULE(_group, module) {
 
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
-                       const std::vector<std::pair<int, int>>& local_peers,
+                       std::vector<std::string> hosts, const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string> heartbeat, double store_interval,
                        const CarrierPtr& carrier, py::function make_gloo) {
              std::vector<Peer> peers;
@@ -42,7 +42,8 @@ PYBIND11_MODULE(_group, module) {
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
-                 std::move(peers), Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
+                 std::move(hosts), std::move(peers),
+                 Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
                  StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3))), std::move(connect),
                  [function] {
                    py::gil_scoped_acquire acquire;
@@ -50,10 +51,11 @@ PYBIND11_MODULE(_group, module) {
                  });
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("local_peers"), py::arg("heartbeat"), py::arg("store_interval"), py::arg("carrier"),
-           py::arg("make_gloo"),
-           "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
-           "`heartbeat` is (key to write, key to read, name of the host that writes that), empty for none;\n"
+           py::arg("hosts"), py::arg("local_peers"), py::arg("heartbeat"), py::arg("store_interval"),
+           py::arg("carrier"), py::arg("make_gloo"),
+           "Connects the ranks; `hosts` are the names of their hosts, empty where there is one; `local_peers` are\n"
+           "(rank, pid) of the others on this host, `timeout` is in seconds, `heartbeat` is (key to write, key to\n"
+           "read, name of the host that writes that), empty for none;\n"
            "`store_interval` is how many seconds lie between two looks of a waiting rank into the store;\n"
            "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
       .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
@@ -82,7 +84,7 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "offer_memory",
       [](const Layout& layout, bool fabric) {
-        return SharedSlots::offer(layout.locals, {layout.lanes, layout.hosts, fabric});
+        return SharedSlots::offer(layout.locals, SharedSlots::Shape(layout, fabric));
       },
       py::arg("layout"), py::kw_only(), py::arg("fabric"),
       "A descriptor of memory for the ranks of this host; -1 where there is none to be had.  Keep it open until all\n"
@@ -90,7 +92,7 @@ PYBIND11_MODULE(_group, module) {
   module.def(
       "map_memory",
       [](const Layout& layout, bool fabric, int pid, int descriptor) {
-        auto slots = SharedSlots::map({pid, descriptor}, layout.locals, {layout.lanes, layout.hosts, fabric});
+        auto slots = SharedSlots::map({pid, descriptor}, layout.locals, SharedSlots::Shape(layout, fabric));
         if (slots) slots->introduce(layout.local);
         return slots;
       },
@@ -139,8 +141,8 @@ PYBIND11_MODULE(_group, module) {
         return Carrier{[=](auto& store) { return std::make_unique<FabricTransport>(store, layout, slots); }, false};
       },
       py::arg("layout"), py::kw_only(), py::arg("slots"),
-      "oneCCL for all collectives, where all_reduce and reduce go through the memory that a host's ranks share, and\n"
-      "through oneCCL between the hosts; `slots` is None where this rank is alone on its host.");
+      "oneCCL between the hosts, and within a host the memory that its ranks share; `slots` is None where this rank\n"
+      "is alone on its host.");
 
   module.def(
       "configure",

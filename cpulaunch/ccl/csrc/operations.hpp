@@ -1,4 +1,5 @@
-// The collective operations of cpulaunch's own transport: one file for each family, hierarchical_*.cpp.
+// The collective operations in pieces: one file for each family, hierarchical_*.cpp, and fabric_*.cpp where they take
+// other steps over a fabric.
 //
 // They read and write the memory that they are given until their transfer is done.  Sizes are in bytes.
 
@@ -29,12 +30,14 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
 
-// What goes to a rank, or comes from it; null where nothing ever does.
-struct Part {
-  char* data;
-  size_t bytes;
-};
 // The ranks exchange what each has for each other one.  These are two operations, to be started one after the other.
 std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received);
+
+// Those that the functions above make where there is a fabric.
+OperationPtr make_fabric_all_gather(Hierarchy& hierarchy, const Signature& signature, const char* input,
+                                    std::vector<char*> outputs, std::vector<size_t> sizes);
+OperationPtr make_fabric_reduce_scatter(Hierarchy& hierarchy, const Signature& signature, char* output,
+                                        std::vector<const char*> inputs, std::vector<size_t> sizes);
+OperationPtr make_fabric_broadcast(Hierarchy& hierarchy, const Signature& signature, char* data);
 
 }  // namespace cpulaunch

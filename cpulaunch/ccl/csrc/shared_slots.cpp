@@ -23,6 +23,7 @@ namespace {
 constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
+constexpr size_t kLeastFabricPart = 1 << 10;  // and of all the ranks of all hosts
 constexpr size_t kPage = 4096;      // bytes
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -44,34 +45,34 @@ bool Signature::operator==(const Signature& other) const {
          root == other.root && bytes == other.bytes && sequence == other.sequence;
 }
 
-std::string Signature::text() const {
+std::string Signature::text(bool in_numbers) const {
   static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
   const auto number = static_cast<size_t>(kind);
   std::string text = number < std::size(kNames) ? kNames[number] : "unknown";
-  if (kind == Kind::all_reduce || kind == Kind::reduce_scatter) {
-    text += std::string(" (") + name_of(reduction) + ") of " + std::to_string(bytes / size_of(type)) +
-            " numbers of type " + name_of(type);
-  } else if (kind != Kind::all_to_all) {
-    text += " of " + std::to_string(bytes) + " bytes";
+  if (reduces()) text += std::string(" (") + name_of(reduction) + ")";
+  if (kind != Kind::all_to_all) {
+    text += " of " + std::to_string(in_numbers ? bytes / size_of(type) : bytes) + (in_numbers ? " numbers" : " bytes");
   }
+  if (reduces()) text += std::string(" of type ") + name_of(type);
   if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
   if (root >= 0) text += " from rank " + std::to_string(root);
   return text;
 }
 
 std::string Signature::mismatch(int rank, const Signature& own) const {
+  const bool in_numbers = reduces() && own.reduces();
   const auto said = [&](const Signature& one) {
-    return one.text() + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
+    return one.text(in_numbers) + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
   };
   return "rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " + said(own);
 }
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
-SharedSlots::Shape::Shape(int lanes, int hosts, bool fabric)
-    : slots(hosts == 1 ? 2 : kMaxSlots), slot_size(fabric ? kFabricSlotSize : kMaxSlotSize) {
-  if (hosts == 1) slot_size = std::min(slot_size, lanes * kPartSize);
-  slot_size = std::max(slot_size, lanes * kLeastPart);
+SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
+    : slots(layout.hosts == 1 ? 2 : kMaxSlots), slot_size(fabric ? kFabricSlotSize : kMaxSlotSize) {
+  if (layout.hosts == 1) slot_size = std::min(slot_size, layout.lanes * kPartSize);
+  slot_size = std::max(slot_size, fabric ? layout.size * kLeastFabricPart : layout.lanes * kLeastPart);
 }
 
 int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }

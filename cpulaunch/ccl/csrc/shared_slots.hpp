@@ -45,9 +45,14 @@ struct Signature {
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
   // It may have come over the network: no value is taken for granted.
-  std::string text() const;
+  std::string text() const { return text(reduces()); }
   // What is wrong where `rank` calls this while this rank calls `own`.
   std::string mismatch(int rank, const Signature& own) const;
+
+ private:
+  bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce_scatter; }
+  // Its size in numbers, or in bytes.
+  std::string text(bool in_numbers) const;
 };
 
 // Memory that a rank offers to the others of its host: a descriptor, in its process.
@@ -89,7 +94,7 @@ class SharedSlots {
   // The slots of a rank, and the bytes of each.
   struct Shape {
     // `fabric`: one takes the place of the network between the hosts.
-    Shape(int lanes, int hosts, bool fabric = false);
+    explicit Shape(const Layout& layout, bool fabric = false);
 
     size_t slots, slot_size;
   };

@@ -1,5 +1,4 @@
-// oneCCL as a transport, with shared memory for reductions: the ranks of a host reduce among themselves what oneCCL
-// then reduces between the hosts.
+// The hierarchy of cpulaunch's own transport with oneCCL between the hosts.
 
 #pragma once
 
@@ -10,39 +9,48 @@
 
 namespace cpulaunch {
 
-// oneCCL as the fabric of a hierarchy.  Each lane is a communicator.
+// Each lane is a communicator, and so are all ranks.
 class OneCclFabric final : public Fabric {
  public:
-  // Connects this rank's lanes through `store`.  Throws as connect_oneccl().
+  // Connects the ranks through `store`.  Throws as connect_oneccl().
   OneCclFabric(const c10::intrusive_ptr<c10d::Store>& store, const Layout& layout);
 
-  std::unique_ptr<Transfer> reduce(int lane, char* data, size_t bytes, NumberType type, Reduction reduction) override;
+  Result reduce(int lane, char* data, size_t bytes, NumberType type, Reduction reduction) override;
+  Result broadcast(int lane, char* data, size_t bytes, int host) override;
+  Result gather(int lane, const char* from, char* to, const Sizes& sizes) override;
+  Result exchange(int lane, const char* from, const Sizes& sent, char* to, const Sizes& received) override;
+  Result exchange_all(const std::vector<Part>& sent, const std::vector<Part>& received) override;
   // Nothing is in flight.
   void close();
 
  private:
+  std::vector<Part> only(std::vector<Part> parts, bool behind) const;
+
+  const int host_;
+  const std::vector<int> host_numbers_;  // of each rank
+  std::unique_ptr<ccl::communicator> all_;
   std::map<int, std::unique_ptr<ccl::communicator>> lanes_;  // of this rank
 };
 
-// all_reduce and reduce go through the hierarchy, everything else is oneCCL's alone.
-class FabricTransport final : public OneCclTransport {
+class FabricTransport final : public OwnTransport {
  public:
   // `slots` may be null where this rank is alone on its host.  Throws as connect_oneccl().
   FabricTransport(const c10::intrusive_ptr<c10d::Store>& store, const Layout& layout,
-                  std::shared_ptr<SharedSlots> slots);
+                  std::shared_ptr<SharedSlots> slots)
+      : FabricTransport(layout, std::move(slots), std::make_shared<OneCclFabric>(store, layout)) {}
 
-  Result all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire) override {
-    return sums_.all_reduce(work, data, op, Wire::exact);
-  }
-  Result reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int root) override {
-    return sums_.reduce(work, from, to, op, root);
-  }
-  bool shares_memory() const override { return sums_.shares_memory(); }
+  void check_reduction(c10::ScalarType type, Op op) const override { check_oneccl_reduction(type, op); }
+  bool reduces_bitwise() const override { return false; }
+  int compressing_hosts() const override { return 0; }
+  bool has_messages() const override { return false; }
   void close(bool in_flight) override;
 
  private:
+  FabricTransport(const Layout& layout, std::shared_ptr<SharedSlots> slots, std::shared_ptr<OneCclFabric> fabric)
+      : OwnTransport(std::make_shared<Hierarchy>(layout, std::move(slots), nullptr, fabric), nullptr),
+        fabric_(std::move(fabric)) {}
+
   std::shared_ptr<OneCclFabric> fabric_;
-  OwnTransport sums_;
 };
 
 }  // namespace cpulaunch

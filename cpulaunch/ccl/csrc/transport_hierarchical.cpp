@@ -11,7 +11,7 @@ class Hierarchy::Progress final : public Transfer {
 
   bool test() override { return hierarchy_->advance(*operation_); }
   void abort() override { hierarchy_->abort(); }
-  std::string stragglers() override { return hierarchy_->stragglers(); }
+  std::string stragglers() override { return hierarchy_->stragglers(*operation_); }
   std::string lost() override { return hierarchy_->lost(); }
   // What moves within a fabric is not counted.
   std::optional<uint64_t> steps() const override {
@@ -27,7 +27,7 @@ class Hierarchy::Progress final : public Transfer {
 Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
                      std::shared_ptr<Fabric> fabric)
     : layout(std::move(layout)),
-      shape(this->layout.lanes, this->layout.hosts, fabric != nullptr),
+      shape(this->layout, fabric != nullptr),
       slots_(std::move(slots)),
       network_(std::move(network)),
       fabric_(std::move(fabric)) {
@@ -74,7 +74,7 @@ Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, siz
           static_cast<uint16_t>(lane)};
 }
 
-bool Hierarchy::advance(const Operation& operation) {
+bool Hierarchy::advance(Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
   // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
@@ -101,7 +101,7 @@ void Hierarchy::abort() {
   }
 }
 
-std::string Hierarchy::stragglers() {
+std::string Hierarchy::stragglers(const Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<int> late;  // local ranks that have put less than this one, or else those that others are waited for
   for (int local = 0; slots_ && local < layout.locals; ++local) {
@@ -110,10 +110,11 @@ std::string Hierarchy::stragglers() {
     if (put < put_.number) late.push_back(layout.ranks_of[layout.host][local]);
   }
   if (late.empty() && network_) late = network_->awaited();
-  if (late.empty() && fabric_ && exchanged_.number < taken_.number) {  // it may be any of those
+  if (late.empty() && fabric_ && exchanged_.number < started_.number) {  // it may be any of those
     const auto peers = lane_peers();
     late.assign(peers.begin(), peers.end());
   }
+  if (late.empty()) late = operation.awaited();
   std::string ranks;
   for (const int rank : late) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   return ranks;
@@ -126,11 +127,11 @@ std::string Hierarchy::lost() {
 
 std::set<int> Hierarchy::lane_peers() const {
   std::set<int> ranks;
-  for (int lane = layout.local; lane < layout.lanes; lane += layout.locals) {
+  layout.for_each_lane(layout.local, [&](int lane) {
     for (int host = 0; host < layout.hosts; ++host) {
       if (host != layout.host) ranks.insert(layout.rank_with(lane, host));
     }
-  }
+  });
   return ranks;
 }
 
@@ -152,7 +153,8 @@ Operation* Hierarchy::at(Cursor& cursor) {
 
 // The last stage first, which frees slots.
 size_t Hierarchy::step() {
-  for (const auto stage : {&Hierarchy::collect, &Hierarchy::exchange, &Hierarchy::take, &Hierarchy::put}) {
+  for (const auto stage :
+       {&Hierarchy::collect, &Hierarchy::exchange, &Hierarchy::start_piece, &Hierarchy::take, &Hierarchy::put}) {
     if (const size_t bytes = (this->*stage)()) return bytes;
   }
   return enter();
@@ -179,7 +181,7 @@ size_t Hierarchy::collect() {
 
 size_t Hierarchy::exchange() {
   for (Cursor each = exchanged_; auto* operation = at(each);) {
-    if (each.number >= taken_.number) break;
+    if (each.number >= started_.number) break;
     const bool done = operation->exchange(each.piece);
     if (each.number == exchanged_.number && done) {
       each.pass();
@@ -195,6 +197,13 @@ size_t Hierarchy::exchange() {
   return 0;
 }
 
+size_t Hierarchy::start_piece() {
+  auto* operation = at(started_);
+  if (!operation || started_.number >= taken_.number || !operation->start(started_.piece)) return 0;
+  started_.pass();
+  return 1;
+}
+
 size_t Hierarchy::take() {
   auto* operation = at(taken_);
   if (!operation || taken_.number >= put_.number) return 0;
@@ -202,7 +211,8 @@ size_t Hierarchy::take() {
   check_alike(*operation);
   operation->take(taken_.piece);
   taken_.pass();
-  return operation->cost + exchange();
+  const size_t cost = operation->cost;
+  return cost + start_piece() + exchange();
 }
 
 size_t Hierarchy::put() {

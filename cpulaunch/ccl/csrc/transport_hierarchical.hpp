@@ -3,7 +3,7 @@
 // An operation is cut into pieces, which go through stages one after the other.  Several pieces are under way at the
 // same time, so that the network works while memory does.  Each rank goes through the stages at its own pace:
 //
-//     enter        put              take                      exchange                          collect
+//     enter        put              take                  start, exchange                       collect
 //   receives ─► own slot ─► from the slots of all ─► between the hosts, and back into ─► from own slot to tensor
 //   are posted              local ranks to tensor    the slots that it was taken from
 //
@@ -11,10 +11,13 @@
 //   window       is free     local ranks q                                                 local ranks q
 //   then:                    put[r] = n + 1           taken[r] = n + 1
 //
+// Pieces start in their order, which all hosts have in common, and may be exchanged in any.
+//
 // Which of these an operation needs, and what happens in them, is the operation's (hierarchical_*.cpp).  For a sum:
 //   put       the parts of the piece that other local ranks sum go to this rank's slot
 //   take      this rank sums its part over all local ranks
-//   exchange  this rank sums its part over all hosts, and writes the sum to the other local ranks' slots
+//   start     this rank begins to sum its part over all hosts
+//   exchange  it goes on with that, and writes the sum to the other local ranks' slots
 //   collect   the parts that the others have summed go from this rank's slot to its tensor
 //
 //
@@ -45,8 +48,9 @@
 //   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
 //      number or an earlier one.
 //
-// With a fabric instead of the network there are no such messages.  All ranks of a lane start its reductions in the
-// order of their pieces, and none waits for a later one.
+// With a fabric instead of the network there are no such messages.  All ranks of a lane start what it does in the order
+// of their pieces, and none waits for a later one.  What has come goes to a slot, where the other local ranks read it
+// while they exchange the piece: a mark tells them that it is there.
 //
 // Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
 // thus sees the data that was written before it, and whatever was read before it had been read when the slot is
@@ -89,13 +93,16 @@ class Operation {
   virtual bool can_put(uint64_t) { return true; }
   virtual void put(uint64_t) {}
   virtual void take(uint64_t) {}
+  virtual bool start(uint64_t) { return true; }
   virtual bool exchange(uint64_t) { return true; }
   // Whether the piece has something to collect, once the others have taken theirs.
   virtual bool collects(uint64_t) const { return false; }
   virtual void collect(uint64_t) {}
 
   // Whether nothing that began outside of the pieces is under way.
-  virtual bool is_drained() const { return true; }
+  virtual bool is_drained() { return true; }
+  // The ranks that it waits for then, as far as the operation knows.
+  virtual std::vector<int> awaited() const { return {}; }
 
   Signature signature;  // its sequence number is set when the operation starts
   SharedBlocks::Place tensor;  // where it is, if other local ranks may use it there
@@ -109,7 +116,7 @@ class Operation {
 class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
  public:
   // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
-  // have introduced themselves.  A `fabric` takes the network's place; then the only operations are all_reduce.
+  // have introduced themselves.  A `fabric` takes the network's place.
   Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
             std::shared_ptr<Fabric> fabric = nullptr);
 
@@ -138,7 +145,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
   Network& network() { return *network_; }
-  Fabric* fabric() { return fabric_.get(); }  // null: the network carries all
+  Fabric* fabric() const { return fabric_.get(); }  // null: the network carries all
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
 
  private:
@@ -156,9 +163,9 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
 
   // Does the next steps that can be done now, for whichever operation.
   // True when `operation` is complete.
-  bool advance(const Operation& operation);
+  bool advance(Operation& operation);
   void abort();
-  std::string stragglers();
+  std::string stragglers(const Operation& operation);
   std::string lost();
   // The ranks of other hosts that have a lane of this rank's.
   std::set<int> lane_peers() const;
@@ -172,6 +179,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   size_t step();
   size_t collect();
   size_t exchange();
+  size_t start_piece();
   size_t take();
   size_t put();
   size_t enter();
@@ -191,7 +199,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   std::mutex mutex_;
   std::deque<std::shared_ptr<Operation>> operations_;  // those that are not collected
   uint64_t gone_ = 0;                                  // operations before these
-  Cursor entered_, put_, taken_, exchanged_, collected_;
+  Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
   bool aborted_ = false;
 };

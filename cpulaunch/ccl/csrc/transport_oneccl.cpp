@@ -286,7 +286,7 @@ std::unique_ptr<Transfer> start_oneccl(c10::function_ref<ccl::event()> call) {
   return std::make_unique<OneCclTransfer>(call());
 }
 
-void OneCclTransport::check_reduction(c10::ScalarType type, Op op) const {
+void check_oneccl_reduction(c10::ScalarType type, Transport::Op op) {
   reduction_of(op, type);
   type_to_reduce(type, op);
 }

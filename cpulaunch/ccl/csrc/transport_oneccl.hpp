@@ -21,13 +21,16 @@ void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_
 // Starts an operation of oneCCL's, which `call` calls.
 std::unique_ptr<Transfer> start_oneccl(c10::function_ref<ccl::event()> call);
 
-class OneCclTransport : public Transport {
+// Throws where oneCCL can't reduce this, as Transport::check_reduction().
+void check_oneccl_reduction(c10::ScalarType type, Transport::Op op);
+
+class OneCclTransport final : public Transport {
  public:
   // Throws as connect_oneccl().
   OneCclTransport(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
       : rank_(rank), size_(size), communicator_(connect_oneccl(store, rank, size)) {}
 
-  void check_reduction(c10::ScalarType type, Op op) const override;
+  void check_reduction(c10::ScalarType type, Op op) const override { check_oneccl_reduction(type, op); }
   bool reduces_bitwise() const override { return false; }
   std::unique_lock<std::mutex> lock() override { return std::unique_lock<std::mutex>(mutex_); }
 

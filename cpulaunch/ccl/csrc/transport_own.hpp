@@ -8,7 +8,7 @@
 
 namespace cpulaunch {
 
-class OwnTransport final : public Transport {
+class OwnTransport : public Transport {
  public:
   OwnTransport(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<PointToPoint> messages)
       : hierarchy_(std::move(hierarchy)), messages_(std::move(messages)) {}

@@ -46,14 +46,6 @@ std::string read(c10d::Store& store, const std::string& key) {
   return {value.begin(), value.end()};
 }
 
-// The numbers in "1, 3".
-std::vector<int> numbers_in(const std::string& text) {
-  std::vector<int> numbers;
-  std::istringstream stream(text);
-  char comma;
-  for (int number; stream >> number; stream >> comma) numbers.push_back(number);
-  return numbers;
-}
 
 }  // namespace
 
@@ -171,29 +163,42 @@ struct Watchdog::Watched {
     }
   }
 
-  // Follows the ranks that others wait for up to those that don't wait themselves.
+  // Follows the ranks that others wait for up to those that don't wait themselves, or that call something else.
   void find_late(GroupState& state, const Waiting& own) {
     if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
     asked = Clock::now();
     const auto key = [](int rank) { return c10::str("waiting/", rank); };
-    const auto operation = c10::str(own.sequence, ": ");
-    store().set(key(state.rank), bytes_of(operation + own.ranks));
-    const auto first = numbers_in(own.ranks);
-    std::deque<int> suspects(first.begin(), first.end());
+    const auto waiting = c10::str(own.sequence, ": ", own.ranks, '\n', own.said.must_agree, '\n', own.said.text);
+    store().set(key(state.rank), bytes_of(waiting));
+    auto suspects = suspects_of(own.ranks, state.size);
     std::set<int> known{state.rank};
     std::string late;
     for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
       const int rank = suspects.front();
       if (!known.insert(rank).second) continue;
-      const auto said = cpulaunch::read(store(), key(rank));
-      if (said.rfind(operation, 0) == 0) {
-        const auto next = numbers_in(said.substr(operation.size()));
-        suspects.insert(suspects.end(), next.begin(), next.end());
-      } else {
+      std::istringstream said(cpulaunch::read(store(), key(rank)));
+      std::string waits, must_agree, text;
+      std::getline(std::getline(std::getline(said, waits), must_agree), text);
+      const auto colon = waits.find(':');
+      const auto sequence = colon == std::string::npos ? 0 : std::stoull(waits);
+      if (colon == std::string::npos || sequence < own.sequence) {
         late += (late.empty() ? "" : ", ") + std::to_string(rank);
+      } else if (sequence == own.sequence && must_agree != own.said.must_agree) {
+        state.set_cause(own.sequence, c10::str(state.called(rank), " calls ", text));
+        return;
+      } else {
+        const auto next = suspects_of(waits.substr(colon + 1), state.size);
+        suspects.insert(suspects.end(), next.begin(), next.end());
       }
     }
-    state.set_late(own.sequence, late);
+    state.set_cause(own.sequence, late.empty() ? "" : state.are_late(late));
+  }
+
+  static std::deque<int> suspects_of(const std::string& ranks, int size) {
+    const auto numbers = numbers_in(ranks);
+    std::deque<int> all(numbers.begin(), numbers.end());
+    for (int rank = 0; numbers.empty() && rank < size; ++rank) all.push_back(rank);
+    return all;
   }
 
   void look(GroupState& state, const Alert& need) {
@@ -294,10 +299,12 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   wake();
 }
 
-void Watchdog::ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks) {
+void Watchdog::ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks, Said said) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  if (found != groups_.end() && !ranks.empty()) found->second->alert.waiting = Waiting{sequence, std::move(ranks)};
+  if (found == groups_.end()) return;
+  auto& waiting = found->second->alert.waiting;
+  if (!waiting || sequence <= waiting->sequence) waiting = Waiting{sequence, std::move(ranks), std::move(said)};
 }
 
 // With the lock held.

@@ -7,7 +7,7 @@
 // it read that.
 //
 // A rank knows whom it waits for itself, but that one may be waiting, too.  A rank that has waited for long therefore
-// says in the store for whom, and follows from one to the next up to those who don't wait.
+// says in the store for whom, and what it calls, and follows from one to the next up to those who don't wait.
 
 #pragma once
 
@@ -63,8 +63,8 @@ class Watchdog {
              std::optional<int> peer = std::nullopt);
 
   // Has the watchdog find out which ranks are late for an operation in which this one waits for `ranks`, such as
-  // "1, 3", and tell the group.
-  void ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks);
+  // "1, 3", or "" where it may be any, or which one calls something else; and tell the group.
+  void ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks, Said said);
 
   // For the end of the process: gives the other ranks time to learn of a failure, as the store may end with it.
   void linger();
@@ -77,6 +77,7 @@ class Watchdog {
   struct Waiting {  // this rank
     uint64_t sequence;  // in the operation with this number
     std::string ranks;  // for these
+    Said said;
   };
   struct Alert {  // what callers have said since the last look
     std::set<int> peers;  // that they need

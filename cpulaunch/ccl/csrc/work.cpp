@@ -1,6 +1,7 @@
 #include "work.hpp"
 
 #include <algorithm>
+#include <sstream>
 
 #include <c10/util/Exception.h>
 
@@ -51,15 +52,33 @@ std::string GroupState::reason() const {
   return reason_;
 }
 
-void GroupState::set_late(uint64_t sequence, std::string ranks) {
+void GroupState::set_cause(uint64_t sequence, std::string cause) {
   std::lock_guard<std::mutex> lock(mutex_);
-  late_sequence_ = sequence;
-  late_ = std::move(ranks);
+  cause_sequence_ = sequence;
+  cause_ = std::move(cause);
 }
 
-std::string GroupState::late(uint64_t sequence) const {
+std::string GroupState::cause(uint64_t sequence) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return late_sequence_ == sequence ? late_ : "";
+  return cause_sequence_ == sequence ? cause_ : "";
+}
+
+std::string GroupState::called(int rank) const {
+  return hosts_.empty() ? c10::str("rank ", rank) : c10::str("rank ", rank, " on ", hosts_.at(rank));
+}
+
+std::string GroupState::are_late(const std::string& ranks) const {
+  std::string all;
+  for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + called(each);
+  return (all.empty() ? "a rank" : all) + " did not call it, called something else, or is gone";
+}
+
+std::vector<int> numbers_in(const std::string& text) {
+  std::vector<int> numbers;
+  std::istringstream stream(text);
+  char comma;
+  for (int number; stream >> number; stream >> comma) numbers.push_back(number);
+  return numbers;
 }
 
 CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
@@ -67,6 +86,7 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
     : Work(group->rank, type, profiling_title, inputs),
       group_(std::move(group)),
       name_(name),
+      kind_(profiling_title),
       inputs_(std::move(inputs)),
       sequence_(sequence),
       timeout_(timeout),
@@ -153,9 +173,7 @@ void CclWork::finish_with(std::exception_ptr error) {
 void CclWork::check(Clock::time_point now) {
   const auto waited = now - started_at_;
   if (waited > timeout_) {
-    const auto ranks = late();
-    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ",
-                  ranks.empty() ? "a rank" : "rank " + ranks, " did not call it, called something else, or is gone"));
+    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()));
   } else if (group_->failed()) {
     fail(c10::str("cannot complete: ", group_->reason()));
   } else if (waited > kAlertAfter) {
@@ -163,14 +181,23 @@ void CclWork::check(Clock::time_point now) {
     Watchdog::instance().alert(group_, transfer_->lost(), peer);
     // Half the time is left for asking around.
     if (waited > timeout_ / 2 && !peer) {
-      Watchdog::instance().ask_who_is_late(group_.get(), sequence_, transfer_->stragglers());
+      Watchdog::instance().ask_who_is_late(group_.get(), sequence_, transfer_->stragglers(), said());
     }
   }
 }
 
-std::string CclWork::late() const {
-  const auto found = transfer_->peer() ? "" : group_->late(sequence_);
-  return found.empty() ? transfer_->stragglers() : found;
+std::string CclWork::cause() const {
+  const auto found = transfer_->peer() ? "" : group_->cause(sequence_);
+  return found.empty() ? group_->are_late(transfer_->stragglers()) : found;
+}
+
+Said CclWork::said() const {
+  std::string must_agree = kind_;
+  const auto type = retrieveOpType();
+  if (type == c10d::OpType::ALLREDUCE || type == c10d::OpType::REDUCE || type == c10d::OpType::BROADCAST) {
+    must_agree = c10::str(kind_, inputs_[0].scalar_type(), inputs_[0].numel());
+  }
+  return {c10::str(name_, inputs_.empty() ? "" : " of ", shapes(inputs_)), must_agree};
 }
 
 bool CclWork::drive(Clock::time_point until, Clock::duration more) {

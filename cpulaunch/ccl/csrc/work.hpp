@@ -21,21 +21,35 @@ namespace cpulaunch {
 
 using Milliseconds = std::chrono::milliseconds;
 
+// What a rank calls, as others learn it where they wait in vain.
+struct Said {
+  std::string text;
+  std::string must_agree;  // the part of it that has to be the same in all ranks
+};
+
+// The numbers in "1, 3".
+std::vector<int> numbers_in(const std::string& text);
+
 // What the operations, the progress engine and the watchdog share of a group; it outlives the group while
 // operations are in flight.
 class GroupState {
  public:
-  GroupState(std::string name, int rank, int size) : name(std::move(name)), rank(rank), size(size) {}
+  // `hosts` are the names of the ranks' hosts; empty where there is one.
+  GroupState(std::string name, int rank, int size, std::vector<std::string> hosts)
+      : name(std::move(name)), rank(rank), size(size), hosts_(std::move(hosts)) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.
   void fail(const std::string& reason);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string reason() const;
 
-  // The ranks, such as "1, 3", that have kept this one waiting in the operation with this sequence number; "" where
-  // nobody has found out.
-  void set_late(uint64_t sequence, std::string ranks);
-  std::string late(uint64_t sequence) const;
+  // What has kept this rank waiting in the operation with this sequence number; "" where nobody has found out.
+  void set_cause(uint64_t sequence, std::string cause);
+  std::string cause(uint64_t sequence) const;
+  // That ranks, such as "1, 3", have.
+  std::string are_late(const std::string& ranks) const;
+  // Such as "rank 3 on node1".
+  std::string called(int rank) const;
 
   const std::string name;
   const int rank;
@@ -46,8 +60,9 @@ class GroupState {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::string reason_;
-  uint64_t late_sequence_ = 0;
-  std::string late_;
+  uint64_t cause_sequence_ = 0;
+  std::string cause_;
+  const std::vector<std::string> hosts_;
 };
 
 // An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.
@@ -107,14 +122,15 @@ class CclWork final : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
-  // The ranks that others wait for in this operation, as far as is known.
-  std::string late() const;
+  // Why it isn't completed, as far as is known.
+  std::string cause() const;
+  Said said() const;
   // True for the one thread that may complete or fail the operation.
   bool take();
   void finish_with(std::exception_ptr error);
 
   const std::shared_ptr<GroupState> group_;
-  const char* const name_;
+  const char *const name_, *const kind_;
   const std::vector<at::Tensor> inputs_;
   const uint64_t sequence_;
   const Milliseconds timeout_;

@@ -16,7 +16,7 @@ constexpr bool kMapsOnce = false;
 #endif
 
 constexpr int kNarrow = 16 << 10;  // bytes
-std::atomic<bool> narrow{false};
+std::atomic<bool> narrow{false}, fabrics{false};
 
 }  // namespace
 
@@ -33,6 +33,7 @@ extern "C" int socket(int domain, int type, int protocol) noexcept {
 namespace cpulaunch {
 
 void narrow_connections() { narrow = true; }
+void use_fabrics() { fabrics = true; }
 
 Meeting::Meeting(std::vector<int> hosts, size_t results)
     : host_of(std::move(hosts)),
@@ -40,6 +41,7 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
       mapped_(host_of.size()),
       listeners_(host_of.size()),
       addresses_(host_of.size()),
+      mailboxes_(std::make_shared<Mailboxes>(size())),
       digests_(results) {
   pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(host_of.size()));
 }
@@ -48,7 +50,8 @@ Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   const Layout layout(host_of, rank, socket_of);
-  if (layout.hosts > 1) {
+  const bool connects = layout.hosts > 1 && !fabrics;
+  if (connects) {
     listeners_[rank] = Connector::listen("127.0.0.1");
     addresses_[rank] = {"127.0.0.1", listeners_[rank].port};
   }
@@ -56,16 +59,18 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   if (rank == 0) before_connecting(addresses_);
   wait_for_all();
   std::unique_ptr<Network> network;
-  if (layout.hosts > 1) {
+  if (connects) {
     auto connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kTokenSize, 'x'));
     network = std::make_unique<Network>(layout.size, std::move(connector));
   }
-  return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
+  std::shared_ptr<Fabric> fabric;
+  if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);
+  return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network), std::move(fabric));
 }
 
 std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
-  const SharedSlots::Shape shape(layout.lanes, layout.hosts);
+  const SharedSlots::Shape shape(layout, fabrics);
   const bool first = layout.local == 0;
   const int first_rank = layout.ranks_of[layout.host][0];
   auto& offer = offers_[first_rank];

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "thread_fabric.hpp"
 #include "transport_hierarchical.hpp"
 
 namespace cpulaunch {
@@ -43,6 +44,7 @@ class Meeting {
   std::vector<std::shared_ptr<SharedSlots>> mapped_;
   std::vector<Connector::Listener> listeners_;
   Addresses addresses_;
+  const std::shared_ptr<Mailboxes> mailboxes_;  // of a fabric
   std::vector<std::atomic<uint64_t>> digests_;
   pthread_barrier_t barrier_;
 };
@@ -50,5 +52,7 @@ class Meeting {
 // From now on the kernel's buffers of each connection hold so few bytes that a message is soon taken by the receiver's
 // memory only.
 void narrow_connections();
+// From now on groups have a fabric between their hosts instead of connections.
+void use_fabrics();
 
 }  // namespace cpulaunch

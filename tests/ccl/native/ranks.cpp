@@ -3,7 +3,8 @@
 //
 //     ranks LAYOUT ROUNDS SEED [WHAT]        LAYOUT: the number of ranks on each host, such as 3,1
 //
-// WHAT is one of kPrograms.  Exits with 1 where something is wrong, and says what.
+// WHAT is one of kPrograms; with " over a fabric" behind it, one connects the hosts.  Exits with 1 where something is
+// wrong, and says what.
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -215,6 +216,10 @@ void run_other_collective(const Arguments& given) {
   run_unlike(given, sum_of(1000), sum_of(1000, Call::Kind::reduce_scatter));
 }
 
+void run_other_movement(const Arguments& given) {
+  run_unlike(given, sum_of(1000), sum_of(1000, Call::Kind::all_gather));
+}
+
 void run_other_size(const Arguments& given) { run_unlike(given, sum_of(1000), sum_of(1001)); }
 
 void run_other_wire(const Arguments& given) {
@@ -334,6 +339,7 @@ constexpr Program kPrograms[] = {
     {"many groups", run_many_groups},
     {"wrong numbers", run_wrong_numbers},
     {"another collective", run_other_collective},
+    {"another movement", run_other_movement},
     {"another size", run_other_size},
     {"another wire", run_other_wire},
     {"another part", run_other_part},
@@ -345,6 +351,8 @@ constexpr Program kPrograms[] = {
     {"garbled", run_garbled},
     {"rounding", run_rounding},
 };
+
+constexpr char kOverFabric[] = " over a fabric";
 
 std::vector<int> hosts_of(const std::string& layout) {
   std::vector<int> host_of;
@@ -367,7 +375,11 @@ void allow_many_descriptors() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::string wanted = count > 4 ? arguments[4] : "mix";
+  std::string wanted = count > 4 ? arguments[4] : "mix";
+  if (const auto at = wanted.find(kOverFabric); at != std::string::npos) {
+    use_fabrics();
+    wanted.erase(at);
+  }
   const auto* program = std::find_if(std::begin(kPrograms), std::end(kPrograms),
                                      [&](const Program& each) { return each.name == wanted; });
   if (count < 4 || program == std::end(kPrograms)) return 2;
