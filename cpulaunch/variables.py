@@ -90,7 +90,7 @@ TABLE = (
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),
     Variable("WORLD_SIZE", "agent", "runtime <torch>", "integer", "number of ranks"),
     Variable("LOCAL_RANK", "agent", "ccl <torch> <oneCCL>", "integer", "rank among those of its host"),
-    Variable("LOCAL_WORLD_SIZE", "agent", "ccl <torch> <oneCCL>", "integer", "number of ranks on the host"),
+    Variable("LOCAL_WORLD_SIZE", "agent", "ccl runtime <torch> <oneCCL>", "integer", "number of ranks on the host"),
     Variable("GROUP_RANK", "agent", "<script>", "integer", "number of the host"),
     Variable("GROUP_WORLD_SIZE", "agent", "<script>", "integer", "number of hosts"),
     Variable("ROLE_NAME", "agent", "<script>", "default", "torchrun's role, of which there is one"),
@@ -141,6 +141,7 @@ TABLE = (
     Variable("MALLOC_CONF", "plan", "<jemalloc>", "options", "jemalloc's options"),
     # ---- libraries that train
     Variable("ACCELERATE_USE_CPU", "runtime", "<accelerate>", "true or false", "train on the CPU"),
+    Variable("ACCELERATE_USE_DEEPSPEED", "<accelerate>", "runtime", "true or false", "train with DeepSpeed"),
     Variable("ACCELERATE_MIXED_PRECISION", "runtime", "<accelerate>", "bf16 or no", "default precision"),
     # ---- the user's session and environment
     Variable("CONDA_PREFIX", "<conda>", "discovery", "path", "environment, for its libraries"),
