@@ -31,7 +31,7 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         each += " each"
     parts = (
         f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
-        *_trains_with(plan),
+        _trains_with(plan),
         started(plan),
         f"logs in {shown_path(directory)}",
     )
@@ -41,11 +41,11 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         yield f"{len(plan.notes) - FEW} more notes: -v shows them"
 
 
-def _trains_with(plan: Plan) -> tuple[str, ...]:
-    """The backend and the precision, where they are not the script's to decide."""
+def _trains_with(plan: Plan) -> str:
+    """The backend and the precision for scripts that choose none; what takes them, the ranks say."""
     if plan.setting("training.as_written"):
-        return ("as written",)
-    return plan.env[variables.BACKEND], plan.env[variables.PRECISION]
+        return "as written"
+    return f"planned: {plan.env[variables.BACKEND]}, {plan.env[variables.PRECISION]}"
 
 
 def started(plan: Plan) -> str:
