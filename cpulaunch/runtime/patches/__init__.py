@@ -51,12 +51,14 @@ def autoload() -> None:
     import torch
 
     from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
     from cpulaunch.runtime.patches.torch import warn_at_first_step
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
     if settings.as_written:
         warn_at_first_step(torch)
+        after_import("accelerate.state", warn_of_separate_copies)
         return
     if settings.backend is None or not torch.distributed.is_available():
         return

@@ -9,6 +9,7 @@ import functools
 import os
 from typing import Any
 
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches.base import Change, announced_with_group, precision_owners
 from cpulaunch.runtime.patches.groups import is_replaced
 from cpulaunch.runtime.settings import TrainingSettings
@@ -83,6 +84,26 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
         self.distributed_type = state.PartialState._shared_state["distributed_type"] = kinds.FSDP
 
     state.AcceleratorState.__init__ = __init__
+
+
+def warn_of_separate_copies(state: Any) -> None:
+    """For scripts as they are written: have accelerate's state, once made, say if each rank trains alone.
+
+    It makes a group then, and doesn't use it.
+    """
+    original = state.PartialState.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if ranks > 1 and getattr(self, "num_processes", ranks) == 1:
+            log_once(
+                f"warning: accelerate runs in each of the {ranks} ranks by itself, so they train {ranks} "
+                "separate models; Accelerator(cpu=True), or no --as-written, trains one"
+            )
+
+    state.PartialState.__init__ = __init__
 
 
 CHANGES = (
