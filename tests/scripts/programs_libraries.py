@@ -5,6 +5,7 @@ Each function is a rank's program, started as ``programs_libraries.py NAME ARGS`
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import Any
 
@@ -107,6 +108,7 @@ def ignite() -> dict:
     from ignite.engine import Engine
 
     idist.initialize("gloo")
+    atexit.register(idist.finalize)
     torch.manual_seed(idist.get_rank())  # unlike weights, which DDP makes alike
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     ready = idist.auto_model(net)
@@ -123,12 +125,10 @@ def ignite() -> dict:
     trainer.run(idist.auto_dataloader(data(), batch_size=8), max_epochs=2)
     total = idist.all_reduce(float(idist.get_rank() + 1))
     idist.barrier()
-    found = {
+    return {
         "backend": idist.backend(), "wrapped": type(ready).__name__, "total": total,
         "steps": trainer.state.iteration, "weights": weights(net.parameters()),
     }  # fmt: skip
-    idist.finalize()
-    return found
 
 
 def accelerate(kind: str) -> dict:
