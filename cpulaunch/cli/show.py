@@ -31,7 +31,7 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         each += " each"
     parts = (
         f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
-        *_trains_with(plan),
+        _trains_with(plan),
         started(plan),
         f"logs in {shown_path(directory)}",
     )
@@ -41,14 +41,14 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         yield f"{len(plan.notes) - FEW} more notes: -v shows them"
 
 
-def _trains_with(plan: Plan) -> tuple[str, ...]:
-    """The backend and the precision, where they are not the script's to decide."""
+def _trains_with(plan: Plan) -> str:
+    """The backend and the precision for scripts that choose none; what takes them, the ranks say."""
     if plan.setting("training.as_written"):
-        return ("as written",)
+        return "as written"
     backend = plan.env[variables.BACKEND]
     if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
         backend = "ccl by oneccl_bind_pt"
-    return backend, plan.env[variables.PRECISION]
+    return f"planned: {backend}, {plan.env[variables.PRECISION]}"
 
 
 def started(plan: Plan) -> str:

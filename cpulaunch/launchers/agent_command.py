@@ -39,6 +39,7 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         host_specs=specs,
         request=plan.request.to_json(),
         env={name: plan.env[name] for name in plan.private},
+        hidden=plan.hidden,
         heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
         grace_period=plan.setting("watch.grace_period"),
         lenient=plan.setting("cpu.lenient"),

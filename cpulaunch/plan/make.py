@@ -18,6 +18,7 @@ from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.libraries import FILES
+from cpulaunch.plan.claims import foreign_claims
 from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common
 from cpulaunch.plan.hosts import (
     BoundHost,
@@ -39,6 +40,7 @@ from cpulaunch.plan.select import (
     forwarded_names,
 )
 from cpulaunch.plan.training import decide_backend, decide_precision, without_bf16
+from cpulaunch.wording import shortened
 
 # The settings that have a variable of the field: a stronger source may overrule what the user has set by it.
 _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.values() if setting.variable]
@@ -56,6 +58,8 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         is_set=config.is_set("training.precision"),
         lacking=without_bf16({each.input.name: each.input.facts for each in job.bound}),
     )
+    hidden = foreign_claims(launcher.identity, config["forward"])
+    notes = (backend.note, precision.note, *job.notes, _hidden_note(config, hidden))
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
@@ -81,12 +85,13 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         env=dict(sorted(env.items())),
         private=tuple(sorted(config["env"])),
         forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
+        hidden=hidden,
         program=program,
         mpiexec=chosen.mpiexec,
         mpi_args=config["mpi.args"],
         request=job.request,
         settings=_settings(config, {**decided, **_found(config, chosen, job)}),
-        notes=tuple(filter(None, dict.fromkeys((backend.note, precision.note, *job.notes)))),
+        notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
         user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
     )
@@ -167,6 +172,13 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 
 
 # ---- what it all came to
+
+
+def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
+    found = [name for name in hidden if name in config.environ]
+    if not found:
+        return ""
+    return f"hidden from the ranks, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
 def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:

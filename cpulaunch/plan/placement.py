@@ -77,7 +77,7 @@ class Placement(NamedTuple):
     ``python``: the program is a Python script or module.  ``directory`` is where it is started.
     ``hosts`` are (name, index into ``host_specs``) in the order of ranks.  ``request`` is what an assumed
     host is planned by (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
-    in argument lists.  Periods are in seconds.
+    in argument lists; ``hidden`` are names that the program doesn't get.  Periods are in seconds.
     """
 
     launcher: str
@@ -90,6 +90,7 @@ class Placement(NamedTuple):
     host_specs: Sequence[HostSpec]
     request: Mapping[str, Any]
     env: Mapping[str, str]
+    hidden: Sequence[str]
     heartbeat_timeout: float
     grace_period: float
     lenient: bool

@@ -96,7 +96,7 @@ class Plan:
     value, which may stand for several.  ``transport``, of `decide_transport`, carries ccl's collectives; it
     is empty with another backend.  ``env`` reaches every rank; ``private`` are those of its names that
     must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
-    to hand on.
+    to hand on.  ``hidden`` are names that no rank gets: they would tell it that it is another rank.
     ``here_alone``: the job stays on the host that it is started from.
     ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
@@ -113,6 +113,7 @@ class Plan:
     env: Mapping[str, str]
     private: tuple[str, ...]
     forward: tuple[str, ...]
+    hidden: tuple[str, ...]
     program: Program
     mpiexec: str
     mpi_args: tuple[str, ...]
@@ -152,7 +153,7 @@ class Plan:
             for name in cls.__dataclass_fields__
             if name not in _NESTED
         }
-        for name in ("private", "forward", "mpi_args", "settings", "notes", "user_mpi_variables"):
+        for name in ("private", "forward", "hidden", "mpi_args", "settings", "notes", "user_mpi_variables"):
             raw[name] = tuple(document[name])
         raw["hosts"] = tuple(map(HostPlan.from_json, document["hosts"]))
         raw["request"] = HostRequest.from_json(document)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import get_backend_config
 from torch.nn.parallel import DistributedDataParallel
 
 from cpulaunch.ccl import installed
@@ -39,6 +40,17 @@ def init(backend: str | None = None, **options: Any) -> None:
 
 def _fastest_backend() -> str:
     return "ccl" if installed.state().problem is None else "gloo"
+
+
+def backend() -> str | None:
+    """The backend of the group of all ranks, such as ``"ccl"``; None where there is no group.
+
+    ``torch.distributed.get_backend()`` answers the one that the script asked for.
+    """
+    if not dist.is_initialized():
+        return None
+    by_device = dict(pair.split(":") for pair in get_backend_config().split(","))
+    return by_device.get("cpu")
 
 
 def rank() -> int:

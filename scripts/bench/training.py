@@ -230,7 +230,7 @@ def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
         "samples_per_second": BATCH[name] * size / seconds,
         "step_ms": 1e3 * seconds,
         "optimizer_ms": 1e3 * statistics.median(part for _, part in times),
-        "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else None,
+        "backend": torch.distributed.get_backend_config() if torch.distributed.is_initialized() else None,
         "torch": torch.__version__,
     }
     if way == "ours" and size > 1:

@@ -112,16 +112,19 @@ def test_ranks_that_were_started_otherwise_than_planned_are_an_error(identity: I
 
 
 def test_a_programs_environment() -> None:
-    placed, identity = three_hosts(), Identity(3, 5, 1, 2)
+    placed, identity = three_hosts()._replace(hidden=["SLURM_PROCID"]), Identity(3, 5, 1, 2)
     environ = {
         "HOME": "/home/me", "RANK": "9", "OWN": "environ", "SHARED": "environ", "SECRET": "environ",
         "CPULAUNCH_TOKEN": "t", "CPULAUNCH_CONTROL": "c", "CPULAUNCH_PLACEMENT": "p", "CPULAUNCH_RANK": "0",
-        "CPULAUNCH_JOB_ID": "job",
+        "CPULAUNCH_JOB_ID": "job", "CPULAUNCH_RESTART_COUNT": "1", "SLURM_PROCID": "7", "TORCHELASTIC_RUN_ID": "outer",
     }  # fmt: skip
     assert program_environment(placed, identity, assignment(placed, identity), environ) == {
         "HOME": "/home/me", "OWN": "d", "SHARED": "1", "SECRET": "s", "CPULAUNCH_JOB_ID": "job",
         "CPULAUNCH_JOB_RANK": "3/5",
-        "RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "CPULAUNCH_RESTART_COUNT": "1", "RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "3", "ROLE_NAME": "default", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "5",
+        "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }  # fmt: skip
     alone = program_environment(placed, identity, assignment(placed, identity), {})
     assert alone["CPULAUNCH_JOB_ID"] == "pasted"

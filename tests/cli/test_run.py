@@ -443,7 +443,7 @@ class TestLauncherInOddPlaces:
 
 
 class TestSlurmShell:
-    def test_a_local_run_is_not_confused_by_slurm(self, cpulaunch: Run, show) -> None:
+    def test_a_run_is_not_confused_by_slurm(self, cpulaunch: Run, launcher_options, show) -> None:
         env = {
             "SLURM_PROCID": "5",
             "SLURM_NTASKS": "8",
@@ -454,8 +454,12 @@ class TestSlurmShell:
             "RANK": "9",
             "WORLD_SIZE": "10",
         }
-        ranks = outputs(cpulaunch("run", "-n", "2", "--launcher", "local", "show.py", env=env))
-        assert [(r["env"]["RANK"], r["env"]["WORLD_SIZE"]) for r in ranks] == [("0", "2"), ("1", "2")]
+        done = cpulaunch("run", "-n", "2", *launcher_options, "-x", "SLURM_NTASKS", "show.py", env=env)
+        for rank, seen in enumerate(each["env"] for each in outputs(done)):
+            assert (seen["RANK"], seen["WORLD_SIZE"]) == (str(rank), "2")
+            assert (seen["SLURM_PROCID"], seen["SLURM_NTASKS"], seen["SLURM_JOB_ID"]) == (None, "8", "77")
+            assert seen["PMI_RANK"] in (None, str(rank))
+            assert seen["OMPI_COMM_WORLD_RANK"] in (None, str(rank))
 
 
 def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:

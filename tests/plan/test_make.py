@@ -160,6 +160,16 @@ class TestEnvironment:
         )
         assert made.forward == ("HF_TOKEN", "HOME", "PATH")
 
+    def test_variables_that_name_other_ranks_are_hidden(self) -> None:
+        environ = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_RANK": "1", "PMI_RANK": "2"}
+        made = make("forward=SLURM_NTASKS", hosts="a,b", environ=environ)
+        assert made.launcher == "intel"  # which tells ranks by PMI_RANK
+        assert {"SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"} <= set(made.hidden)
+        assert not {"SLURM_NTASKS", "SLURM_JOB_ID", "PMI_RANK", "MPI_LOCALRANKID"} & set(made.hidden)
+        (note,) = [note for note in made.notes if "hidden" in note]
+        assert note.endswith(": SLURM_PROCID, OMPI_COMM_WORLD_RANK (-x NAME keeps one)")
+        assert "PMI_RANK" in make(hosts="").hidden  # started by cpulaunch itself
+
     def test_worker_affinity_is_the_hosts_one_flat_list(self) -> None:
         made = make("hosts.nproc_per_node=4", hosts="a,b")
         assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2

@@ -54,6 +54,7 @@ def test_a_placement_is_read_back_as_it_was(specs: list[HostSpec], env: dict[str
         host_specs=specs,
         request={"binding": {}},
         env=env,
+        hidden=["SLURM_PROCID"],
         heartbeat_timeout=30,
         grace_period=2.5,
         lenient=False,
@@ -68,6 +69,7 @@ def test_it_holds_what_was_planned() -> None:
     for (_, number), host in zip(placement.hosts, plan.hosts, strict=True):
         assert placement.host_specs[number] == HostSpec.of(host)
     assert placement.env == {"SECRET": "s"}
+    assert tuple(placement.hidden) == plan.hidden
     assert placement.request == json.loads(json.dumps(plan.request.to_json()))
 
 

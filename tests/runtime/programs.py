@@ -92,7 +92,7 @@ def train(
         value = torch.tensor(mean, dtype=torch.float64)
         torch.distributed.all_reduce(value)
         losses.append(value.item() / size)
-    return {"losses": losses, "digest": digest(model), "backend": torch.distributed.get_backend()}
+    return {"losses": losses, "digest": digest(model), "backend": cpulaunch.backend()}
 
 
 def digits(epochs: str) -> dict:
@@ -300,7 +300,7 @@ def trainer(options: str, model: str = "bert") -> dict:
         evaluated, predicted = it.evaluate(), it.predict(data)
     optimizer = getattr(it.optimizer, "optimizer", it.optimizer)
     return {
-        "backend": torch.distributed.get_backend(),
+        "backend": cpulaunch.backend(),
         "size": torch.distributed.get_world_size(),
         "precision": it.accelerator.mixed_precision,
         "threads": torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]),
@@ -332,7 +332,7 @@ def accelerated(options: str) -> dict:
         optimizer.step()
         optimizer.zero_grad()
     return {
-        "backend": torch.distributed.is_initialized() and torch.distributed.get_backend(),
+        "backend": cpulaunch.backend(),
         "state": accelerator.state.backend,
         "size": accelerator.num_processes,
         "batches": len(loader),
@@ -422,7 +422,7 @@ def plain_on_a_slow_cpu() -> dict:
 def grouped(*backend: str) -> dict:
     """A script that makes its group itself."""
     torch.distributed.init_process_group(*backend)
-    return {"backend": torch.distributed.get_backend()}
+    return {"backend": cpulaunch.backend(), "answered": torch.distributed.get_backend()}
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from cpulaunch.runtime import patches
 from cpulaunch.runtime.patches import base
 from cpulaunch.runtime.settings import TrainingSettings
 
-NAMES = ("torch", *patches.LIBRARIES)
+PATCHED = (patches.Patched("torch", "torch"), *patches.MODULES)
+LIBRARIES = sorted({patched.library for patched in PATCHED})
 SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
 
 
@@ -34,17 +36,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     base.precision_owners[:] = owners
 
 
-def changes_of(library: str) -> tuple[base.Change, ...]:
-    return import_module(f"cpulaunch.runtime.patches.{library}").CHANGES
+def changes_of(patched: patches.Patched) -> tuple[base.Change, ...]:
+    return getattr(import_module(f"cpulaunch.runtime.patches.{patched.library}"), patched.changes)
 
 
-@pytest.mark.parametrize("library", NAMES)
+@pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
 def test_what_is_missing_is_said_in_one_line_for_each_change(
-    library: str, capsys: pytest.CaptureFixture[str]
+    patched: patches.Patched, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    patches.patch(library, SETTINGS, ModuleType("another"))
+    library = patched.library
+    patches.patch(patched, SETTINGS, ModuleType("another"))
     lines = capsys.readouterr().err.splitlines()
-    expected = [change for change in changes_of(library) if change.needs]
+    expected = [change for change in changes_of(patched) if change.needs]
     assert expected
     assert len(lines) == len(expected)
     for line, change in zip(lines, expected, strict=True):
@@ -52,19 +55,23 @@ def test_what_is_missing_is_said_in_one_line_for_each_change(
         assert line.endswith(f"so {change.without}")
 
 
-@pytest.mark.parametrize("library", NAMES)
-def test_the_installed_version_has_all_names(library: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = import_module(patches.LIBRARIES.get(library, library))
-    without_effect = [change._replace(apply=lambda *_: None) for change in changes_of(library)]
-    base.apply_changes(library, without_effect, module, SETTINGS)
+@pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
+def test_the_installed_version_has_all_names(
+    patched: patches.Patched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = import_module(patched.module)
+    without_effect = [change._replace(apply=lambda *_: None) for change in changes_of(patched)]
+    base.apply_changes(patched.library, without_effect, module, SETTINGS)
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("library", NAMES)
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_the_installed_version_was_tried(library: str) -> None:
     tried = import_module(f"cpulaunch.runtime.patches.{library}").TRIED
     version = metadata.version(library).partition("+")[0]
-    assert version in tried, f"run test_scripts.py with {library} {version}; add it to TRIED if it passes"
+    assert version in tried, (
+        f"run tests/scripts and test_scripts.py with {library} {version}; add it to TRIED if it passes"
+    )
 
 
 def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,13 +79,15 @@ def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.Capt
         _shared_state: dict[str, object] = {}  # noqa: RUF012
 
         def __init__(self, cpu: bool = False, **options: object) -> None:
-            self.cpu, self.options = cpu, options
+            self.cpu, self.options, self.device = cpu, options, torch.device("cpu", 0)
 
     state = SimpleNamespace(__name__="accelerate.state", PartialState=PartialState)
-    patches.patch("accelerate", SETTINGS, state)
+    patches.patch(patches.Patched("accelerate", "accelerate.state"), SETTINGS, state)
     made = PartialState(False, backend="ccl", timeout=3)
-    assert (made.cpu, made.options) == (True, {"timeout": 3})
-    (line,) = capsys.readouterr().err.splitlines()
+    assert (made.cpu, made.options, made.device) == (True, {"timeout": 3}, torch.device("cpu"))
+    deepspeed, line = capsys.readouterr().err.splitlines()
+    assert deepspeed.endswith("has no AcceleratorState.__init__ in accelerate.state, so scripts that ask for "
+                              "DeepSpeed train with DDP")  # fmt: skip
     assert "has no AcceleratorState.__init__, AcceleratorState.mixed_precision, DistributedType.FSDP" in line
     assert line.endswith("so scripts that ask for FSDP may train with DDP")
 
@@ -91,7 +100,9 @@ def test_training_arguments_are_for_the_cpu() -> None:
             self.at_the_end = self.use_cpu
 
     patches.patch(
-        "transformers", SETTINGS, SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments)
+        patches.Patched("transformers", "transformers.training_args"),
+        SETTINGS,
+        SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments),
     )
     arguments = TrainingArguments()
     arguments.__post_init__()
@@ -114,4 +125,4 @@ def test_ranks_of_a_job_are_patched(environment: dict[str, str], patched: bool) 
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) == Path(patches.__file__).with_name("torch.py")) == patched
+    assert (Path(done.stdout.strip()) == Path(patches.__file__).with_name("groups.py")) == patched

@@ -26,6 +26,7 @@ def test_no_other_name_is_public() -> None:
     assert cpulaunch.__all__ == [
         "accumulate",
         "autocast",
+        "backend",
         "init",
         "is_main",
         "prepare",

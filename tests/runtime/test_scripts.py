@@ -20,7 +20,8 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
     lines = [line for line in done.ours() if "changed in this script" in line]
     assert len(lines) == (said != ("ccl",))
     if lines:
-        assert (f"backend ccl (not {said[0]});" if said else "backend ccl;") in lines[0]
+        assert (f"backend ccl (not {said[0]}) (" if said else "backend ccl (") in lines[0]
+    assert [result["answered"] for result in done.results] == [said[0] if said else "gloo"] * 2
 
 
 def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:
@@ -30,8 +31,9 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
     assert first["kinds"] == ["torch.bfloat16"]
     assert first["results"] == first["weights"] == ["torch.float32"]
     assert first["falls"]
-    (line,) = [line for line in done.ours() if "changed in this script" in line]
-    assert "backend ccl; bf16 in DDP without autocast; fused optimizers" in line
+    group, training = (line for line in done.ours() if "changed in this script" in line)
+    assert group.partition(": ")[2].startswith("backend ccl (--as-written")
+    assert training.endswith(": DDP in bf16, as the script has no autocast; AdamW takes its fused step")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_workers_of_data_loaders_start_in_each_way_while_a_group_is_used(
 
 def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "group.py").write_text(
-        "import torch.distributed as d\nd.init_process_group('gloo')\nprint(d.get_backend(), d.get_world_size())"
+        "import cpulaunch, torch.distributed as d\nd.init_process_group('gloo')\nprint(cpulaunch.backend(), d.get_world_size())"
     )
     lines = cpulaunch("run", "-n", "2", "--dry-run", "--format", "shell", "group.py").stdout
     done = subprocess.run(["sh", "-c", lines], cwd=tmp_path, env=clean_environment(), capture_output=True,
@@ -121,9 +123,11 @@ def test_an_accelerator(job: Start, options: str) -> None:
     done = job(2, "accelerated", options, options=("--precision", "bf16"))
     first, second = done.results
     assert first == second  # began with unlike weights
-    assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "ccl", 2, 4)
+    assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "gloo", 2, 4)
     assert first["kinds"] == ["torch.bfloat16"]
-    assert len([line for line in done.ours() if "changed in this script" in line]) == 1
+    group, training = (line for line in done.ours() if "changed in this script" in line)
+    assert "; accelerate on the CPU, in bf16 unless the script says otherwise (" in group
+    assert training == "changed in this script: AdamW takes its fused step"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> No
         assert result["fused"]
         assert result["predictions"] == [32, 5]
         assert result["loss"] == done.results[0]["loss"]
-    assert len([line for line in done.ours() if "changed in this script" in line]) == 1
+    assert len([line for line in done.ours() if "accelerate on the CPU, in bf16" in line]) == 1
 
 
 def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:

@@ -44,6 +44,7 @@ def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -
         "host_specs": [host],
         "request": request.to_json(),
         "env": {},
+        "hidden": [],
         "heartbeat_timeout": 30,
         "grace_period": 1,
         "lenient": False,

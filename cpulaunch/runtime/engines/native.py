@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -34,6 +35,10 @@ class NativeEngine(Engine):
 ENGINE = NativeEngine()
 
 
+_fused_here: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
 def optimize_optimizer(optimizer: Optimizer) -> None:
     """Let the optimizer take its fused step, where it has one and the user has not chosen another."""
     fuse(optimizer)
@@ -41,14 +46,36 @@ def optimize_optimizer(optimizer: Optimizer) -> None:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Switch the fused step on; False where there is none, or where the script has chosen another."""
-    if type(optimizer) not in FUSED:
+    """Switch the fused step on; False where there is none, or where the script has chosen another.
+
+    It is off again as soon as a gradient is sparse, which no fused step takes.
+    """
+    if type(optimizer) not in FUSED or _has_sparse_gradients(optimizer):
         return False
     if not all(_can_fuse(group) for group in optimizer.param_groups):
         return False
-    for group in optimizer.param_groups:
-        group["fused"] = True
+    _switch(optimizer, True)
+    _fused_here.add(optimizer)
+    if optimizer not in _watched:
+        _watched.add(optimizer)
+        optimizer.register_step_pre_hook(_undo_where_sparse)
     return True
+
+
+def _undo_where_sparse(optimizer: Optimizer, *_: Any) -> None:
+    if optimizer in _fused_here and _has_sparse_gradients(optimizer):
+        _fused_here.discard(optimizer)
+        _switch(optimizer, None)
+
+
+def _switch(optimizer: Optimizer, fused: bool | None) -> None:
+    for group in optimizer.param_groups:
+        group["fused"] = fused
+
+
+def _has_sparse_gradients(optimizer: Optimizer) -> bool:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return any(p.grad is not None and p.grad.is_sparse for p in parameters)
 
 
 def _can_fuse(group: dict[str, Any]) -> bool:

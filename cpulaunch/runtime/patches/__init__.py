@@ -2,11 +2,11 @@
 
 torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``).  In ranks of a
 cpulaunch job, and unless ``training.as_written`` is set, it has libraries changed: torch at once, the others
-when a script has imported them.  With ``training.as_written``, it only has one line warn of ranks that
-accelerate doesn't connect.  Programs that don't import torch pay nothing for this.
+when a script has imported them.  With ``training.as_written``, it only has one line warn of ranks that train
+separate models.  Programs that don't import torch pay nothing for this.
 
-Patching another library takes a module here of its name, which holds ``CHANGES`` and ``TRIED``, the versions
-of the library that it was tried with, and a line in LIBRARIES.  A change is made with any version that has
+Patching another library takes a module here of its name, which holds its changes and ``TRIED``, the versions
+of the library that it was tried with, and a line in MODULES.  A change is made with any version that has
 the names that it needs.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
+from typing import NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.ccl.installed import BINDINGS
@@ -26,11 +27,24 @@ from cpulaunch.runtime.patches.base import apply_changes
 from cpulaunch.runtime.patches.import_hook import after_import
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
-LIBRARIES = {
-    "accelerate": "accelerate.state",
-    "transformers": "transformers.training_args",
-}
-"""Library → the module of it that is changed when a script has imported it."""
+
+class Patched(NamedTuple):
+    """A module of a library that is changed when a script has imported it, and where the changes stand."""
+
+    library: str
+    module: str
+    changes: str = "CHANGES"
+
+
+MODULES = (
+    Patched("accelerate", "accelerate.state"),
+    Patched("transformers", "transformers.training_args"),
+    # Lightning is packed twice: as `lightning`, and as `pytorch_lightning` and `lightning_fabric`.
+    Patched("lightning", "lightning.fabric.connector", "OF_FABRIC"),
+    Patched("lightning", "lightning_fabric.connector", "OF_FABRIC"),
+    Patched("lightning", "lightning.pytorch.trainer.connectors.accelerator_connector", "OF_TRAINER"),
+    Patched("lightning", "pytorch_lightning.trainer.connectors.accelerator_connector", "OF_TRAINER"),
+)
 
 
 def autoload() -> None:
@@ -40,7 +54,9 @@ def autoload() -> None:
     import torch
 
     from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
     from cpulaunch.runtime.patches.own_groups import tell_of_own_groups, tell_of_own_launcher
+    from cpulaunch.runtime.patches.torch import warn_at_first_step
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
@@ -48,14 +64,15 @@ def autoload() -> None:
         tell_of_own_groups(torch)
         after_import("torch.distributed.launcher.api", tell_of_own_launcher)
     if settings.as_written:
-        after_import(LIBRARIES["accelerate"], _warn_of_separate_copies)
+        warn_at_first_step(torch)
+        after_import("accelerate.state", warn_of_separate_copies)
         return
     if settings.backend is None or not torch.distributed.is_available():
         return
     settings = replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
-    patch("torch", settings, torch)
-    for library, module in LIBRARIES.items():
-        after_import(module, partial(patch, library, settings))
+    patch(Patched("torch", "torch"), settings, torch)
+    for patched in MODULES:
+        after_import(patched.module, partial(patch, patched, settings))
     after_import(BINDINGS, _keep_ccl)
 
 
@@ -71,13 +88,7 @@ def _keep_ccl(bindings: ModuleType) -> None:
         )
 
 
-def _warn_of_separate_copies(module: ModuleType) -> None:
-    # Imported here, as it imports torch, which may be importing this module.
-    from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
-
-    warn_of_separate_copies(module)
-
-
-def patch(library: str, settings: TrainingSettings, module: ModuleType) -> None:
+def patch(patched: Patched, settings: TrainingSettings, module: ModuleType) -> None:
     """Change the module of a library as its patches say."""
-    apply_changes(library, import_module(f"{__name__}.{library}").CHANGES, module, settings)
+    changes = getattr(import_module(f"{__name__}.{patched.library}"), patched.changes)
+    apply_changes(patched.library, changes, module, settings)

@@ -1,6 +1,6 @@
 """accelerate: it trains on the CPU, on the planned backend, and in the planned precision by default.
 
-FSDP works on CPUs.
+FSDP and DeepSpeed work on CPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches.base import Change, announced_with_group, precision_owners
-from cpulaunch.runtime.patches.torch import REPLACED
+from cpulaunch.runtime.patches.groups import is_replaced
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("1.15.0",)
@@ -28,22 +28,44 @@ def _own_precision(state: Any, settings: TrainingSettings) -> None:
 
 
 def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """``PartialState`` looks for GPUs, unless it gets ``cpu``; of backends for CPUs it knows gloo and mpi."""
-    from torch import distributed
+    """``PartialState`` looks for GPUs, unless it gets ``cpu``; of backends for CPUs it knows gloo and mpi.
+
+    DeepSpeed it starts only without ``cpu``, and then takes the backend that it is given.
+    """
+    import torch
 
     original = state.PartialState.__init__
     change = f"accelerate on the CPU, in {settings.precision} unless the script says otherwise"
 
     @functools.wraps(original)
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        if kwargs.get("backend") in REPLACED:
+        if is_replaced(torch, kwargs.get("backend")):
             kwargs.pop("backend", None)
+        if with_deepspeed := _with_deepspeed():
+            kwargs.setdefault("backend", "gloo")
         with announced_with_group(change):
-            original(self, True, **kwargs)
-        if getattr(self, "backend", None) is not None and distributed.is_initialized():
-            self.backend = distributed.get_backend()
+            original(self, not with_deepspeed, **kwargs)
+        if self.device.type == "cpu":
+            self.device = torch.device("cpu")  # FSDP 1 takes cpu:0 for another device
 
     state.PartialState.__init__ = __init__
+
+
+def _run_deepspeed_on_cpus(state: Any, settings: TrainingSettings) -> None:
+    """accelerate takes DDP in DeepSpeed's place, without a word, where it is told to use the CPU."""
+    original = state.AcceleratorState.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _with_deepspeed():
+            os.environ.pop("ACCELERATE_USE_CPU", None)
+        original(self, *args, **kwargs)
+
+    state.AcceleratorState.__init__ = __init__
+
+
+def _with_deepspeed() -> bool:
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
 
 
 def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
@@ -65,7 +87,10 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
 
 
 def warn_of_separate_copies(state: Any) -> None:
-    """For scripts as they are written: have accelerate's state, once made, say if each rank trains alone."""
+    """For scripts as they are written: have accelerate's state, once made, say if each rank trains alone.
+
+    It makes a group then, and doesn't use it.
+    """
     original = state.PartialState.__init__
 
     @functools.wraps(original)
@@ -92,6 +117,11 @@ CHANGES = (
         ("PartialState.__init__",),
         "scripts have to choose the CPU themselves, by ACCELERATE_USE_CPU or cpu=True",
         _train_on_cpus,
+    ),
+    Change(
+        ("AcceleratorState.__init__",),
+        "scripts that ask for DeepSpeed train with DDP",
+        _run_deepspeed_on_cpus,
     ),
     Change(
         (

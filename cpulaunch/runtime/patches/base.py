@@ -65,13 +65,28 @@ precision_owners: list[Callable[[Any], bool]] = []
 
 _announced: list[str] = []  # what this script was told that cpulaunch changes
 _pending: list[str] = []  # changes by a library that is making its process group now
+_with_step: list[str] = []  # changes of training that are told when an optimizer first steps
 
 
 def announce(*changes: str) -> None:
-    """Log what is changed in this script: the first time only, as one line is enough."""
-    if not _announced:
-        _announced.extend(changes)
-        log_once(f"changed in this script: {'; '.join(changes)} (--as-written leaves the script alone)")
+    """Log what is changed in this script, each change once."""
+    new = [change for change in changes if change not in _announced]
+    if not new:
+        return
+    hint = "" if _announced else " (--as-written leaves the script alone)"
+    _announced.extend(new)
+    log_once(f"changed in this script: {'; '.join(new)}{hint}")
+
+
+def announce_with_step(change: str) -> None:
+    """Announce ``change`` with all others of the first training step, in one line."""
+    if change not in _with_step:
+        _with_step.append(change)
+
+
+def step_changes() -> tuple[str, ...]:
+    """The changes that are to be announced with a step."""
+    return tuple(_with_step)
 
 
 def pending_changes() -> tuple[str, ...]:

@@ -10,48 +10,22 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery import master_port
-from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.runtime.engines import native
-from cpulaunch.runtime.patches.base import Change, announce, pending_changes, precision_owners
-from cpulaunch.runtime.precision import check_precision
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches.base import (
+    Change,
+    announce,
+    announce_with_step,
+    precision_owners,
+    step_changes,
+)
+from cpulaunch.runtime.patches.groups import replace_backend
+from cpulaunch.runtime.precision import chosen
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.8.0", "2.13.0")
 
-REPLACED = (None, "gloo", "mpi", "ccl", "cpu:gloo", "cpu:gloo,cuda:nccl")
-"""Backends, as scripts name them, in whose place the planned one is taken."""
-
-COMPRESSED = "gradients of DDP sent in bf16"
-
-
-def _replace_backend(torch: Any, settings: TrainingSettings) -> None:
-    """``init_process_group`` without a backend, or with one of REPLACED, makes a group of the planned one."""
-    original = torch.distributed.init_process_group
-
-    @functools.wraps(original)
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        check_precision(settings, cpu_flags())
-        named = backend.lower() if isinstance(backend, str) else backend
-        if named not in REPLACED:
-            return original(backend, *args, **kwargs)
-        _announce_group(named, settings)
-        return original(settings.backend, *args, **kwargs)
-
-    torch.distributed.init_process_group = init_process_group
-    torch.distributed.distributed_c10d.init_process_group = init_process_group
-
-
-def _announce_group(named: str | None, settings: TrainingSettings) -> None:
-    changes = list(pending_changes())
-    if named == settings.backend and not changes:
-        return
-    if not changes and settings.precision == "bf16":
-        changes.append("bf16 in DDP without autocast")
-    if settings.compress_gradients == "bf16":
-        changes.append(COMPRESSED)
-    if named != settings.backend:
-        changes.insert(0, f"backend {settings.backend}{f' (not {named})' if named else ''}")
-    announce(*changes, "fused optimizers")
+_data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
 
 
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
@@ -70,9 +44,11 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        _data_parallel.add(self)
         if _in_autocast(torch) or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
             return original(self, *inputs, **kwargs)
-        announce("DDP in bf16, as the script has no autocast")
+        tell = announce_with_step if torch.is_grad_enabled() else announce
+        tell("DDP in bf16, as the script has no autocast")
         with torch.autocast("cpu", torch.bfloat16):
             outputs = original(self, *inputs, **kwargs)
         return tree_map(as_fp32, outputs)
@@ -97,7 +73,7 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
             return
         if hook := comm_hooks.hook_for(self.module, compress=True):
             comm_hooks.average_by(self, hook)
-            announce(COMPRESSED)
+            announce_with_step("gradients of DDP sent in bf16")
 
     ddp.__init__ = __init__
 
@@ -113,8 +89,11 @@ def _is_fp32(torch: Any, model: Any) -> bool:
     return all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
 
 
-def _fuse_optimizers(torch: Any, settings: TrainingSettings) -> None:
-    """Optimizers take their fused step, where torch has one and the script has not chosen another."""
+def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
+    """At its first step, an optimizer takes its fused step, where torch has one and the script no choice.
+
+    All that is changed in training is told then, and whether each rank trains by itself.
+    """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -125,9 +104,43 @@ def _fuse_optimizers(torch: Any, settings: TrainingSettings) -> None:
         seen.add(optimizer)
         if native.fuse(optimizer):
             native.keep_layouts(optimizer)
-            announce(f"{type(optimizer).__name__} takes its fused step")
+            announce_with_step(f"{type(optimizer).__name__} takes its fused step")
+        announce(*step_changes())
+        _warn_of_separate_copies(torch)
+        if settings.precision == "bf16" and not _has_precision(optimizer):
+            log_once(
+                "this script's precision is its own: the planned bf16 is for DDP models, accelerate, "
+                "transformers and Lightning, and for what runs in `with cpulaunch.autocast():`"
+            )
 
     register_optimizer_step_pre_hook(before_step)
+
+
+def warn_at_first_step(torch: Any) -> None:
+    """For scripts as they are written: only say if each rank trains by itself."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _warn_of_separate_copies(torch))
+
+
+def _warn_of_separate_copies(torch: Any) -> None:
+    ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if ranks == "1" or torch.distributed.is_initialized():
+        return
+    log_once(
+        f"warning: there is no process group: the ranks train by themselves, so they train {ranks} separate "
+        "models, and write the same files; one model takes DistributedDataParallel, cpulaunch.prepare, "
+        f"Accelerator(cpu=True) or Lightning's Trainer(strategy='ddp', devices={on_host})"
+    )
+
+
+def _has_precision(optimizer: Any) -> bool:
+    """Whether anything sees to the precision of what ``optimizer`` trains: DDP, a library, or cpulaunch."""
+    return (
+        bool(_data_parallel)
+        or chosen.cache_info().currsize > 0
+        or any(o(optimizer) for o in precision_owners)
+    )
 
 
 def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
@@ -159,9 +172,16 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 
 CHANGES = (
     Change(
-        ("distributed.init_process_group", "distributed.distributed_c10d.init_process_group"),
+        (
+            "distributed.group",
+            "distributed.get_rank",
+            "distributed.Backend",
+            "distributed.distributed_c10d.init_process_group",
+            "distributed.distributed_c10d.new_group",
+            "distributed.distributed_c10d.get_backend",
+        ),
         "process groups have the backend that the script names",
-        _replace_backend,
+        replace_backend,
     ),
     Change(
         ("distributed.TCPStore.__init__",),
@@ -191,6 +211,6 @@ CHANGES = (
     Change(
         ("optim.optimizer.register_optimizer_step_pre_hook",),
         "optimizers take the step that the script names",
-        _fuse_optimizers,
+        _watch_steps,
     ),
 )

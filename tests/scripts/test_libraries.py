@@ -1,0 +1,100 @@
+"""Scripts of libraries that know nothing of cpulaunch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scripts.conftest import Start, assert_alike
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = "programs_libraries.py"
+FP32 = ("--precision", "fp32")
+SLURM = {  # an allocation, in whose batch script cpulaunch was typed
+    "SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+}  # fmt: skip
+
+
+def deepspeed() -> dict[str, str]:
+    directory = os.environ.get("CPULAUNCH_TEST_DEEPSPEED")
+    if not directory:
+        pytest.skip("CPULAUNCH_TEST_DEEPSPEED is not set: scripts/test.sh sets it")
+    return {"PYTHONPATH": directory}
+
+
+def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
+    assert_alike(
+        start(PROGRAMS, "lightning", options=FP32).results, by_torchrun(PROGRAMS, "lightning").results
+    )
+
+
+def test_in_slurm_too_and_in_the_planned_precision_where_the_script_names_none(
+    start: Start, by_torchrun: Start
+) -> None:
+    ours = start(PROGRAMS, "lightning", options=("--precision", "bf16"), **SLURM)
+    for result, other in zip(ours.results, by_torchrun(PROGRAMS, "lightning").results, strict=True):
+        assert result["environment"] == "TorchElasticEnvironment"
+        assert_alike(result["32-true"], other["32-true"])
+        assert_alike(result["bf16-mixed"], other["bf16-mixed"])
+        assert result["None"][:2] == [2, "torch.bfloat16"]
+        for devices in ("auto", 4):
+            assert "does not match the world size (2)" in result[f"{devices} devices"]
+    lines = ours.ours()
+    assert any("Lightning's precision bf16-mixed, as the script names none" in line for line in lines)
+    assert any("they train 2 separate models" in line for line in lines)  # Trainer's own default
+
+
+def test_fabric_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
+    theirs, ours = by_torchrun(PROGRAMS, "fabric").results, start(PROGRAMS, "fabric").results
+    for one, other in zip(ours, theirs, strict=True):
+        assert_alike(one["32-true"], other["32-true"])
+        assert one["None"][1] == ["torch.bfloat16"]
+
+
+def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
+    ours = start(PROGRAMS, "ignite", options=FP32).results
+    assert ours[0]["weights"] == ours[1]["weights"]
+    assert ours[0]["wrapped"] == "DistributedDataParallel"
+    assert_alike(ours, by_torchrun(PROGRAMS, "ignite").results)
+
+
+@pytest.mark.parametrize("name", ["test_script", "test_sync", "test_ops"])
+def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
+    """All but ``test_distributed_data_loop``: it joins uneven inputs, as accelerate does on GPUs alone."""
+    import accelerate.test_utils
+
+    start(Path(accelerate.test_utils.__file__).with_name("scripts") / f"{name}.py", options=FP32)
+
+
+def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> None:
+    for version, kind in (("1", "FullyShardedDataParallel"), ("2", "FSDPSequential")):
+        for result in start(PROGRAMS, "accelerate", version, options=FP32).results:
+            assert (result["kind"], result["class"], result["size"]) == ("DistributedType.FSDP", kind, 2)
+            assert result["losses"] == pytest.approx(LOSSES, abs=2e-3)
+
+
+def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start) -> None:
+    ours = start(PROGRAMS, "trainer", options=FP32).results
+    assert ours[0]["steps"] == [2, 4]
+    assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
+
+
+def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> None:
+    env = deepspeed()
+    assert_alike(
+        start(PROGRAMS, "deepspeed", **env).results, by_torchrun(PROGRAMS, "deepspeed", **env).results
+    )
+    for result in start(PROGRAMS, "accelerate", "deepspeed", **env).results:
+        assert (result["kind"], result["class"]) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
+        assert (result["size"], result["precision"]) == (2, "torch.bfloat16")
+        assert result["losses"] == pytest.approx(LOSSES, abs=2e-2)
+    for result in start(PROGRAMS, "trainer", "deepspeed", **env).results:
+        assert (result["engine"], result["steps"]) == ("DeepSpeedEngine", [2, 4])
+
+
+LOSSES = [1.509, 1.481, 1.335, 1.372, 1.382, 1.231]
+"""Of `accelerate`, whatever shards its model."""

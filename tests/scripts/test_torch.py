@@ -1,0 +1,71 @@
+"""Scripts of torch alone: meshes, pipelines, checkpoints, sparse gradients, and what groups are called."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.conftest import Start, assert_alike
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = "programs_torch.py"
+FP32 = ("--precision", "fp32")
+NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+
+
+def test_meshes_are_of_the_planned_backend_and_train_as_under_torchrun(
+    start: Start, by_torchrun: Start
+) -> None:
+    theirs, ours = by_torchrun(PROGRAMS, "sharded").results, start(PROGRAMS, "sharded", options=FP32)
+    for one, other in zip(ours.results, theirs, strict=True):
+        assert (one.pop("backend"), other["backend"]) == ("cpu:ccl", "cpu:gloo")
+        assert other["loaded"]
+        assert_alike(one, {key: value for key, value in other.items() if key != "backend"})
+    (line,) = [line for line in ours.ours() if "changed in this script" in line]
+    assert line.endswith("backend ccl (--as-written leaves the script alone)")  # DTensors have no fused step
+
+
+def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
+    ours = start(PROGRAMS, "sparse", options=FP32)
+    assert_alike(ours.results, by_torchrun(PROGRAMS, "sparse").results)
+    assert any("SGD takes its fused step" in line for line in ours.ours())  # as long as gradients were dense
+
+
+def test_groups_answer_the_name_that_the_script_knows(start: Start) -> None:
+    names = ("none", "gloo", "nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
+    ours = start(PROGRAMS, "named", *names)
+    for result in ours.results:
+        for name in names:
+            answered, real, total = result[name]
+            assert answered == [{"none": "gloo", "nccl": "gloo"}.get(name, name)] * 3
+            assert (real, total) == ("ccl", 8.0)
+    assert any("backend ccl (not nccl)" in line for line in ours.ours())
+
+
+def test_ranks_have_torchruns_variables(start: Start, by_torchrun: Start) -> None:
+    theirs, ours = by_torchrun(PROGRAMS, "variables").results, start(PROGRAMS, "variables").results
+    for rank, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert other.keys() - one.keys() <= NOT_OURS
+        alike = (
+            "RANK",
+            "WORLD_SIZE",
+            "ROLE_RANK",
+            "ROLE_WORLD_SIZE",
+            "ROLE_NAME",
+            "GROUP_RANK",
+            "GROUP_WORLD_SIZE",
+        )
+        for name in (*alike, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"):
+            assert one[name] == other[name], (rank, name)
+        assert one["TORCHELASTIC_RUN_ID"] == one["CPULAUNCH_JOB_ID"]
+
+
+@pytest.mark.parametrize("options", [(), ("--as-written",)])
+def test_ranks_without_a_group_are_told_that_they_train_separate_models(
+    start: Start, options: tuple[str, ...]
+) -> None:
+    lines = start(PROGRAMS, "alone", options=options).ours()
+    (line,) = [line for line in lines if "they train 2 separate models" in line]
+    assert "Trainer(strategy='ddp', devices=2)" in line
+    # Nor does the planned precision reach a script without DDP.
+    assert sum("this script's precision is its own" in line for line in lines) == (not options)
