@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
             said.format(1, 200_000, 100_000) in result.stderr
             or said.format(0, 100_000, 200_000) in result.stderr
         )
+
+
+def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
+    """oneCCL compares nothing of what the ranks call: too much data has come, and that is all it knows."""
+    calls = (
+        "if rank == 1: dist.barrier()",
+        "else: dist.broadcast(torch.ones(9), 0); dist.all_reduce(torch.ones(9))",
+    )
+    first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
+    rank_0 = r"rank 0 (calls broadcast|is ahead: it calls all_reduce) of Float\[9\]"
+    assert re.search(rf"barrier \(.* of group '0', rank 1 of 2 failed: {rank_0}.*; oneCCL: ", second.stderr)
+    assert "rank 1 failed: barrier" in first.stderr
+
+
+def test_an_error_of_oneccl_is_told_also_where_the_other_rank_has_gone() -> None:
+    calls = "if rank == 1: dist.barrier()", "else: dist.broadcast(torch.ones(9), 0)"
+    first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
+    assert first.returncode == 0
+    assert re.search(r"barrier \(.* rank 1 of 2 failed: oneCCL: .*has ended", second.stderr)
 
 
 @COLLECTIVES

@@ -94,6 +94,7 @@ struct Watchdog::Watched {
   Clock::time_point callers_suspected{};
   Alert alert;
   Clock::time_point asked{};              // who is late
+  std::optional<uint64_t> said_last;      // the operation in which this rank has last said that it waits
   std::string suspicion;
   Clock::time_point suspected{};
   std::string ended;                      // a local peer that is needed
@@ -163,16 +164,20 @@ struct Watchdog::Watched {
     }
   }
 
-  // Follows the ranks that others wait for up to those that don't wait themselves, or that call something else.
+  // Says what this rank calls.  If it asks, follows the ranks that others wait for up to those that don't wait
+  // themselves, or that call something else.
   void find_late(GroupState& state, const Waiting& own) {
+    if (!own.asks && said_last == own.sequence) return;
     if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
     asked = Clock::now();
     const auto key = [](int rank) { return c10::str("waiting/", rank); };
     const auto waiting = c10::str(own.sequence, ": ", own.ranks, '\n', own.said.must_agree, '\n', own.said.text);
     store().set(key(state.rank), bytes_of(waiting));
+    said_last = own.sequence;
+    if (!own.asks) return;
     auto suspects = suspects_of(own.ranks, state.size);
     std::set<int> known{state.rank};
-    std::string late;
+    std::string late, ahead;
     for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
       const int rank = suspects.front();
       if (!known.insert(rank).second) continue;
@@ -187,11 +192,14 @@ struct Watchdog::Watched {
         state.set_cause(own.sequence, c10::str(state.called(rank), " calls ", text));
         return;
       } else {
+        if (sequence > own.sequence && ahead.empty()) {
+          ahead = c10::str(state.called(rank), " is ahead: it calls ", text, " (sequence number ", sequence, ")");
+        }
         const auto next = suspects_of(waits.substr(colon + 1), state.size);
         suspects.insert(suspects.end(), next.begin(), next.end());
       }
     }
-    state.set_cause(own.sequence, late.empty() ? "" : state.are_late(late));
+    state.set_cause(own.sequence, late.empty() ? ahead : state.are_late(late));
   }
 
   static std::deque<int> suspects_of(const std::string& ranks, int size) {
@@ -299,12 +307,12 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   wake();
 }
 
-void Watchdog::ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks, Said said) {
+void Watchdog::say_what_waits(const GroupState* group, uint64_t sequence, std::string ranks, Said said, bool asks) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
   auto& waiting = found->second->alert.waiting;
-  if (!waiting || sequence <= waiting->sequence) waiting = Waiting{sequence, std::move(ranks), std::move(said)};
+  if (!waiting || sequence <= waiting->sequence) waiting = Waiting{sequence, std::move(ranks), std::move(said), asks};
 }
 
 // With the lock held.

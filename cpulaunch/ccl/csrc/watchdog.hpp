@@ -62,9 +62,9 @@ class Watchdog {
   void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
              std::optional<int> peer = std::nullopt);
 
-  // Has the watchdog find out which ranks are late for an operation in which this one waits for `ranks`, such as
-  // "1, 3", or "" where it may be any, or which one calls something else; and tell the group.
-  void ask_who_is_late(const GroupState* group, uint64_t sequence, std::string ranks, Said said);
+  // Has the watchdog tell the others what this rank calls, while it waits for `ranks`, such as "1, 3", or "" where it
+  // may be any.  If it `asks`, the watchdog finds out which ranks are late or call something else, and tells the group.
+  void say_what_waits(const GroupState* group, uint64_t sequence, std::string ranks, Said said, bool asks);
 
   // For the end of the process: gives the other ranks time to learn of a failure, as the store may end with it.
   void linger();
@@ -78,6 +78,7 @@ class Watchdog {
     uint64_t sequence;  // in the operation with this number
     std::string ranks;  // for these
     Said said;
+    bool asks;  // for the cause
   };
   struct Alert {  // what callers have said since the last look
     std::set<int> peers;  // that they need

@@ -18,6 +18,10 @@ constexpr unsigned kPollsPerCheck = 256;
 // An operation that takes longer asks the watchdog to look after its peers.  Ordinary imbalance between ranks is
 // shorter, and the watchdog's queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
+// Where the transport doesn't compare what the ranks call, a rank says it after so long ...
+constexpr auto kSayAfter = std::chrono::seconds(1);
+// ... and one whose transport has failed waits for so long to hear it.
+constexpr auto kExplainTime = std::chrono::seconds(3);
 // So many tensors of an operation are named in its messages.
 constexpr size_t kTensorsNamed = 4;
 
@@ -103,14 +107,25 @@ bool CclWork::take() {
 }
 
 bool CclWork::claim() {
-  if (ProgressEngine::instance().stopped()) return false;
+  if (ProgressEngine::instance().stopped() || broken_.load(std::memory_order_acquire)) return false;
   try {
     return transfer_->test() && take();
   } catch (const std::exception& error) {
     const auto peer = Watchdog::instance().ended_peer(group_.get());
-    fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", reason_of(error)));
+    if (peer.empty() && group_->size > 1) {
+      broke(reason_of(error));
+    } else {
+      fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", reason_of(error)));
+    }
     return false;
   }
+}
+
+void CclWork::broke(std::string reason) {
+  if (breaks_.exchange(true)) return;
+  broken_reason_ = std::move(reason);
+  broken_at_ = Clock::now();
+  broken_.store(true, std::memory_order_release);
 }
 
 bool CclWork::poll() {
@@ -172,16 +187,23 @@ void CclWork::finish_with(std::exception_ptr error) {
 
 void CclWork::check(Clock::time_point now) {
   const auto waited = now - started_at_;
+  const bool broken = broken_.load(std::memory_order_acquire);
   if (waited > timeout_) {
     fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()));
   } else if (group_->failed()) {
-    fail(c10::str("cannot complete: ", group_->reason()));
-  } else if (waited > kAlertAfter) {
+    fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason()));
+  } else if (broken && now - broken_at_ > kExplainTime) {
+    const auto others = group_->cause(sequence_);
+    fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
+  } else if (broken || waited > kAlertAfter) {
     const auto peer = transfer_->peer();
     Watchdog::instance().alert(group_, transfer_->lost(), peer);
+    if (peer) return;
+    const auto ranks = transfer_->stragglers();
     // Half the time is left for asking around.
-    if (waited > timeout_ / 2 && !peer) {
-      Watchdog::instance().ask_who_is_late(group_.get(), sequence_, transfer_->stragglers(), said());
+    const bool asks = broken || waited > timeout_ / 2;
+    if (asks || (ranks.empty() && waited > kSayAfter)) {
+      Watchdog::instance().say_what_waits(group_.get(), sequence_, ranks, said(), asks);
     }
   }
 }

@@ -124,6 +124,8 @@ class CclWork final : public c10d::Work {
 
   // Why it isn't completed, as far as is known.
   std::string cause() const;
+  // The transport has failed with `reason`: the operation fails, too, once the others could say what they call.
+  void broke(std::string reason);
   Said said() const;
   // True for the one thread that may complete or fail the operation.
   bool take();
@@ -143,6 +145,10 @@ class CclWork final : public c10d::Work {
   std::unique_ptr<Transfer> transfer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
+  std::atomic<bool> breaks_{false};  // what the next two are is being noted
+  std::string broken_reason_;
+  Clock::time_point broken_at_;
+  std::atomic<bool> broken_{false};
 };
 
 }  // namespace cpulaunch
