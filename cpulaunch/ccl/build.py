@@ -25,9 +25,6 @@ from cpulaunch.ccl.installed import ONECCL_VERSION, SOURCES, Built
 from cpulaunch.errors import HostError
 
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
-LINKING = "linking"
-"""The last detail of the last step of a build."""
-
 _JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
 
 
@@ -210,7 +207,7 @@ def _compile(
         except BaseException:
             stop.set()
             raise
-    progress(step, LINKING)
+    progress(step, "linking")
     _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
 
 

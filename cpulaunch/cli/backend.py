@@ -29,7 +29,8 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
 
     try:
         if build:
-            build_group(BuildProgress(), patient=False)
+            with BuildProgress() as progress:
+                build_group(progress, patient=False)
         else:
             check(there)
             tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")

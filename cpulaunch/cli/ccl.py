@@ -50,7 +50,8 @@ def _build(arguments: list[str]) -> int:
     from cpulaunch.ccl.build import build
     from cpulaunch.cli.progress import BuildProgress
 
-    built = build(BuildProgress(), force=options.force)
+    with BuildProgress() as progress:
+        built = build(progress, force=options.force)
     say(f"ccl is built for torch {built.torch}: {built.directory}")
     if options.wheel is not None:
         from cpulaunch.ccl.wheel import write_wheel

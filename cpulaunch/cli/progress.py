@@ -18,21 +18,27 @@ FIRST_LINE = 5.0
 
 
 class BuildProgress:
-    """In the terminal's last line, else in a line for each step."""
+    """In the terminal's last line, which stays when the context is left, else in a line for each step."""
 
     def __init__(self) -> None:
         self._on_terminal = has_last_line()
+        self._drawn = False
         self._began = time.monotonic()
+
+    def __enter__(self) -> BuildProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            with contextlib.suppress(OSError, ValueError):
+                print(file=sys.stderr, flush=True)
 
     def __call__(self, step: str, detail: str) -> None:
         """Show a step, and how far it is."""
-        from cpulaunch.ccl.build import LINKING
-
         if self._on_terminal:
+            self._drawn = True
             seconds = f"{time.monotonic() - self._began:.0f} s"
             _draw(f"cpulaunch: ccl: {f'{step}, {detail}' if detail else step} ({seconds})")
-            if detail == LINKING:
-                print(file=sys.stderr)
         elif not detail:
             say(f"ccl: {step}")
 

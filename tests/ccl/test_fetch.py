@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run
+from support.terminal import Terminal
 
 from cpulaunch.ccl import fetch, installed
 from cpulaunch.errors import HostError
@@ -116,6 +117,16 @@ def test_who_asks_for_a_build_has_it_tried(tmp_path: Path, index: Index, cpulaun
     assert "fetching oneccl-devel" in fetching
     assert error.endswith(f"oneccl-devel {installed.ONECCL_VERSION}: {reason}")
     assert "This needs the network, once." in hint
+
+
+def test_on_a_terminal_the_error_has_a_line_of_its_own(tmp_path: Path, index: Index) -> None:
+    index("closed port")
+    command = [sys.executable, "-m", "cpulaunch", "ccl", "build"]
+    terminal = Terminal(tmp_path, {**os.environ, "PIP_RETRIES": "0", "TERM": "xterm"}, command)
+    assert terminal.ends() == 3
+    last, _, _ = terminal.raw.partition("cpulaunch: error: ")
+    assert "fetching oneccl-devel" in last
+    assert last.endswith("\r\n")
 
 
 def test_a_run_goes_on_with_gloo_and_does_not_ask_again(index: Index, cpulaunch: Run, show: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ranks import Ranks, run_script
 
@@ -113,3 +115,45 @@ def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
     script = LATE.format(apart=apart, seconds=seconds)
     for rank in run_script(2, script, CPULAUNCH_RANK_CCL_TRANSPORT=transport):
         assert (rank.returncode, rank.stderr) == (0, "")
+
+
+RELEASED = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+dist.group.WORLD._get_backend(torch.device("cpu")).monitored_barrier()
+if dist.get_rank() == 0:
+    os._exit(0)  # and the store with it
+dist.destroy_process_group()
+"""
+
+
+def test_rank_0_may_end_right_after_a_monitored_barrier(built: object) -> None:
+    for rank in run_script(3, RELEASED):
+        assert (rank.returncode, rank.stderr) == (0, "")
+
+
+RESTARTED = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+number = dist.get_rank()
+old = dist.distributed_c10d._get_default_store() if number == 1 else None
+dist.barrier()
+dist.destroy_process_group()
+if number == 0:
+    os.mkdir("{gone}")
+while not os.path.exists("{gone}"):
+    time.sleep(0.01)
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # the new connection comes behind the old one
+dist.init_process_group("ccl")
+if number == 0:
+    time.sleep(4)  # for longer than a suspicion lasts
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+
+
+def test_a_connection_to_a_former_store_on_the_same_port_is_no_suspicion(
+    built: object, tmp_path: Path
+) -> None:
+    for rank in run_script(2, RESTARTED.format(gone=tmp_path / "gone")):
+        assert rank.returncode == 0, rank.stderr

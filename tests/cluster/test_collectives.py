@@ -35,7 +35,10 @@ def ranks_on(
     with started_ranks(cluster, hosts, argv, LIFE, subprocess.PIPE, **variables) as processes:
         ranks = Ranks.of(processes)
         yield ranks
-        assert ranks.close() == [0] * len(hosts)
+        codes = ranks.close()
+        assert codes == [0] * len(hosts), "\n".join(
+            process.stderr.read() for process in processes if process.stderr
+        )
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

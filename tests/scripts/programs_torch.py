@@ -105,7 +105,6 @@ def named(*backends: str) -> dict:
             dist.all_reduce(total, group=group)
         if dist.get_backend() == "gloo":
             dist.monitored_barrier()
-            dist.barrier()  # rank 0 keeps the store until the other has been told
         try:
             import cpulaunch
 

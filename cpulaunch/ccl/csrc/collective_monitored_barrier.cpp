@@ -8,20 +8,22 @@ namespace cpulaunch {
 
 namespace {
 
-// How often rank 0 looks who has come.
+// How often a rank looks into the store.
 constexpr auto kInterval = std::chrono::milliseconds(5);
+// So long it waits at most for those that have come: one of them may have ended meanwhile.
+constexpr auto kReadTime = std::chrono::seconds(5);
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 }  // namespace
 
 // Through the store, so that it works however little the ranks agree on.  Each rank writes a key; rank 0 then writes
-// who is missing, "" for nobody.
+// who is missing, "" for nobody, and waits until those that have come know it: the store may end with rank 0.
 void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_ : opts.timeout;
   const auto seconds = timeout.count() / 1e3;
   const auto prefix = c10::str("monitored_barrier/", monitored_barriers_++, "/");
-  const auto answer = prefix + "missing";
+  const auto answer = prefix + "missing", readers = prefix + "read";
   const auto until = Clock::now() + timeout;
   if (getRank() != 0) {
     store_->set(c10::str(prefix, getRank()), bytes_of(""));
@@ -33,27 +35,29 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
       std::this_thread::sleep_for(kInterval);
     }
     const auto missing = store_->get(answer);
-    const auto readers = c10::str(prefix, "read");
-    if (store_->add(readers, 1) == getSize() - 1) {
-      store_->deleteKey(answer);
-      store_->deleteKey(readers);
-    }
+    store_->add(readers, 1);  // the last that this rank asks of the store
     TORCH_CHECK_WITH(DistBackendError, missing.empty(), std::string(missing.begin(), missing.end()));
     return;
   }
-  std::vector<std::string> keys;
+  if (getSize() == 1) return;
+  std::vector<std::string> keys, late;
   for (int rank = 1; rank < getSize(); ++rank) keys.push_back(c10::str(prefix, rank));
-  while (!keys.empty() && !store_->check(keys) && Clock::now() < until) std::this_thread::sleep_for(kInterval);
+  bool all = store_->check(keys);
+  for (; !all && Clock::now() < until; all = store_->check(keys)) std::this_thread::sleep_for(kInterval);
+  for (int rank = 1; rank < getSize() && !all; ++rank) {
+    if (!store_->check({keys[rank - 1]})) late.push_back(std::to_string(rank));
+  }
   std::string missing;
-  for (int rank = 1; rank < getSize() && (wait_all_ranks || missing.empty()); ++rank) {
-    if (!store_->check({c10::str(prefix, rank)})) missing += c10::str(missing.empty() ? "" : ", ", rank);
+  if (!late.empty()) {
+    missing = c10::str("Rank 0 timed out in monitoredBarrier after ", seconds, " s: rank ",
+                       wait_all_ranks ? c10::Join(", ", late) : late[0], " did not reach it");
   }
-  if (!missing.empty()) {
-    missing = c10::str("Rank 0 timed out in monitoredBarrier after ", seconds, " s: rank ", missing,
-                       " did not reach it");
-  }
-  if (getSize() > 1) store_->set(answer, bytes_of(missing));
+  store_->set(answer, bytes_of(missing));
+  const auto expected = static_cast<int64_t>(keys.size() - late.size());
+  const auto read_until = Clock::now() + kReadTime;
+  while (store_->add(readers, 0) < expected && Clock::now() < read_until) std::this_thread::sleep_for(kInterval);
   TORCH_CHECK_WITH(DistBackendError, missing.empty(), missing);
+  keys.insert(keys.end(), {answer, readers});
   for (const auto& key : keys) store_->deleteKey(key);
 }
 

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -33,8 +33,14 @@ std::string peer_at(int descriptor, uint16_t port) {
   return matches ? std::string(reinterpret_cast<const char*>(&peer), size) : "";
 }
 
+bool is_hung_up(int descriptor) {
+  pollfd entry{descriptor, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
 // A descriptor of its own for a connection of this process to `port` of a server; -1 where there is none, or where
-// connections to several servers have that port.
+// connections to several servers have that port.  One that was there before, with the same port, may have left its
+// connection.
 int connection_to(uint16_t port) {
   int found = -1;
   std::string server;
@@ -43,7 +49,7 @@ int connection_to(uint16_t port) {
     const int copy = fcntl(std::stoi(entry.path().filename()), F_DUPFD_CLOEXEC, 0);
     if (copy < 0) continue;
     const auto peer = peer_at(copy, port);
-    if (peer.empty() || peer == server) {
+    if (peer.empty() || peer == server || is_hung_up(copy)) {
       close(copy);
       continue;
     }
@@ -89,11 +95,11 @@ bool Process::has_ended() const {
 }
 
 std::shared_ptr<StoreServer> StoreServer::of(c10d::Store& store) {
-  static auto* known = new std::map<uint16_t, std::weak_ptr<StoreServer>>;
+  static auto* known = new std::map<std::pair<std::string, uint16_t>, std::weak_ptr<StoreServer>>;
   auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store);
   auto* tcp = dynamic_cast<c10d::TCPStore*>(prefixed ? prefixed->getUnderlyingNonPrefixStore().get() : &store);
   if (!tcp) return std::make_shared<StoreServer>(-1);
-  auto& entry = (*known)[tcp->getPort()];
+  auto& entry = (*known)[{tcp->getHost(), tcp->getPort()}];
   auto server = entry.lock();
   if (!server || server->is_gone()) {
     server = std::make_shared<StoreServer>(connection_to(tcp->getPort()));
@@ -106,10 +112,6 @@ StoreServer::~StoreServer() {
   if (connection_ >= 0) close(connection_);
 }
 
-bool StoreServer::is_gone() const {
-  if (connection_ < 0) return false;
-  pollfd entry{connection_, POLLRDHUP, 0};
-  return ::poll(&entry, 1, 0) == 1;
-}
+bool StoreServer::is_gone() const { return connection_ >= 0 && is_hung_up(connection_); }
 
 }  // namespace cpulaunch

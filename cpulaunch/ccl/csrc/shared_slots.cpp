@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
-constexpr size_t kLeastFabricPart = 1 << 10;  // and of all the ranks of all hosts
+constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
 constexpr size_t kPage = 4096;      // bytes
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -72,7 +72,8 @@ std::string Signature::mismatch(int rank, const Signature& own) const {
 SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots), slot_size(fabric ? kFabricSlotSize : kMaxSlotSize) {
   if (layout.hosts == 1) slot_size = std::min(slot_size, layout.lanes * kPartSize);
-  slot_size = std::max(slot_size, fabric ? layout.size * kLeastFabricPart : layout.lanes * kLeastPart);
+  const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
+  slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
 }
 
 int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }

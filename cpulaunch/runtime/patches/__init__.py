@@ -53,6 +53,8 @@ def autoload() -> None:
         return
     import torch
 
+    if not torch.distributed.is_available():
+        return
     from cpulaunch.discovery.this_host import cpu_flags
     from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
     from cpulaunch.runtime.patches.own_groups import tell_of_own_groups, tell_of_own_launcher
@@ -60,14 +62,13 @@ def autoload() -> None:
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
-    if torch.distributed.is_available():
-        tell_of_own_groups(torch)
-        after_import("torch.distributed.launcher.api", tell_of_own_launcher)
+    tell_of_own_groups(torch)
+    after_import("torch.distributed.launcher.api", tell_of_own_launcher)
     if settings.as_written:
         warn_at_first_step(torch)
         after_import("accelerate.state", warn_of_separate_copies)
         return
-    if settings.backend is None or not torch.distributed.is_available():
+    if settings.backend is None:
         return
     settings = replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
     patch(Patched("torch", "torch"), settings, torch)

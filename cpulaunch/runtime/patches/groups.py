@@ -76,11 +76,14 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         return actual if name is None else torch.distributed.Backend(name)
 
     for original, replacement in ((init, init_process_group), (new, new_group), (ask, get_backend)):
-        _replace_everywhere(original, replacement)
+        replace_everywhere(original, replacement)
 
 
-def _replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """In all modules that have it: ``torch.distributed.device_mesh`` has imported it by its name."""
+def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Replace a function of torch.distributed in all modules that have it.
+
+    ``torch.distributed.device_mesh`` has imported some by their names.
+    """
     name = original.__name__
     for path, module in list(sys.modules.items()):
         if path.startswith("torch.distributed") and vars(module).get(name) is original:

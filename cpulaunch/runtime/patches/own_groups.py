@@ -15,6 +15,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches.groups import replace_everywhere
 
 
 def tell_of_own_launcher(api: Any) -> None:
@@ -33,7 +34,7 @@ def tell_of_own_launcher(api: Any) -> None:
 
 def tell_of_own_groups(torch: Any) -> None:
     """Have ``init_process_group`` say that a group is not the job's."""
-    original = torch.distributed.init_process_group
+    original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -47,8 +48,7 @@ def tell_of_own_groups(torch: Any) -> None:
             _tell(ranks, f"makes a process group of {size} of its own")
         return original(*args, **kwargs)
 
-    torch.distributed.init_process_group = init_process_group
-    torch.distributed.distributed_c10d.init_process_group = init_process_group
+    replace_everywhere(original, init_process_group)
 
 
 def _tell(ranks: int, what: str) -> None:
