@@ -23,6 +23,8 @@ import programs_state  # noqa: E402
 import programs_store  # noqa: E402
 import programs_torch  # noqa: E402
 
+from cpulaunch.agent.gloo import let_gloo_finish  # noqa: E402
+
 MODULES = (
     programs_torch, programs_state, programs_store, programs_mixed, programs_compressed, programs_shared,
     programs,
@@ -39,3 +41,4 @@ for line in sys.stdin:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 programs.stop()
+let_gloo_finish()  # nobody else sees to it here, and a gloo thread that comes late aborts the process
