@@ -61,7 +61,7 @@ def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
         if _PYTHON.fullmatch(program):
             del rest[0]
             while rest and rest[0].startswith("-") and rest[0] != "-m":  # such as -u
-                del rest[0]
+                del rest[: 2 if rest[0] in ("-W", "-X") else 1]
         elif rest[0] in ("-m", "--module") and rest[1:2] and rest[1] in _MODULES:
             rest[:2] = [_MODULES[rest[1]]]
         elif program in _LAUNCHERS:

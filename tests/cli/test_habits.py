@@ -276,6 +276,7 @@ def test_only_a_close_option_is_suggested(
         ("mpirun -n 4 python train.py", "-n 4 train.py"),
         ("-v mpiexec -np 4 -genv A 1 python3 -u train.py x", "-v -np 4 -genv A 1 train.py x"),
         ("srun -n 2 python -m pkg", "-n 2 -m pkg"),
+        ("python -u -W ignore train.py", "train.py"),
         ("python train.py", "train.py"),
         (f"{sys.executable} train.py", "train.py"),
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ def keep_layouts(optimizer: Optimizer) -> None:
     The fused steps of torch 2.8 to 2.13 read both as flat memory: another layout would mix elements up.
     """
     _match_layouts(optimizer)
-    optimizer.register_load_state_dict_post_hook(_after_loading)
+    chosen = None if optimizer in _fused_here else optimizer.param_groups[0].get("fused")
+    optimizer.register_load_state_dict_post_hook(partial(_after_loading, chosen))
 
 
 def _match_layouts(optimizer: Optimizer) -> None:
@@ -111,10 +113,10 @@ def _match_layouts(optimizer: Optimizer) -> None:
                 state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def _after_loading(optimizer: Optimizer) -> None:
-    # A checkpoint brings its own param_groups along, and with them the saver's `fused`.
+def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
+    # A checkpoint brings its own param_groups along, and with them the saver's `fused` in place of the script's.
     for group in optimizer.param_groups:
         if "fused" in group:
-            group["fused"] = None
+            group["fused"] = chosen
     fuse(optimizer)
     _match_layouts(optimizer)
