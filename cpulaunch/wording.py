@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from errno import EAGAIN
+
+
+def cannot_run(program: str, error: OSError) -> str:
+    """Why ``program`` can't be started."""
+    limit = " (ulimit -u, or the control group, allows no more processes)" if error.errno == EAGAIN else ""
+    return f"{program} can't be run: {error.strerror}{limit}"
 
 
 def counted(number: int, noun: str) -> str:

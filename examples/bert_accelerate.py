@@ -86,7 +86,7 @@ def main() -> None:
     right = evaluate(accelerator, model, testing)
     accelerator.print(
         f"trained: {right:.1%} of the test texts right, {seconds:.1f} s of training on "
-        f"{accelerator.num_processes} ranks, {accelerator.state.backend}, {accelerator.mixed_precision}"
+        f"{accelerator.num_processes} ranks, {accelerator.mixed_precision}"
     )
 
 

@@ -14,6 +14,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.messages import Started
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.placement import Placement
+from cpulaunch.wording import cannot_run
 
 RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
 
@@ -77,7 +78,7 @@ def start_program(
         stdin = identity.rank == 0
         program = Program(argv, env, rank.cores, streams, stdin, open_files)
     except OSError as e:
-        raise HostError(f"{argv[0]} can't be run on {host}: {e.strerror}") from None
+        raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:
         if kept:
             kept.close()

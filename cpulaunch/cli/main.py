@@ -73,7 +73,8 @@ def entry() -> NoReturn:
         os._exit(code)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # full, or its terminal is gone
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -29,15 +30,16 @@ def keep(port: int, ours: str | None) -> socket.socket:
 
 
 @contextlib.contextmanager
-def offered(port: int) -> Iterator[int]:
+def offered(port: int, address: str = "") -> Iterator[int]:
     """The descriptor of a socket on a port that we keep, for somebody who may listen on it and then owns it.
 
-    OSError where somebody else has the port, or listens there already.
+    It is on all addresses, but on a loopback ``address`` alone where ranks come to that.  OSError where
+    somebody else has the port, or listens there already.
     """
     if _listened_on(port):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     # Its connections get SO_REUSEADDR, too: when they have ended, the next job can have the port at once.
-    with _bound(port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR)) as bound:
+    with _bound(port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR), _loopback(address)) as bound:
         fd = os.dup(bound.fileno())
         try:
             yield fd
@@ -71,15 +73,24 @@ def _first_bound(port: int, attempts: tuple[tuple[int, ...], ...]) -> socket.soc
     return _bound(port, last)
 
 
-def _bound(port: int, options: tuple[int, ...]) -> socket.socket:
-    six = socket.has_dualstack_ipv6()
+def _loopback(address: str) -> str:
+    """``address``, if it is a number and one of loopback; else nothing."""
+    try:
+        return address if ipaddress.ip_address(address).is_loopback else ""
+    except ValueError:
+        return ""
+
+
+def _bound(port: int, options: tuple[int, ...], address: str = "") -> socket.socket:
+    """A socket on ``port`` of an address, or of all."""
+    six = ":" in address if address else socket.has_dualstack_ipv6()
     bound = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     try:
         if six:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         for option in options:
             bound.setsockopt(socket.SOL_SOCKET, option, 1)
-        bound.bind(("::" if six else "", port))
+        bound.bind((address or ("::" if six else ""), port))
     except BaseException:
         bound.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -129,13 +130,13 @@ def _box(title: str, lines: list[str]) -> str:
     from rich.panel import Panel
     from rich.text import Text
 
-    width = min(WIDEST, shutil.get_terminal_size().columns if sys.stderr.isatty() else WIDEST)
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    width = min(WIDEST, shutil.get_terminal_size().columns) if terminal else WIDEST
     text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
     panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
-    console = Console(file=sys.stderr, width=width, highlight=False)
-    with console.capture() as captured:
-        console.print(panel)
-    return captured.get()
+    console = Console(file=(box := io.StringIO()), force_terminal=terminal, width=width, highlight=False)
+    console.print(panel)
+    return box.getvalue()
 
 
 def _folded(line: str, width: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import inf
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
+
+WITHOUT_A_WORD = "its agent ended without a word"
 
 SHORT_TRIP = 0.05
 """Seconds that a question for the time and its answer may take for the answer to be good enough."""
@@ -271,8 +274,9 @@ class JobState:
             self._mark_failed(rank, kinds.ERROR, 1, why)
             return
         # The kernel closed the connection, so the host is alive and the agent is not.
-        failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error="its agent ended without a word")
+        failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
         rank.failed = Candidate(self._now, kinds.SIGNAL, 128 + SIGKILL, failure)
+        self._blame_launcher()
         self._end_ranks(SIGTERM)
 
     # ---- the launcher's processes
@@ -291,6 +295,19 @@ class JobState:
         self._processes.end(number, code, self._now)
         if self.watching.launcher.agents_are_children and number in self._unheard:
             self._missed[number] = self._now
+        self._blame_launcher()
+
+    def _blame_launcher(self) -> None:
+        """Agents that end with an mpiexec that somebody kills haven't failed themselves."""
+        signal = self._processes.killed_by
+        if signal is None or self.watching.launcher.agents_are_children:
+            return
+        mpiexec = self.watching.command.rpartition("/")[2]
+        error = f"{mpiexec} got {signal_name(signal)}, not from us, and its agent ended with it"
+        for rank in self.ranks:
+            found = rank.failed
+            if found and found.failure.error == WITHOUT_A_WORD and self._now < found.at + SETTLE:
+                rank.failed = found._replace(failure=replace(found.failure, error=error))
 
     def _not_started(self, first: int) -> None:
         """There are no ranks from ``first`` on, nor processes."""

@@ -45,6 +45,11 @@ class Processes:
         return self._launcher.start_failure(self._said.decode(errors="replace"), ended=ended)
 
     @property
+    def killed_by(self) -> int | None:
+        """The signal that has ended one of them, if one has."""
+        return next((-code for code in self._codes.values() if code < 0), None)
+
+    @property
     def exit_code(self) -> int:
         """The first exit code that isn't 0, by the processes' order, as a shell reports it."""
         code = next((code for _, code in sorted(self._codes.items()) if code), 0)

@@ -21,6 +21,7 @@ from cpulaunch.launchers.command import Command
 from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.directory import JobDirectory
+from cpulaunch.wording import cannot_run
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: all ranks of a big job come at once."""
@@ -146,7 +147,7 @@ class Starter:
                 preexec_fn=prepare,  # without it, a start takes a quarter of the time
             )
         except OSError as e:
-            raise HostError(f"{command.argv[0]} can't be run: {e.strerror}") from None
+            raise HostError(cannot_run(command.argv[0], e)) from None
         if command.orphaned_for:
             with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
                 self._guards.append(_guard(process.pid, command.orphaned_for, self._env[variables.JOB_ID]))

@@ -419,6 +419,12 @@ class TestLauncherInOddPlaces:
         assert "cpulaunch:" not in done.stdout
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
+    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+    def test_the_exit_code_is_the_ranks_where_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
+        command = f"exec {sys.executable} -m cpulaunch run -n 2 --no-python sh -c 'exit 4' {closed}"
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=clean_environment(), timeout=TIMEOUT)
+        assert done.returncode == 4
+
     def test_a_reader_that_leaves_early_does_not_end_the_job(self, marked, show) -> None:
         command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
         env = clean_environment(**marked)

@@ -396,10 +396,10 @@ def stamped(optimizer_class: str) -> dict:
 def on_a_slow_cpu() -> None:
     """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
     from cpulaunch.runtime import precision
-    from cpulaunch.runtime.patches import torch as patches_of_torch
+    from cpulaunch.runtime.patches import groups
 
     if cpulaunch.rank() == 1:
-        precision.cpu_flags = patches_of_torch.cpu_flags = lambda: ()
+        precision.cpu_flags = groups.cpu_flags = lambda: ()
 
 
 def prepared_on_a_slow_cpu() -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -60,6 +61,23 @@ def test_stores_of_a_script_listen_there_one_after_the_other(
     (tmp_path / "stores.py").write_text(STORES)
     done = cpulaunch("run", "-n", "2", *launcher_options, "--master-addr", address, "stores.py")
     assert (done.returncode, done.stdout) == (0, "[0] True True\n"), done.stderr
+
+
+REACHED = """
+import os, socket, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with socket.socket() as stranger:
+            print(stranger.connect_ex((address, int(os.environ["MASTER_PORT"]))))
+dist.barrier()
+"""
+
+
+def test_the_store_of_a_job_on_this_machine_is_on_loopback_alone(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "reached.py").write_text(REACHED)
+    done = cpulaunch("run", "-n", "2", "reached.py")
+    assert (done.returncode, done.stdout) == (0, f"[0] 0\n[0] {errno.ECONNREFUSED}\n"), done.stderr
 
 
 @pytest.mark.slow

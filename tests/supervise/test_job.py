@@ -546,6 +546,19 @@ class TestRanksThatAreEnded:
         assert job.now == pytest.approx(2.0 + GRACE + 2)
         assert job.statuses() == ["killed by launcher", "killed by launcher", "exit 5", "killed by launcher"]
 
+    @pytest.mark.parametrize("mpiexec_first", [True, False])
+    def test_that_end_with_an_mpiexec_that_was_killed_are_not_blamed(self, mpiexec_first: bool) -> None:
+        job = running()
+        if mpiexec_first:
+            job.process_ends(-9)
+        job.disconnects(2)
+        if not mpiexec_first:
+            job.process_ends(-9)
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == "mpiexec got SIGKILL, not from us, and its agent ended with it"
+
     def test_are_not_given_up_because_the_launcher_was_asleep(self) -> None:
         job = running()
         job.exits(2, 5)

@@ -114,7 +114,7 @@ def _match_layouts(optimizer: Optimizer) -> None:
 
 
 def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
-    # A checkpoint brings its own param_groups along, and with them the saver's `fused` in place of the script's.
+    # A checkpoint brings its own param_groups along, with the saver's choice in place of the script's.
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = chosen

@@ -164,7 +164,7 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
         with ExitStack() as stack:
             if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
                 with suppress(OSError):  # torch tries, and says why it can't listen
-                    kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port))
+                    kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port, host_name))
             original(self, host_name, port, world_size, is_master, *args, **kwargs)
 
     store.__init__ = init
