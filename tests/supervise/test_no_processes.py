@@ -15,7 +15,7 @@ from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import box, outcome
 
 ROOT = Path("/sys/fs/cgroup")
-WHY = "can't be run: Resource temporarily unavailable"
+WHY = "can't be run: Resource temporarily unavailable (ulimit -u, or the control group, allows no more processes)"
 
 
 class Group:
