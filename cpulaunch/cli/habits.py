@@ -130,7 +130,7 @@ _ONE_PROGRAM = "all ranks run the same program"
 TABLE: tuple[Means | Ignored | Refused, ...] = (
     # ---- how many ranks, and where
     Means(ACCELERATE, "--num-processes", key="hosts.nproc"),
-    Means(OPENMPI, "--np --n -c", key="hosts.nproc"),
+    Means(OPENMPI, "--np --n", key="hosts.nproc"),
     Means(SRUN, "--ntasks", key="hosts.nproc"),
     Means(ACCELERATE, "--num-machines", key="hosts.nnodes"),
     Means(SRUN, "--nodes", key="hosts.nnodes"),
@@ -156,6 +156,8 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
             why="it is found for each host", instead="--interface IF names a card"),
     Refused(f"{HYDRA}, {OPENMPI}", "-nolocal -skip-launch-node",
             why="the hosts of the list are used, and no others", instead="--exclude HOST leaves one out"),
+    Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task", why="to Open MPI it means ranks, to srun their cores",
+            instead="-n N for ranks, --cores-per-rank N for cores"),
     Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
     # ---- environment and directory
     Means(HYDRA, "-genv -env", values=2, key="env"),
@@ -185,7 +187,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Refused(ACCELERATE, "--use-parallelism-config --parallelism-config-* --use-fsdp --fsdp-* "
             "--gradient-accumulation-steps --gradient-clipping", why=_ON_CPUS, instead=_IN_SCRIPT),
     Refused(ACCELERATE, "--use-deepspeed --deepspeed-* --zero-* --zero3-* --offload-* --use-megatron-lm "
-            "--megatron-lm-* --fp8-*", why=_ON_CPUS, instead="leave it out"),
+            "--megatron-lm-* --fp8-*", why="it is for accelerate to set up", instead=_IN_SCRIPT),
     Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --tpu-* --no-tpu-cluster --vm --downcast-bf16 --aws-* "
             "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
     Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),

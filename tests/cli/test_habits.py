@@ -123,7 +123,6 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("--num_processes 1", "hosts.nproc", 1),
         ("--num-processes=1", "hosts.nproc", 1),
         ("--np 1", "hosts.nproc", 1),
-        ("-c 1", "hosts.nproc", 1),
         ("--num_machines 1", "hosts.nnodes", 1),
         ("--nnodes 1:1", "hosts.nnodes", 1),
         ("-perhost 1", "hosts.nproc_per_node", 1),
