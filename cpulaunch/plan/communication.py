@@ -150,7 +150,7 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # have to choose alike, those that are alone on their host, too: oneCCL doesn't start otherwise.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     if situation.oversubscribed or (situation.bindings and situation.comm_cores == 0):
-        # A worker that shares a core: 4 KB take 18 to 63 us so, and 21 ms with oneCCL's default (2021.14.1).
+        # By default a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).
         variables["CCL_YIELD"] = "sched_yield"
         if situation.transport == "mpi":
             variables["I_MPI_THREAD_YIELD"] = "3"
