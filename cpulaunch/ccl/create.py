@@ -49,6 +49,8 @@ def create(options: Any, backend_options: Any) -> Any:
     if not carrier.has_messages:
         # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
         gloo = _gloo_fallback(store, rank, size, timeout)
+        # While oneCCL connects, no other group of this process moves: so nobody is waited for from here on.
+        meeting.exchange("ready", None)
     group = module.ProcessGroupCCL(
         store,
         rank,

@@ -20,6 +20,9 @@ from torch import distributed
 
 from cpulaunch.errors import HostError
 
+_MAX_SAID = 1 << 16
+"""Bytes that a rank may say: 8,000 CPUs take less."""
+
 _NAMED = 20
 """So many missing ranks are named in a message."""
 
@@ -65,13 +68,28 @@ class Meeting:
                 self._store.wait([name], self._timeout)
         except RuntimeError as error:
             raise self._missing(keys) from error
-        every: list[Any] = json.loads(zlib.decompress(self._store.get(name)))
+        return self._unpacked(self._store.get(name))
+
+    def _unpacked(self, packed: bytes) -> list[Any]:
+        """Whoever reaches the store can write there: no more is unpacked than ranks can have said."""
+        unpacking = zlib.decompressobj()
+        try:
+            text = unpacking.decompress(packed, self.size * _MAX_SAID)
+            every = json.loads(text) if unpacking.eof else None
+        except (zlib.error, ValueError, RecursionError):
+            every = None
+        if not isinstance(every, list) or len(every) != self.size:
+            raise distributed.DistBackendError("ccl: the store holds something that ranks don't write")
         return every
 
     def end(self) -> None:
-        """Leave nothing in the store: the last one deletes what all have read."""
-        if self._store.add("read", 1) == self.size:
-            self._delete([*self._names, "read"])
+        """Leave nothing in the store: the last one deletes what all have read.
+
+        A store that has gone, as the rank that had it needs it no more, has nothing left.
+        """
+        with suppress(RuntimeError):
+            if self._store.add("read", 1) == self.size:
+                self._delete([*self._names, "read"])
 
     def _delete(self, keys: list[str]) -> None:
         with suppress(RuntimeError):  # not every store can

@@ -20,6 +20,10 @@ OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
 """cpulaunch's."""
 COMBINED_TRANSPORT = "shm+ofi"
 """oneCCL's `ofi` between hosts, and cpulaunch's shared memory within a host."""
+ALGORITHMS = (
+    "CCL_ALLGATHERV", "CCL_ALLREDUCE", "CCL_ALLTOALLV", "CCL_BCAST", "CCL_REDUCE", "CCL_REDUCE_SCATTER",
+)  # fmt: skip
+"""The variables that name oneCCL's algorithm for a collective of which the group makes use."""
 
 FORK_SAFE = {
     "verbs": {"RDMAV_FORK_SAFE": "1"},
@@ -51,11 +55,12 @@ def decide_transport(
     are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
     without what cpulaunch adds.
     """
+    tunes_oneccl = worker_count > 1 or any(user_variables.get(name) for name in ALGORITHMS)
     if requested == "auto":
         on_fabric = hosts > 1 and provider not in (None, "tcp")
-        for_oneccl = on_fabric or worker_count > 1 or user_variables.get("CCL_ALLREDUCE")
+        for_oneccl = on_fabric or tunes_oneccl
         requested = user_variables.get("CCL_ATL_TRANSPORT") or ("ofi" if for_oneccl else "tcp")
-    if requested == "ofi" and hosts > 1 and worker_count <= 1 and not user_variables.get("CCL_ALLREDUCE"):
+    if requested == "ofi" and hosts > 1 and not tunes_oneccl:
         requested = COMBINED_TRANSPORT  # else the user's wish is about what oneCCL does within a host, too
     if requested == COMBINED_TRANSPORT and hosts > 1:
         return COMBINED_TRANSPORT if local_ranks > 1 else "ofi"

@@ -70,3 +70,11 @@ def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.rpartition(" ")[2]) < 4
+
+
+@pytest.mark.parametrize(("ranks", "lazily"), [(64, ""), (65, "1")])
+def test_ranks_of_a_large_job_are_told_to_connect_so(cpulaunch: Run, ranks: int, lazily: str) -> None:
+    program = ("--no-python", "sh", "-c", 'echo "lazily:$TORCH_GLOO_LAZY_INIT"')
+    done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition("lazily:")[2] for line in done.stdout.splitlines()] == [lazily] * ranks

@@ -23,12 +23,15 @@ SETTLED = 10.0
 """Seconds within which background threads let go of what a group had."""
 
 
-def mix(seed: int, count: int, by_oneccl: bool = False) -> int:
-    """Random operations, compared with gloo's: the same ones in all ranks; those that there are beside oneCCL."""
+def mix(seed: int, count: int, by_oneccl: str = "") -> int:
+    """Random operations, compared with gloo's: the same ones in all ranks.
+
+    Those that there are with oneCCL, where it is "between hosts" or "alone".
+    """
     draw = random.Random(seed)
     for _ in range(count):
         function, arguments = drawn(draw)
-        while by_oneccl and oneccl_lacks(*arguments):
+        while by_oneccl and oneccl_lacks(by_oneccl == "alone", *arguments):
             function, arguments = drawn(draw)
         try:
             function(*arguments)
@@ -45,13 +48,16 @@ def drawn(draw: random.Random) -> tuple[Callable[..., None], tuple[Any, ...]]:
     return movement, (draw.choice(names.MOVEMENTS), draw.choice(names.MOVED), *rest)
 
 
-def oneccl_lacks(kind: str, what: str, *rest: Any) -> bool:
+def oneccl_lacks(alone: bool, kind: str, what: str, *rest: Any) -> bool:
     """Whether this reduction or movement fails beside oneCCL; ``what`` is its operator or type."""
     if kind in ("send_recv", "recv_any"):  # gloo's
         return what in names.NOT_FOR_GLOO or 0 in rest[0]
-    # Bitwise ones are gloo's, too, which has no reduce_scatter, and whose reduce changes all ranks' tensors.
-    bitwise = what in ("BAND", "BOR", "BXOR")
-    return bitwise and (kind.startswith("reduce") or rest[0] in names.NOT_FOR_GLOO)
+    # Bitwise ones are gloo's, too, whose reduce changes all ranks' tensors, but for a reduce_scatter.
+    if what not in ("BAND", "BOR", "BXOR"):
+        return False
+    if kind.startswith("reduce_scatter"):
+        return alone
+    return kind == "reduce" or rest[0] in names.NOT_FOR_GLOO
 
 
 class Begun(NamedTuple):

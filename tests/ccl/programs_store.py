@@ -1,4 +1,4 @@
-"""What ranks ask of the store, and have open to watch each other."""
+"""What ranks ask of the store, have open to watch each other, and do while a group is made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from programs import LIMIT
 
 from cpulaunch.ccl import create
 
@@ -61,3 +63,32 @@ def watched_processes(groups: int) -> int:
         with contextlib.suppress(OSError):
             links.append(os.readlink(entry))
     return sum("pidfd" in link for link in links)
+
+
+def others_go_on(late_to: str, times: int) -> list[float]:
+    """Ranks 0 and 1 reduce so often among themselves before rank 2 comes to make a group of all three.
+
+    It is late to the "call", or to "connect" when all have told who they are.
+    """
+    rank, key = dist.get_rank(), f"late to {late_to}"
+    store = dist.distributed_c10d._get_default_store().clone()
+    pair, x, made, fallback = (
+        dist.new_group([0, 1], timeout=LIMIT),
+        torch.ones(1000),
+        [],
+        create._gloo_fallback,
+    )
+    if rank == 2 and late_to == "call":
+        store.wait([key], LIMIT)
+    elif rank == 2:
+        create._gloo_fallback = lambda *given: (store.wait([key], LIMIT), fallback(*given))[1]
+    making = threading.Thread(target=lambda: made.append(dist.new_group(timeout=LIMIT)))
+    making.start()
+    if rank < 2:
+        for _ in range(times):
+            dist.all_reduce(x.fill_(1), group=pair)
+        store.set(key, "")
+    making.join()
+    create._gloo_fallback = fallback
+    dist.all_reduce(y := torch.ones(1), group=made[0])
+    return [x[-1].item(), y.item()]

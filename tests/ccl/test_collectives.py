@@ -51,7 +51,8 @@ def test_movements_deliver_what_was_sent(ranks: Ranks, kind: str, dtype: str, sh
 
 @pytest.fixture(scope="module")
 def oneccl(built: Built) -> Iterator[Ranks]:
-    ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="ofi")
+    # gloo's groups don't wait for all ranks then, so that a rank may be late to what comes after them.
+    ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="ofi", TORCH_GLOO_LAZY_INIT="1")
     yield ranks
     assert ranks.close() == [0, 0, 0]
 
@@ -79,3 +80,17 @@ def test_oneccls_movements_deliver_what_was_sent(oneccl: Ranks, kind: str, dtype
     if kind in ("send_recv", "recv_any"):
         assume(dtype not in names.NOT_FOR_GLOO and 0 not in shape)
     oneccl.call("movement", kind, dtype, shape, layout, root, seed, late)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late_to", ["call", "connect"])
+def test_oneccl_carries_a_groups_operations_while_another_ones_rank_is_late(
+    oneccl: Ranks, late_to: str
+) -> None:
+    assert oneccl.call("others_go_on", late_to, 2000) == [[2, 3], [2, 3], [1, 3]]
+
+
+@pytest.mark.slow
+def test_oneccls_groups_say_what_to_do_instead_of_a_bitwise_reduce_scatter(oneccl: Ranks) -> None:
+    with pytest.raises(AssertionError, match="oneCCL has no bitwise reductions; use all_reduce"):
+        oneccl.call("reduction", "reduce_scatter", "BAND", "int32", [5], "plain", 0, 0, False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import tracemalloc
+import zlib
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -70,6 +72,16 @@ def test_nothing_is_left_in_the_store() -> None:
     assert store.num_keys() == before
 
 
+def test_a_store_that_has_gone_keeps_no_group_from_being_made() -> None:
+    """Rank 0 may leave as soon as all have met, if it isn't in the group."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
+    mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
+    del store
+    with pytest.raises(RuntimeError):
+        mine.add("read", 1)
+    Meeting(mine, 0, 2, LIMIT).end()
+
+
 def test_ranks_that_do_not_come_are_named() -> None:
     with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
         Meeting(HashStore(), 0, 3, timedelta(seconds=0.1)).exchange("peer", "here")
@@ -84,3 +96,27 @@ def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master(
         assert own_address({"MASTER_ADDR": address}) == address
     with pytest.raises(HostError, match="FI_TCP_IFACE names the interface 'eth99', which has no address"):
         own_address({"FI_TCP_IFACE": "eth99"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        zlib.compress(b" " * (64 << 20)),
+        zlib.compress(b"[" * 100_000),
+        zlib.compress(b"{}"),
+        zlib.compress(b"[1]"),
+        b"x",
+    ],
+    ids=["a bomb", "nested deeply", "no list", "too short", "not compressed"],
+)
+def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
+    """As it may be by anybody who reaches the store."""
+    store = HashStore()
+    store.set("peer", written)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DistBackendError, match="the store holds something that ranks don't write"):
+            Meeting(store, 1, 3, LIMIT).exchange("peer", "here")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -24,7 +24,7 @@ LAYOUTS = {
     "3+1": hosts_of("3+1"),
     "1+2+1, in turn": ["node0", "node1", "node2", "node1"],
 }
-LIFE = 300.0  # seconds
+LIFE = 1800.0  # seconds: ranks that share a fixture's last layout stay until the module's tests are over
 # Rank 1 may not look into a process that has more privileges than itself (ptrace(2), "access mode checking").
 UNPRIVILEGED = ["sh", "-c", '[ $RANK = 1 ] && exec setpriv --bounding-set=-all -- "$@"; exec "$@"', "sh"]
 
@@ -110,7 +110,9 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
     variables = {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": transport}
     for ranks in ranks_on(the_cluster, hosts_of(layout), [*UNPRIVILEGED, *WORKER], **variables):
         assert ranks.call("shares_memory") == [[False, False]] * ranks.size
-        assert ranks.call("mix", 17, 100, transport == "ofi", limit=180) == [100] * ranks.size
+        assert (
+            ranks.call("mix", 17, 100, "alone" if transport == "ofi" else "", limit=180) == [100] * ranks.size
+        )
 
 
 OVER_ONECCL = {
@@ -135,6 +137,13 @@ def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
                 over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
 
 
+def test_bitwise_reductions_where_oneccl_goes_between_hosts(over_oneccl: Ranks) -> None:
+    for number, (op, dtype) in enumerate(names.BITWISE):
+        for kind in ("reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_tensor", "all_reduce"):
+            if kind != "all_reduce" or dtype not in names.NOT_FOR_GLOO:  # gloo's
+                over_oneccl.call("reduction", kind, op, dtype, [4097], "plain", 0, number, True)
+
+
 def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
     for number, dtype in enumerate(names.MOVED):
         for kind in names.MOVEMENTS:
@@ -144,7 +153,7 @@ def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
 
 @pytest.mark.parametrize("seed", [17, 18])
 def test_oneccl_carries_a_random_mix(over_oneccl: Ranks, seed: int) -> None:
-    assert over_oneccl.call("mix", seed, 200, True, limit=240) == [200] * over_oneccl.size
+    assert over_oneccl.call("mix", seed, 200, "between hosts", limit=240) == [200] * over_oneccl.size
 
 
 def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:

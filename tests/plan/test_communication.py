@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpulaunch.errors import PlanError
-from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
+from cpulaunch.plan.communication import ALGORITHMS, Situation, communication_defaults, decide_transport
 
 CCL = Situation(backend="ccl", hosts=1, local_ranks=2)
 
@@ -84,6 +84,8 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"provider": "verbs"}, "shm"),  # no card is needed within a host
         ({"worker_count": 2}, "ofi"),
         ({"user_variables": RING}, "ofi"),
+        *(({"user_variables": {name: "ring"}}, "ofi") for name in ALGORITHMS),
+        *(({**OVER_VERBS, "user_variables": {name: "ring"}}, "ofi") for name in ALGORITHMS),
         ({"user_variables": {"CCL_ALLREDUCE": ""}}, "shm"),
         ({"user_variables": {"CCL_ATL_TRANSPORT": "ofi"}}, "ofi"),
         ({"user_variables": {"CCL_ATL_TRANSPORT": "mpi", **RING}}, "mpi"),

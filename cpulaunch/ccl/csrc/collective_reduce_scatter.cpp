@@ -34,7 +34,9 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
 
 void ProcessGroupCCL::check_scattered(const Invalid& invalid, const at::Tensor& output,
                                       const c10d::ReduceOp& op) const {
-  if (lacks(op)) invalid("oneCCL has no bitwise reductions");
+  if (is_bitwise(op) && !transport(invalid.operation).scatters_bitwise()) {
+    invalid("oneCCL has no bitwise reductions; use all_reduce, which goes through gloo, and take this rank's part");
+  }
   transport(invalid.operation).check_reduction(output.scalar_type(), op);
 }
 

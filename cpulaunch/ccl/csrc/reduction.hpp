@@ -7,7 +7,7 @@
 namespace cpulaunch {
 
 // Those that oneCCL lacks.
-inline bool is_bitwise(const c10d::ReduceOp& op) {
+inline bool is_bitwise(c10d::ReduceOp::RedOpType op) {
   using c10d::ReduceOp;
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
 }

@@ -25,7 +25,9 @@ class Transport {
 
   // Throws where it can't reduce this: TypeError for types, ValueError for reductions.
   virtual void check_reduction(c10::ScalarType type, Op op) const = 0;
+  // Bitwise reductions: by all_reduce and reduce, and by reduce_scatter.
   virtual bool reduces_bitwise() const = 0;
+  virtual bool scatters_bitwise() const { return reduces_bitwise(); }
   // The number of hosts between which it can send sums as Wire says; 0: it sends them as they are.
   virtual int compressing_hosts() const { return 0; }
 

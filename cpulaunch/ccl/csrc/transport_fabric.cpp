@@ -4,6 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "reduction.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -117,6 +119,7 @@ class Exchange final : public Transfer {
 // the ranks of the lowest lane that is not connected are done with all lower ones, and meet.
 OneCclFabric::OneCclFabric(const c10::intrusive_ptr<c10d::Store>& store, const Layout& layout)
     : host_(layout.host),
+      hosts_(layout.hosts),
       host_numbers_(layout.host_numbers),
       all_(connect_oneccl(store, layout.rank, layout.size)) {
   layout.for_each_lane(layout.local, [&](int lane) {
@@ -148,12 +151,18 @@ OneCclFabric::Result OneCclFabric::exchange(int lane, const char* from, const Si
       [&] { return ccl::alltoallv(from, sent, to, received, ccl::datatype::uint8, *lanes_.at(lane)); });
 }
 
-// In two operations, one for each direction: what goes to the hosts behind this one lies side by side in a tensor,
-// where the ranks of a host are neighbours, and so does what goes to those before it.
+// With more than two hosts in two operations, one for each direction: what goes to the hosts behind this one lies side
+// by side in a tensor, where the ranks of a host are neighbours, and so does what goes to those before it.
 OneCclFabric::Result OneCclFabric::exchange_all(const std::vector<Part>& sent, const std::vector<Part>& received) {
+  if (hosts_ == 2) return std::make_unique<Exchange>(sent, received, *all_);
   auto both = std::make_unique<CombinedTransfer>();
-  for (const bool forward : {true, false}) {
-    both->add(std::make_unique<Exchange>(only(sent, forward), only(received, !forward), *all_));
+  try {
+    for (const bool forward : {true, false}) {
+      both->add(std::make_unique<Exchange>(only(sent, forward), only(received, !forward), *all_));
+    }
+  } catch (...) {
+    static_cast<void>(both.release());  // until the process ends: oneCCL still uses the memory of the first one
+    throw;
   }
   return both;
 }
@@ -171,6 +180,14 @@ void OneCclFabric::close() {
   for (auto& [lane, communicator] : lanes_) disconnect_oneccl(std::move(communicator), false);
   lanes_.clear();
   disconnect_oneccl(std::move(all_), false);
+}
+
+void FabricTransport::check_reduction(c10::ScalarType type, Op op) const {
+  if (is_bitwise(op)) {
+    OwnTransport::check_reduction(type, op);
+  } else {
+    check_oneccl_reduction(type, op);
+  }
 }
 
 void FabricTransport::close(bool in_flight) {

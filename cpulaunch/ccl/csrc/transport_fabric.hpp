@@ -26,7 +26,7 @@ class OneCclFabric final : public Fabric {
  private:
   std::vector<Part> only(std::vector<Part> parts, bool behind) const;
 
-  const int host_;
+  const int host_, hosts_;
   const std::vector<int> host_numbers_;  // of each rank
   std::unique_ptr<ccl::communicator> all_;
   std::map<int, std::unique_ptr<ccl::communicator>> lanes_;  // of this rank
@@ -39,8 +39,9 @@ class FabricTransport final : public OwnTransport {
                   std::shared_ptr<SharedSlots> slots)
       : FabricTransport(layout, std::move(slots), std::make_shared<OneCclFabric>(store, layout)) {}
 
-  void check_reduction(c10::ScalarType type, Op op) const override { check_oneccl_reduction(type, op); }
+  void check_reduction(c10::ScalarType type, Op op) const override;
   bool reduces_bitwise() const override { return false; }
+  bool scatters_bitwise() const override { return true; }  // oneCCL only moves what the ranks reduce
   int compressing_hosts() const override { return 0; }
   bool has_messages() const override { return false; }
   void close(bool in_flight) override;

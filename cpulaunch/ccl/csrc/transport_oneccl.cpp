@@ -247,6 +247,15 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
   if (store_) store_->set(key, std::vector<uint8_t>(data.begin(), data.end()));
 }
 
+// Other groups' operations stand still meanwhile.  They couldn't go on without the lock either: while the ranks tell
+// each other their addresses, oneCCL 2022.2 has a spin lock on its table of addresses, which each send and each receive
+// looks into (atl_ofi::get_rank2proc_map and atl_ofi_get_addr).  So whoever is late has been waited for before.
+std::unique_ptr<ccl::communicator> make_communicator(std::shared_ptr<StoreKvs> kvs, int rank, int size) {
+  const auto inside = enter_oneccl();
+  initialize();
+  return std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, std::move(kvs)));
+}
+
 }  // namespace
 
 // When a process ends, oneCCL waits for threads of its own, which a forked process doesn't have.
@@ -257,13 +266,13 @@ void end_forked_process(int status, void*) {
 }
 
 std::unique_ptr<ccl::communicator> connect_oneccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-  const auto inside = enter_oneccl();
-  initialize();
   auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
-  auto communicator = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, kvs));
+  auto communicator = make_communicator(kvs, rank, size);
   // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);
-  ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator).wait();
+  const auto greeting = start_oneccl(
+      [&] { return ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator); });
+  while (!greeting->test()) std::this_thread::sleep_for(kMinBackoff);
   kvs->end();
   [[maybe_unused]] static const int registered = on_exit(end_forked_process, nullptr);  // runs before oneCCL's own
   return communicator;
