@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.habits import DIFFERENT, TABLE, Ignored, Means, Refused
+from cpulaunch.cli.habits import DIFFERENT, TABLE, Ignored, Means, Refused, Restricted
 from cpulaunch.config.settings import SETTINGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
 
 HEAD = """\
-# Coming from torchrun, accelerate or mpirun
+# Coming from torchrun, accelerate, mpirun or ipexrun
 
 Leave out the other launcher, and `python`; most options may stay as you type them:
 
@@ -36,7 +36,12 @@ PROCESSES = """\
 A script gets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` as under torchrun, and joins
 the other ranks with `init_process_group()`.
 
-- `cpulaunch run` within a rank, or under mpirun, is an error: each of the processes would start a job.
+- A script that wants its local rank as an argument, as torch.distributed.launch passes it without
+  `--use-env`, has to read `LOCAL_RANK` instead.
+- Where a script takes its rank from an MPI's variables, as `os.environ["PMI_RANK"]`, start it with
+  `--launcher mpirun`: cpulaunch itself sets torchrun's variables only.
+- `cpulaunch run` within a rank, or under mpirun or srun, is an error: each of the processes would start
+  a job.
 - torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
   processes, which share the cores of that rank. With several ranks, each does so and trains a model of its
   own, and one line on stderr says so. Start such a script with `-n 1`, or take the start of processes out of
@@ -46,7 +51,9 @@ the other ranks with `init_process_group()`.
 
 def page() -> str:
     """The page's text."""
-    rows = {kind: [row for row in TABLE if isinstance(row, kind)] for kind in (Means, Ignored, Refused)}
+    rows = {
+        kind: [row for row in TABLE if type(row) is kind] for kind in (Means, Ignored, Refused, Restricted)
+    }
     parts = [HEAD, "## Options that work\n", "| option | of | the setting here |\n|---|---|---|"]
     for row in rows[Means]:
         setting = SETTINGS[row.key]
@@ -68,13 +75,17 @@ def page() -> str:
         "One line says so, and why.\n",
         "| option | of | why |\n|---|---|---|",
     ]
-    for row in rows[Ignored]:
-        value = f" `{row.only}`" if row.only is not None else ""
-        parts.append(f"| {_names(row.names)}{value} | {row.programs} | {row.why} |")
+    parts += [f"| {_names(row.names)} | {row.programs} | {row.why} |" for row in rows[Ignored]]
     parts += ["", "## Options that are refused\n", "| option | of | why | instead |\n|---|---|---|---|"]
     parts += [
         f"| {_names(row.names)} | {row.programs} | {row.why} | {row.instead} |" for row in rows[Refused]
     ]
+    for row in rows[Restricted]:
+        but = [f"another value than {row.only}"] if row.only is not None else []
+        but += ["several hosts"] if row.on_one_host else []
+        parts.append(
+            f"| {_names(row.names)} with {' or '.join(but)} | {row.programs} | {row.why} | {row.instead} |"
+        )
     return "\n".join([*parts, "", PROCESSES])
 
 

@@ -102,8 +102,9 @@ class _Memory:
         except (OSError, ValueError, KeyError, TypeError):
             return
         if same and 0 <= age < REMEMBERED_FOR:
+            when = f"{age / 60:.0f} min ago" if age >= 60 else "just now"
             raise HostError(
-                f"pip could not fetch {_WANTED} {max(1, age / 60):.0f} min ago: {reason}",
+                f"pip could not fetch {_WANTED}: {reason} (tried {when})",
                 hint=f"`cpulaunch ccl build` tries again, and so do runs an hour later. {ELSEWHERE}",
             )
 

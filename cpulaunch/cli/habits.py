@@ -1,20 +1,24 @@
-"""Options of torchrun, accelerate, the MPIs and srun, which people type by habit.
+"""Options of torchrun, accelerate, the MPIs, srun and ipexrun, which people type by habit.
 
 One table.  A row means one of our settings, or is ignored with a line that says why, or is refused with what
 to say instead.  Options that have the same name and meaning here need no row.  ``docs/coming-from.md`` is
 made from it.  Sources: ``torch/distributed/run.py`` (2.13), ``accelerate/commands/launch.py`` (1.15),
-``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of Open MPI 5.0.
+``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of Open MPI 5.0, ``ipexrun --help`` of IPEX
+2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from cpulaunch.errors import UsageError
 
 TORCHRUN, ACCELERATE, HYDRA, OPENMPI, SRUN = "torchrun", "accelerate", "Intel MPI, MPICH", "Open MPI", "srun"
 MPIS = f"{HYDRA}, {OPENMPI}"
+IPEXRUN, RUN_CPU = "ipexrun", "torch's run_cpu"
+LAUNCH = "torch.distributed.launch"
 
 Read = Callable[[str, str], str]
 """(the option, its value) → the text of our setting.  Raises UsageError where it has none."""
@@ -25,7 +29,8 @@ class Option:
     """Options that mean the same: their names, as ``programs`` document them, with a space between.
 
     Hyphens and underscores are the same, and so are one dash and two before a name of several letters.  A
-    name that ends with ``*`` stands for all that begin so.  ``values``: how many words follow.
+    name that ends with ``*`` stands for all that begin so.  ``values``: how many words follow; where it is
+    two, they are NAME VALUE, and NAME=VALUE will do.
     """
 
     programs: str
@@ -55,12 +60,10 @@ class Means(Option):
 
 @dataclass(frozen=True)
 class Ignored(Option):
-    """It is accepted, and changes nothing: ``why``.  With ``only``, for this value alone."""
+    """It is accepted, and changes nothing: ``why``."""
 
     values: int = 0
     why: str = ""
-    only: str | None = None
-    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,27 @@ class Refused(Option):
 
     why: str = ""
     instead: str = ""
+
+
+@dataclass(frozen=True)
+class Restricted(Option):
+    """It is refused, but accepted with the value ``only``, if there is one, and where it is about hosts
+    (``on_one_host``), for jobs on one.  Then it changes nothing; ``ignored`` says why, if that needs a line.
+    """
+
+    why: str = ""
+    instead: str = ""
+    ignored: str = ""
+    only: str | None = None
+    on_one_host: bool = False
+
+    def refuse(self, option: str, value: str) -> NoReturn:
+        raise UsageError(f"{option}{f' {value}' if self.only else ''}: {self.why}", hint=self.instead)
+
+
+def always(text: str) -> Read:
+    """For an option without a value, which means ``text``."""
+    return lambda option, value: text
 
 
 def _precision(option: str, value: str) -> str:
@@ -112,9 +136,19 @@ def ranks_per_node(option: str, value: str) -> str:
     return value
 
 
+def shown(option: str, value: str) -> str:
+    """Ranks whose output is shown; not torchrun's streams of ranks."""
+    if ":" in value:
+        raise UsageError(f"{option} {value}: it takes ranks, and both streams of them are shown",
+                         hint="leave it out: every rank is shown, or name ranks, such as 0,4-7")  # fmt: skip
+    return value
+
+
 _RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
 _ON_ALL_HOSTS = "name the hosts with -f HOSTFILE or --hosts a,b; --master-port chooses the port"
 _ONE_RUN = "one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order"
+_ALONE = "the job is on one host"
+_NAME_HOSTS = "start it on one host only, without this option, and name all hosts: -f HOSTFILE or --hosts a,b"
 _BINDS = "cpulaunch itself binds ranks to cores"
 _BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
@@ -126,8 +160,10 @@ _ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
 _IN_SCRIPT = "set it up in the script itself"
 _RESTARTS = "a failed job isn't restarted"
 _ONE_PROGRAM = "all ranks run the same program"
+_ONE_JOB = "the ranks of a job train one model, and independent instances aren't started"
+_EACH_A_JOB = "for each instance start cpulaunch run -n 1 --cores LIST; for ranks: -n N --cores-per-rank C"
 
-TABLE: tuple[Means | Ignored | Refused, ...] = (
+TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     # ---- how many ranks, and where
     Means(ACCELERATE, "--num-processes", key="hosts.nproc"),
     Means(OPENMPI, "--np --n", key="hosts.nproc"),
@@ -137,6 +173,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(HYDRA, "-perhost", key="hosts.nproc_per_node"),
     Means(OPENMPI, "-N --npernode", key="hosts.nproc_per_node"),
     Means(SRUN, "--ntasks-per-node", key="hosts.nproc_per_node"),
+    Means(IPEXRUN, "--nprocs-per-node", key="hosts.nproc_per_node"),
     Means(OPENMPI, "--pernode", values=0, key="hosts.nproc_per_node", read=lambda option, value: "1"),
     Means(ACCELERATE, "--mpirun-hostfile", key="hosts.hostfile"),
     Means(MPIS, "-hostfile -machinefile -machine --default-hostfile", key="hosts.hostfile"),
@@ -145,13 +182,17 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(ACCELERATE, "--main-process-ip", key="hosts.master_addr"),
     Means(ACCELERATE, "--main-process-port", key="hosts.master_port"),
     Means(HYDRA, "-iface", key="ccl.interface"),
+    Means(ACCELERATE, "--mpirun-ccl", key="ccl.worker_count"),
     Ignored(TORCHRUN, "--standalone", why="a job on one machine needs no rendezvous anyway"),
     Ignored(ACCELERATE, "--same-network", why="hosts are started over ssh, wherever they are"),
     Ignored(OPENMPI, "--nooversubscribe", why="ranks never share cores, unless --oversubscribe is given"),
     Ignored(OPENMPI, "--allow-run-as-root", why="root may run jobs anyway"),
-    Refused(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-*", why=_RENDEZVOUS, instead=_ON_ALL_HOSTS),
-    Refused(TORCHRUN, "--node-rank", why=_ONE_RUN, instead="start it on one host only"),
-    Refused(ACCELERATE, "--machine-rank", why=_ONE_RUN, instead="start it on one host only"),
+    Restricted(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id",
+               on_one_host=True, ignored=_ALONE, why=_RENDEZVOUS, instead=_ON_ALL_HOSTS),
+    Restricted(TORCHRUN, "--node-rank", only="0", on_one_host=True, ignored=_ALONE, why=_ONE_RUN,
+               instead=_NAME_HOSTS),
+    Restricted(ACCELERATE, "--machine-rank", only="0", on_one_host=True, ignored=_ALONE, why=_ONE_RUN,
+               instead=_NAME_HOSTS),
     Refused(TORCHRUN, "--local-addr",
             why="it is found for each host", instead="--interface IF names a card"),
     Refused(f"{HYDRA}, {OPENMPI}", "-nolocal -skip-launch-node",
@@ -159,6 +200,9 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task", why="to Open MPI it means ranks, to srun their cores",
             instead="-n N for ranks, --cores-per-rank N for cores"),
     Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
+    Refused(f"{IPEXRUN}, {RUN_CPU}", "--ninstances --ncores-per-instance --instances --instance "
+            "--cores-per-instance --instance-idx --multi-instance --latency-mode --throughput-mode --rank "
+            "--skip-cross-node-cores --multi-task-manager", why=_ONE_JOB, instead=_EACH_A_JOB),
     # ---- environment and directory
     Means(HYDRA, "-genv -env", values=2, key="env"),
     Ignored(HYDRA, "-genvall -envall", why="the ranks get this environment anyway"),
@@ -174,6 +218,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(ACCELERATE, "--dynamo-backend", key="training.compile", read=_compile),
     Ignored(ACCELERATE, "--cpu --use-cpu --multi-cpu", why="cpulaunch always trains on CPUs"),
     Ignored(ACCELERATE, "--enable-cpu-affinity", why="ranks are always bound to cores"),
+    Ignored(LAUNCH, "--use-env", why="a script reads its local rank from $LOCAL_RANK anyway"),
     Ignored(TORCHRUN, "--run-path", why="a script runs as it does with python, whatever its name"),
     Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a program of its own, not forked"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are called by their numbers"),
@@ -191,7 +236,24 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --tpu-* --no-tpu-cluster --vm --downcast-bf16 --aws-* "
             "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
     Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),
+    Means(ACCELERATE, "--ipex", values=0, key="training.engine", read=always("ipex")),
+    Refused(IPEXRUN, "--benchmark", why="jemalloc runs with its defaults",
+            instead="--allocator jemalloc, and MALLOC_CONF in the environment"),
     # ---- cores
+    Means(IPEXRUN, "--nodes-list", key="cpu.numa_nodes"),
+    Means(RUN_CPU, "--node-id", key="cpu.numa_nodes"),
+    Means(IPEXRUN, "--cores-list", key="cpu.cores"),
+    Means(RUN_CPU, "--core-list", key="cpu.cores"),
+    Means(IPEXRUN, "--bind-numa-node", values=0, key="cpu.bind_numa"),
+    Means(RUN_CPU, "--use-logical-core", values=0, key="cpu.logical_cores"),
+    Means(IPEXRUN, "--logical-cores-for-ccl", values=0, key="ccl.logical_cores"),
+    Means(IPEXRUN, "--memory-allocator", key="cpu.allocator"),
+    Means(RUN_CPU, "--enable-tcmalloc", values=0, key="cpu.allocator", read=always("tcmalloc")),
+    Means(RUN_CPU, "--enable-jemalloc", values=0, key="cpu.allocator", read=always("jemalloc")),
+    Means(RUN_CPU, "--use-default-allocator", values=0, key="cpu.allocator", read=always("default")),
+    Means(IPEXRUN, "--omp-runtime", key="cpu.openmp"),
+    Means(RUN_CPU, "--disable-iomp", values=0, key="cpu.openmp", read=always("default")),
+    Ignored(RUN_CPU, "--disable-numactl --disable-taskset", why="ranks are bound without these programs"),
     Means(TORCHRUN, "--numa-binding", key="cpu.bind_numa", read=_numa),
     Refused(MPIS, "-bind-to -map-by -rankmap -membind -cpu-bind -order-nodes -topolib",
             why=_BINDS, instead=_BINDING),
@@ -223,8 +285,8 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
             values=1, why="the end of a rank is noticed at once"),
-    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--max-restarts", values=1, only="0", why=_RESTARTS,
-            instead="leave it out, and start from the last checkpoint"),
+    Restricted(f"{TORCHRUN}, {ACCELERATE}", "--max-restarts", only="0", why=_RESTARTS,
+               instead="leave it out, and start from the last checkpoint"),
     Refused(TORCHRUN, "--signals-to-handle",
             why="Ctrl-C, SIGTERM and SIGHUP end all ranks", instead="leave it out"),
     Refused(TORCHRUN, "--event-log-handler",
@@ -235,6 +297,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Refused(OPENMPI, "--enable-recovery --continuous --abort-on-non-zero-status --with-ft",
             why="a job ends as a whole", instead="leave it out"),
     # ---- for the MPI
+    Refused(IPEXRUN, "--extra-mpi-params", why=_FOR_MPIEXEC, instead=_HAND_ON),
     Refused(HYDRA, "-launcher -launcher-exec -enable-x -disable-x -rmk -nameserver -localhost -usize -aps "
             "-mps -gdb -gdb-args -gtool -gtoolfile -hosts-group -silent-abort -tune -prot -demux "
             "-memory-alloc-kinds -disable-hostname-propagation -hybrid-hosts -pmi-port -profile",
@@ -251,7 +314,11 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
             why=_FOR_MPIEXEC, instead=_HAND_ON),
 )  # fmt: skip
 
-OWN_VALUES: dict[str, Read] = {"hosts.nnodes": nodes, "hosts.nproc_per_node": ranks_per_node}
+OWN_VALUES: dict[str, Read] = {
+    "hosts.nnodes": nodes,
+    "hosts.nproc_per_node": ranks_per_node,
+    "output.tee": shown,
+}
 """How other programs' values of options that we have, too, are read."""
 
 DIFFERENT = {

@@ -16,7 +16,7 @@ from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.errors import UsageError
 from cpulaunch.wording import closest
 
-CLOSE = 0.8
+CLOSE = 0.77
 """How much of an unknown option has to be that of another one for this to be suggested."""
 
 
@@ -61,11 +61,14 @@ class Parser(argparse.ArgumentParser):
             if word in ends or not word.startswith("-") or word == "-":
                 return options, list(arguments[i:])
             name, equals, value = self._known(word)
-            words = [] if equals or name not in known else arguments[i + 1 :][: _values(known[name])]
+            wanted = 0 if equals or name not in known else _values(known[name])
+            if wanted == 2 and "=" in "".join(arguments[i + 1 : i + 2]):
+                wanted = 1  # NAME=VALUE
+            words = arguments[i + 1 :][:wanted]
             i += 1 + len(words)
             if name not in known:
                 options.append(word)  # a letter with its value attached
-            elif not equals and len(words) < _values(known[name]):
+            elif len(words) < wanted:
                 raise UsageError(f"{name} needs a value: {known[name].metavar}")
             elif words and not name.startswith("--"):
                 options += [name, "=".join(words)]
@@ -104,7 +107,7 @@ class Parser(argparse.ArgumentParser):
 
 def _values(action: argparse.Action) -> int:
     """The number of words that an option takes."""
-    return action.values if isinstance(action, _Give | _Ignore) else int(action.nargs != 0)
+    return action.values if isinstance(action, _Give) else int(action.nargs != 0)
 
 
 class _Give(argparse.Action):
@@ -142,15 +145,30 @@ class _Ignore(argparse.Action):
 
     def __init__(self, option_strings: Sequence[str], dest: str, row: habits.Ignored, **kwargs: Any) -> None:
         super().__init__(option_strings, dest, nargs=None if row.values else 0, **kwargs)
-        self.row, self.values = row, row.values
+        self.why = row.why
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        if self.row.only is None:
-            say(f"{option_string} is ignored: {self.row.why}")
-        elif values != self.row.only:
-            raise UsageError(f"{option_string} {values}: {self.row.why}", hint=self.row.instead)
+        say(f"{option_string} is ignored: {self.why}")
+
+
+class _Restrict(argparse.Action):
+    """Note an option that changes nothing, or refuse it."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, row: habits.Restricted, **kwargs: Any
+    ) -> None:
+        super().__init__(option_strings, dest, **kwargs)
+        self.row = row
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if self.row.only is not None and values != self.row.only:
+            self.row.refuse(str(option_string), values)
+        if self.row.on_one_host:
+            namespace.restricted = [*namespace.restricted, (self.row, str(option_string), values)]
 
 
 class _Set(argparse.Action):
@@ -167,7 +185,7 @@ class _Set(argparse.Action):
 
 def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
     """Options for the settings of ``sections``, and those that say where settings come from."""
-    parser.set_defaults(given=[])
+    parser.set_defaults(given=[], restricted=[])
     source = parser.add_argument_group("Settings")
     source.add_argument(
         "--config-file", metavar="F", type=Path, help="YAML file; else ./cpulaunch.yaml, if it is there"
@@ -201,6 +219,8 @@ def _add_habits(parser: Parser, sections: Container[str]) -> None:
             continue
         if isinstance(row, habits.Ignored):
             parser.add_argument(*names, action=_Ignore, row=row, dest="_", help=argparse.SUPPRESS)
+        elif isinstance(row, habits.Restricted):
+            parser.add_argument(*names, action=_Restrict, row=row, dest="_", help=argparse.SUPPRESS)
         elif isinstance(row, habits.Means) and (setting := SETTINGS[row.key]).section in sections:
             parser.add_argument(
                 *names,
@@ -212,6 +232,20 @@ def _add_habits(parser: Parser, sections: Container[str]) -> None:
                 help=argparse.SUPPRESS,
                 metavar=setting.kind.metavar if row.values == 1 else "NAME VALUE",
             )
+
+
+def refuse_restricted(options: argparse.Namespace) -> None:
+    """Raise UsageError where options were given that are accepted for jobs on one host only."""
+    for row, option, value in options.restricted:
+        row.refuse(option, value)
+
+
+def tell_of_restricted(options: argparse.Namespace) -> None:
+    """Say why options for jobs of several hosts change nothing, in one line."""
+    if options.restricted:
+        names = ", ".join(option for _, option, _ in options.restricted)
+        verb = "are" if len(options.restricted) > 1 else "is"
+        say(f"{names} {verb} ignored: {options.restricted[0][0].ignored}")
 
 
 def load_config(options: argparse.Namespace) -> Config:

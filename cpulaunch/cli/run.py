@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,13 @@ from typing import TYPE_CHECKING
 from cpulaunch.cli.main import say
 from cpulaunch.cli.nested import refuse_within_a_launcher
 from cpulaunch.cli.not_scripts import refuse_launcher
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import (
+    Parser,
+    add_settings,
+    load_config,
+    refuse_restricted,
+    tell_of_restricted,
+)
 from cpulaunch.errors import UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
@@ -23,8 +30,13 @@ from cpulaunch.plugins import ENGINE_PACKAGES
 if TYPE_CHECKING:
     from cpulaunch.supervise.directory import JobDirectory
 
+SLOW_DISK = 2.0
+"""Seconds after which a line says that we wait for the disk to make the job's directory."""
+
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
+
+_MODULE = ("-m", "--module")
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
@@ -44,11 +56,16 @@ exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong u
 
 def main(arguments: list[str]) -> int:
     parser = run_parser()
-    split = partial(parser.split, ends=("-m", "--module"))
+    split = partial(parser.split, ends=_MODULE)
     words, rest = split(arguments)
+    typed = arguments[: len(arguments) - len(rest)]
+    if rest and rest[0] in _MODULE:  # options may follow it, as they may for torchrun
+        more, after = parser.split(rest[1:])
+        words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
+        rest = [rest[0], *after]
     options = parser.parse_args(words)
     if rest and not options.no_python and _is_program(options.wdir / rest[0]):
-        refuse_launcher(arguments[: len(arguments) - len(rest)], rest, split)
+        refuse_launcher(typed, rest, split)
     if not options.dry_run:
         refuse_within_a_launcher(os.environ)
     if options.format and not options.dry_run:
@@ -56,6 +73,8 @@ def main(arguments: list[str]) -> int:
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
+    if config["hosts.nnodes"] not in ("all", 1):
+        refuse_restricted(options)
     program = _program(rest, options.no_python, options.wdir)
 
     from cpulaunch import launchers
@@ -71,6 +90,9 @@ def main(arguments: list[str]) -> int:
             hint="add --dry-run",
         )
     plan = make_plan(config, facts, program)
+    if len(plan.hosts) > 1:
+        refuse_restricted(options)
+    tell_of_restricted(options)
     if config["cpu.threads"] != "auto":
         from cpulaunch.cli.show import crowded
 
@@ -136,7 +158,7 @@ def run_parser() -> Parser:
 
 
 def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
-    if not rest or (rest[0] in ("-m", "--module") and len(rest) < 2):
+    if not rest or (rest[0] in _MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
     try:
         directory = Path.cwd() / wdir
@@ -155,7 +177,7 @@ def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
                 hint="a program in this directory is ./prog",
             )
         argv = [str(Path(found).absolute()), *rest[1:]]
-    elif rest[0] in ("-m", "--module"):
+    elif rest[0] in _MODULE:
         argv = [python, "-m", *rest[1:]]
     else:
         _check_script(directory, rest[0])
@@ -171,6 +193,11 @@ def _is_program(path: Path) -> bool:
 def _check_script(directory: Path, shown: str) -> None:
     path = directory / shown
     try:
+        if path.is_fifo():
+            raise UsageError(
+                f"{shown} is a pipe, which only one of the ranks could read",
+                hint="write the script to a file first",
+            )
         with path.open("rb"):
             return
     except IsADirectoryError:
@@ -234,8 +261,16 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
 
 
 def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
+    from threading import Timer
+
     from cpulaunch.supervise.directory import JobDirectory
 
+    waiting = Timer(
+        SLOW_DISK, say, [f"waiting for {log_dir}, which does not answer; --log-dir names another"]
+    )
+    waiting.daemon = True
+    with suppress(RuntimeError):  # no thread may be started: what follows says so
+        waiting.start()
     try:
         return JobDirectory.make(log_dir / job_id)
     except OSError as e:
@@ -244,3 +279,5 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
         directory = JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-")))
         say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory.path}")
         return directory
+    finally:
+        waiting.cancel()

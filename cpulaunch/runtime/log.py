@@ -10,7 +10,17 @@ _logged: set[str] = set()
 
 def log_once(text: str, *, every_rank: bool = False) -> None:
     """Print ``cpulaunch: text`` on rank 0 (or on every rank), unless this process has printed it before."""
-    if text in _logged or not (every_rank or os.environ.get("RANK", "0") == "0"):
+    if text in _logged or not (every_rank or _is_first()):
         return
     _logged.add(text)
     print(f"cpulaunch: {text}", file=sys.stderr, flush=True)
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0 and, where it has started processes by multiprocessing, the first of them."""
+    if os.environ.get("RANK", "0") != "0":
+        return False
+    multiprocessing, c10d = map(sys.modules.get, ("multiprocessing", "torch.distributed.distributed_c10d"))
+    if not multiprocessing or not c10d or multiprocessing.parent_process() is None:
+        return True
+    return not c10d.is_initialized() or c10d.get_rank() == 0

@@ -76,7 +76,7 @@ def test_an_index_out_of_reach_is_asked_once(tmp_path: Path, index: Index, kind:
     assert "cpulaunch ccl build --wheel" in str(error.hint)
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
     again, said = failure(tmp_path)
-    assert str(again).endswith(f" 1 min ago: {reason}")
+    assert str(again).endswith(f": {reason} (tried just now)")
     assert "`cpulaunch ccl build` tries again" in str(again.hint)
     assert said == []
 
@@ -139,7 +139,7 @@ def test_a_run_goes_on_with_gloo_and_does_not_ask_again(index: Index, cpulaunch:
     assert "fetching" not in second.stderr
     insisted = cpulaunch("run", "-n", "1", "--backend", "ccl", "show.py")
     assert insisted.returncode == 3
-    assert "min ago" in insisted.stderr
+    assert "(tried just now)" in insisted.stderr
 
 
 @pytest.fixture(scope="module")

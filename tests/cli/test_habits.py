@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,28 @@ def mpichs_options() -> list[str]:
     pytest.skip("CPULAUNCH_TEST_MPICH is not set: scripts/test.sh sets it")
 
 
+def ipexruns_options() -> list[str]:
+    """As its source adds them: IPEX doesn't import beside this torch."""
+    directory = os.environ.get("CPULAUNCH_TEST_INTEL")
+    if not directory:
+        pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
+    launch = "lib/python3*/site-packages/intel_extension_for_pytorch/cpu/launch/launch*.py"
+    source = "".join(file.read_text() for file in Path(directory).parent.glob(launch))
+    return re.findall(r'^ +"(--[\w-]+)",$', source, re.M)
+
+
 PROGRAMS = {
     "torchrun": lambda: argparse_options("torch.distributed.run", "get_args_parser"),
     "accelerate": lambda: argparse_options("accelerate.commands.launch", "launch_command_parser"),
     "Intel MPI": lambda: hydra_options(Path(sys.prefix, "bin", "mpiexec.hydra")),
     "MPICH": mpichs_options,
     "Open MPI": OPENMPI.split,
+    "ipexrun": ipexruns_options,
+    "run_cpu": lambda: re.findall(
+        r'^ +"(--[\w-]+)",$',
+        (Path(find_spec("torch").submodule_search_locations[0]) / "backends/xeon/run_cpu.py").read_text(),
+        re.M,
+    ),
 }
 
 
@@ -140,9 +157,22 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("--shutdown-timeout 3", "watch.grace_period", 3),
         ("-iface lo", "ccl.interface", "lo"),
         ("-genv A 1 -env B x=y", "env", {"A": "1", "B": "x=y"}),
+        ("-genv A=1 -env B=x=y", "env", {"A": "1", "B": "x=y"}),
         ("-x A=1", "env", {"A": "1"}),
         ("-log_dir d", "output.log_dir", "d"),
         ("-oversubscribe", "hosts.oversubscribe", True),
+        ("--nprocs-per-node 1", "hosts.nproc_per_node", 1),
+        ("--cores-list 0", "cpu.cores", "0"),
+        ("--node_id 0", "cpu.numa_nodes", "0"),
+        ("--memory-allocator default", "cpu.allocator", "default"),
+        ("--use_default_allocator", "cpu.allocator", "default"),
+        ("--omp-runtime default", "cpu.openmp", "default"),
+        ("--disable-iomp", "cpu.openmp", "default"),
+        ("--use_logical_core", "cpu.logical_cores", True),
+        ("--use-logical-cores", "cpu.logical_cores", True),
+        ("--ccl-worker-count 1", "ccl.worker_count", 1),
+        ("--mpirun_ccl 1", "ccl.worker_count", 1),
+        ("--log_path d", "output.log_dir", "d"),
     ],
 )
 def test_an_option_means_a_setting(
@@ -171,6 +201,16 @@ def test_a_hostfile_is_named_as_elsewhere(
     ]
     given = settings_of(arguments, capsys)
     assert (given["hosts.hostfile"], given["hosts.master_addr"]) == ("hosts", "a")
+
+
+@pytest.mark.parametrize("options", ["-m --nproc_per_node 1", "--module -genv A 1 -n 1", "-n 1 -m"])
+def test_options_may_follow_m_as_they_may_for_torchrun(
+    script: None, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    assert main(["run", "--dry-run", "--format", "json", *options.split(), "json.tool", "-n", "-m"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["program"][1:] == ["-m", "json.tool", "-n", "-m"]
+    assert plan["world_size"] == 1
 
 
 def test_ranks_run_in_wdir_and_the_script_is_there(script: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +246,30 @@ def test_an_option_without_meaning_is_ignored_in_one_line(
     assert said[0].startswith(f"cpulaunch: {option} is ignored: ")
 
 
+def test_options_for_several_hosts_are_ignored_where_there_is_one(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = ["--dry-run", "--format", "shell", "train.py"]
+    rendezvous = ["--rdzv_id", "7", "--rdzv_backend=c10d", "--rdzv_endpoint", "localhost:0"]
+    assert main(["run", "--nnodes", "1", *rendezvous, "--node_rank", "0", *dry]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    names = "--rdzv-id, --rdzv-backend, --rdzv-endpoint, --node-rank"
+    assert line == f"cpulaunch: {names} are ignored: the job is on one host"
+    assert main(["run", "--machine_rank", "0", *dry]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "cpulaunch: --machine-rank is ignored: the job is on one host"
+    lscpu = ["--lscpu", str(REPOSITORY / "tests/plan/2x28.lscpu")]
+    assert main(["run", "-f", "hosts", *lscpu, "--node_rank", "0", *dry]) == 2
+    assert "--node-rank 0: one `cpulaunch run` starts all hosts" in capsys.readouterr().err
+
+
+def test_as_many_hosts_at_least_as_at_most_is_a_number(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lscpu = ["--lscpu", str(REPOSITORY / "tests/plan/2x28.lscpu")]
+    assert settings_of(["-f", "hosts", "--nnodes", "2:2", *lscpu], capsys)["hosts.nnodes"] == 2
+
+
 def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--max_restarts", "0", "--dry-run", "--format", "shell", "train.py"]) == 0
     assert "restart" not in capsys.readouterr().err
@@ -214,10 +278,14 @@ def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        ("--rdzv-backend c10d", "--rdzv-backend: no rendezvous service is needed", "-f HOSTFILE"),
-        ("--rdzv_id=7", "--rdzv-id: no rendezvous service", "-f HOSTFILE"),
-        ("--node_rank 1", "--node-rank: one `cpulaunch run` starts all hosts", "one host only"),
-        ("--machine_rank 1", "--machine-rank: one `cpulaunch run`", "one host only"),
+        ("--nnodes 2 --rdzv-backend c10d", "--rdzv-backend: no rendezvous service is needed", "-f HOSTFILE"),
+        ("--rdzv_id=7 --num-machines 2", "--rdzv-id: no rendezvous service", "-f HOSTFILE"),
+        ("--node_rank 1", "--node-rank 1: one `cpulaunch run` starts all hosts", "one host only"),
+        ("--machine_rank 1", "--machine-rank 1: one `cpulaunch run`", "one host only"),
+        ("--nnodes 2 --node_rank 0", "--node-rank 0: one `cpulaunch run` starts all hosts", "--hosts a,b"),
+        ("--ninstances 2", "--ninstances: the ranks of a job train one model", "-n N --cores-per-rank C"),
+        ("--ncores_per_instance 2", "--ncores-per-instance: the ranks of a job", "--cores LIST"),
+        ("--latency-mode", "--latency-mode: the ranks of a job", "--cores LIST"),
         ("--bind-to core", "--bind-to: cpulaunch itself binds", "--dry-run shows"),
         ("-bind-to core", "-bind-to: cpulaunch itself binds", "--dry-run shows"),
         ("--map-by node", "--map-by: cpulaunch itself binds", "--strategy"),
@@ -230,6 +298,7 @@ def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.Capt
             "--nproc-per-node cpu: ranks aren't counted by devices",
             "one rank per NUMA",
         ),
+        ("--tee 0:3", "--tee 0:3: it takes ranks, and both streams", "leave it out"),
         ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or say a number"),
         ("--nnodes 1:4", "--nnodes 1:4: a job has as many hosts as it began with", "--nnodes 4"),
         ("--max-restarts 3", "--max-restarts 3: a failed job isn't restarted", "checkpoint"),
@@ -255,6 +324,7 @@ def test_an_option_is_refused_with_what_to_say_instead(
 @pytest.mark.parametrize(
     ("option", "meant"),
     [("--hostfle", "--hostfile"), ("--nproc-pernode", "--nproc-per-node"), ("--precison", "--precision"),
+     ("--presicion", "--precision"), ("--cpuu", None), ("--lauchner", "--launcher"),
      ("--logdir", "--log-dir"), ("--rule", None), ("--beep", None), ("--cpus", None), ("--begin-method", None)],
 )  # fmt: skip
 def test_only_a_close_option_is_suggested(
@@ -304,19 +374,19 @@ def test_the_command_that_is_suggested_may_be_typed(script: None, capsys: pytest
 def test_a_launchers_option_that_is_refused_is_named_at_once(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "torchrun", "--rdzv-backend", "c10d", "train.py"]) == 2
+    assert main(["run", "torchrun", "--logs-specs", "x", "train.py"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert "torchrun is not a script" in error
-    assert "--rdzv-backend: no rendezvous" in error
-    assert "-f HOSTFILE" in hint
+    assert "--logs-specs: each rank's output" in error
+    assert "--tee RANKS" in hint
 
 
 def test_a_file_of_accelerate_is_known_as_one(script: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\n")
-    assert main(["run", "--config_file", "a.yaml", "train.py"]) == 2
+    Path("my a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\n")
+    assert main(["run", "--config_file", "my a.yaml", "train.py"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == "cpulaunch: error: a.yaml: a configuration of accelerate, not of cpulaunch"
-    assert hint == "cpulaunch: hint: `cpulaunch config import a.yaml -o cpulaunch.yaml` converts it"
+    assert error == "cpulaunch: error: my a.yaml: a configuration of accelerate, not of cpulaunch"
+    assert hint == "cpulaunch: hint: `cpulaunch config import 'my a.yaml' -o cpulaunch.yaml` converts it"
 
 
 def test_a_host_that_is_listed_twice_is_found(script: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, clean_environment, mpi_options
 
+from cpulaunch.cli.nested import refuse_within_a_launcher
+from cpulaunch.errors import UsageError
+
 NESTED = """
 import os, subprocess, sys
 if os.environ["RANK"] == "0":
@@ -68,3 +71,31 @@ def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
     assert f"of 2 of an mpiexec (${size}), and each of them would start a job" in done.stderr
     assert "cpulaunch: hint: leave out mpiexec: cpulaunch run -n 2 train.py" in done.stderr
     assert "trained" not in done.stdout
+
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+}
+
+
+def test_in_a_step_of_slurm() -> None:
+    with pytest.raises(UsageError, match=r"process 3 of 4 of an srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
+        refuse_within_a_launcher(STEP)
+    assert e.value.hint == "leave out srun: cpulaunch run -n 4 train.py"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        STEP | {"SLURM_PTY_PORT": "41234"},
+        STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+    ],
+    ids=["srun --pty", "a step of one process", "sbatch"],
+)
+def test_where_slurm_started_one_process(environ: dict[str, str]) -> None:
+    refuse_within_a_launcher(environ)

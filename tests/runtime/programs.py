@@ -344,7 +344,12 @@ def accelerated(options: str) -> dict:
 
 
 def plain(context: str) -> dict:
-    """A script with a DistributedDataParallel of its own, its forward pass in no autocast or one that is off."""
+    """A script with a DistributedDataParallel of its own.
+
+    Its forward pass is in no autocast, in one that is off, or in one while it trains and in none while it
+    evaluates.
+    """
+    own = torch.autocast("cpu", torch.bfloat16, enabled=context == "training")
     torch.distributed.init_process_group()
     torch.manual_seed(0)
     net = mlp()
@@ -355,9 +360,10 @@ def plain(context: str) -> dict:
     results, losses = [], []
     for _ in range(4):
         optimizer.zero_grad()
-        with torch.autocast("cpu", enabled=False) if context == "off" else contextlib.nullcontext():
-            results.append(model(batch_of("mlp", 0, 8)[0]))
+        with contextlib.nullcontext() if context == "none" else own:
             loss = loss_of("mlp", model, batch_of("mlp", 0, 8))
+        with own if context == "off" else contextlib.nullcontext():
+            results.append(model(batch_of("mlp", 0, 8)[0]))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

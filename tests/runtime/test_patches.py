@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cpulaunch.runtime import patches
-from cpulaunch.runtime.patches import base
+from cpulaunch.runtime.patches import base, groups
 from cpulaunch.runtime.settings import TrainingSettings
 
 PATCHED = (patches.Patched("torch", "torch"), *patches.MODULES)
@@ -90,6 +90,17 @@ def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.Capt
                               "DeepSpeed train with DDP")  # fmt: skip
     assert "has no AcceleratorState.__init__, AcceleratorState.mixed_precision, DistributedType.FSDP" in line
     assert line.endswith("so scripts that ask for FSDP may train with DDP")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_groups_for_gpus_are_left_alone_where_there_is_one(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    for name in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"):
+        assert groups.is_replaced(torch, name) is not gpu
+    for name in (None, "gloo", "mpi", "ccl", "cpu:gloo"):
+        assert groups.is_replaced(torch, name)
 
 
 def test_training_arguments_are_for_the_cpu() -> None:

@@ -33,7 +33,7 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
     assert first["falls"]
     group, training = (line for line in done.ours() if "changed in this script" in line)
     assert group.partition(": ")[2].startswith("backend ccl (--as-written")
-    assert training.endswith(": DDP in bf16, as the script has no autocast; AdamW takes its fused step")
+    assert training.endswith(": DDP in bf16, where the script has no autocast; AdamW takes its fused step")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,12 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
 def test_but_not_where_the_script_or_the_user_says_another(job: Start, context: str, options) -> None:
     for result in job(2, "plain", context, options=options).results:
         assert result["kinds"] == ["torch.float32"]
+
+
+def test_a_script_that_trains_in_its_own_autocast_may_evaluate_outside(job: Start) -> None:
+    done = job(1, "plain", "training")
+    assert done.results[0]["kinds"] == ["torch.bfloat16", "torch.float32"]
+    assert not [line for line in done.ours() if "autocast" in line]
 
 
 @pytest.mark.parametrize("precision", ["none", "bf16"])

@@ -35,8 +35,8 @@ def weights(parameters: Any) -> list[float]:
     return [round(p.detach().double().abs().sum().item(), 4) for p in whole]
 
 
-def train(net: nn.Module, rank: int, steps: int = 3) -> list[float]:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+def train(net: nn.Module, rank: int, steps: int = 3, optimizer: Any = None) -> list[float]:
+    optimizer = optimizer or torch.optim.AdamW(net.parameters(), lr=0.01)
     for step in range(steps):
         net(batch(step, rank)).pow(2).mean().backward()
         optimizer.step()
@@ -92,6 +92,42 @@ def pipeline(rank: int) -> list[float]:
     else:
         schedule.step(target=torch.zeros(6, 4), losses=losses)
     return weights([parameter.grad for parameter in stage.parameters()])
+
+
+def older() -> dict:
+    """What came before meshes: FSDP version 1, optimizers that share their state or average models, RPC."""
+    from torch.distributed import rpc
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    result = {}
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+        net = FullyShardedDataParallel(model(), sharding_strategy=strategy, device_id=torch.device("cpu"))
+        result[strategy.name] = train(net, rank)
+
+    net = DistributedDataParallel(model())
+    shared = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
+    train(net, rank, optimizer=shared)
+    shared.consolidate_state_dict(to=0)
+    result["ZeroRedundancyOptimizer"] = weights(net.parameters())
+    net = DistributedDataParallel(model())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    result["PowerSGD"] = train(net, rank, steps=4)
+    net = model()
+    averager = PeriodicModelAverager(period=2, warmup_steps=1)
+    local = PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), averager)
+    result["local SGD"] = train(net, rank, steps=4, optimizer=local)
+    dist.destroy_process_group()
+
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=SIZE)
+    result["RPC"] = rpc.rpc_sync(f"worker{1 - rank}", torch.add, (torch.ones(2), rank)).tolist()
+    rpc.shutdown()
+    return result
 
 
 def named(*backends: str) -> dict:

@@ -72,7 +72,10 @@ def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
 
 def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> None:
     for version, kind in (("1", "FullyShardedDataParallel"), ("2", "FSDPSequential")):
-        for result in start(PROGRAMS, "accelerate", version, options=FP32).results:
+        done = start(PROGRAMS, "accelerate", version, options=FP32)
+        warnings = [line for line in done.ours() if "can't save a model of FSDP version 1" in line]
+        assert len(warnings) == (version == "1")
+        for result in done.results:
             assert (result["kind"], result["class"], result["size"]) == ("DistributedType.FSDP", kind, 2)
             assert result["losses"] == pytest.approx(LOSSES, abs=2e-3)
 
@@ -81,6 +84,18 @@ def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start)
     ours = start(PROGRAMS, "trainer", options=FP32).results
     assert ours[0]["steps"] == [2, 4]
     assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
+
+
+def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
+    """torchrun's doesn't: on CPUs it trains with DDP, without a word."""
+    theirs = by_torchrun(PROGRAMS, "trainer", "fsdp").results
+    for result, other in zip(start(PROGRAMS, "trainer", "fsdp", options=FP32).results, theirs, strict=True):
+        assert (result["engine"], other["engine"]) == (
+            "FSDPBertForSequenceClassification",
+            "DistributedDataParallel",
+        )
+        assert result["loss"] == pytest.approx(other["loss"], abs=2e-3)
+        assert result["steps"] == [2, 4]
 
 
 def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> None:

@@ -31,6 +31,11 @@ def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Sta
     assert any("SGD takes its fused step" in line for line in ours.ours())  # as long as gradients were dense
 
 
+def test_older_ways_to_share_a_model_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
+    ours = start(PROGRAMS, "older", options=FP32).results
+    assert_alike(ours, by_torchrun(PROGRAMS, "older").results)
+
+
 def test_groups_answer_the_name_that_the_script_knows(start: Start) -> None:
     names = ("none", "gloo", "nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
     ours = start(PROGRAMS, "named", *names)

@@ -80,6 +80,11 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
             return
         if self.mixed_precision != "no":
             fsdp_plugin.set_mixed_precision(self.mixed_precision)
+        if getattr(fsdp_plugin, "fsdp_version", 2) == 1:
+            log_once(
+                "warning: torch can't save a model of FSDP version 1 on CPUs: take version 2 "
+                "(FullyShardedDataParallelPlugin(fsdp_version=2), or FSDP_VERSION=2)"
+            )
         self.fsdp_plugin = fsdp_plugin
         self.distributed_type = state.PartialState._shared_state["distributed_type"] = kinds.FSDP
 

@@ -20,6 +20,9 @@ from cpulaunch.runtime.settings import TrainingSettings
 _OF_CPUS = (None, "gloo", "mpi", "ccl", "cpu:gloo")
 _OF_GPUS = ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl")  # sorted by device
 
+_GLOO = {None: "gloo", "cpu:gloo": "gloo"}
+"""Names by which torch takes gloo on CPUs."""
+
 _ANSWERED = {None: "gloo", "nccl": "gloo", "cuda:nccl": "gloo"}
 """What a group answers for a name that it can't answer: scripts move tensors to a GPU where it is nccl."""
 
@@ -50,8 +53,8 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         check_precision(settings, cpu_flags())
         if not is_replaced(torch, backend):
             return init(backend, *args, **kwargs)
-        _announce_group(_by_device(backend), settings)
         made = init(settings.backend, *args, **kwargs)
+        _announce_group(_by_device(backend), settings)
         remember(of_all_ranks(), _answer(backend))
         return made
 
@@ -106,6 +109,6 @@ def _answer(backend: str | None) -> str:
 
 def _announce_group(named: str | None, settings: TrainingSettings) -> None:
     changes = list(pending_changes())
-    if named != settings.backend:
+    if settings.backend not in (named, _GLOO.get(named)):
         changes.insert(0, f"backend {settings.backend}{f' (not {named})' if named else ''}")
     announce(*changes)

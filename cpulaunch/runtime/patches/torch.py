@@ -31,7 +31,9 @@ _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
     """A DistributedDataParallel of the script's own runs its forward pass in bf16.
 
-    That is, where the script is in no autocast context, and nobody else sees to the model's precision.
+    That is, where the script is in no autocast context, and nobody else sees to the model's precision.  A
+    model that has run within the script's own autocast is left alone: a script may train in it, and
+    evaluate outside.
     """
     if settings.precision != "bf16":
         return
@@ -42,13 +44,17 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
         is_bf16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
         return value.float() if is_bf16 else value
 
+    left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+
     @functools.wraps(original)
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         _data_parallel.add(self)
-        if _in_autocast(torch) or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
+        if _in_autocast(torch):
+            left_alone.add(self)
+        if self in left_alone or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
             return original(self, *inputs, **kwargs)
         tell = announce_with_step if torch.is_grad_enabled() else announce
-        tell("DDP in bf16, as the script has no autocast")
+        tell("DDP in bf16, where the script has no autocast")
         with torch.autocast("cpu", torch.bfloat16):
             outputs = original(self, *inputs, **kwargs)
         return tree_map(as_fp32, outputs)
