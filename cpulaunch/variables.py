@@ -107,9 +107,12 @@ TABLE = (
     Variable("PMI_RANK", "<Hydra>", "launchers ccl plan", "integer", "rank; tells that Hydra started this process"),
     Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "agent <torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
+    Variable("CCL_ALLGATHERV", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allgatherv"),
     Variable("CCL_ALLREDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
+    Variable("CCL_ALLTOALLV", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for alltoallv"),
     Variable("CCL_ATL_SHM", "plan ccl", "<oneCCL>", "1 or 0", "shared memory within a host"),
     Variable("CCL_ATL_TRANSPORT", "<user> plan", "config ccl <oneCCL>", "ofi or mpi", "oneCCL's transport"),
+    Variable("CCL_BCAST", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for broadcast"),
     Variable("CCL_KVS_IFACE", "plan", "ccl <oneCCL>", "interface", "interface for oneCCL's bootstrap"),
     Variable("CCL_LOCAL_RANK", "ccl", "<oneCCL>", "integer", "rank among those of its host"),
     Variable("CCL_LOCAL_SIZE", "ccl", "<oneCCL>", "integer", "number of ranks on the host"),
@@ -117,6 +120,8 @@ TABLE = (
     Variable("CCL_MPI_LIBRARY_PATH", "ccl", "ccl <oneCCL>", "path", "Intel MPI's library"),
     Variable("CCL_OFI_LIBRARY_PATH", "ccl", "<oneCCL>", "path", "libfabric"),
     Variable("CCL_PROCESS_LAUNCHER", "plan ccl", "<oneCCL>", "hydra, torchrun or none", "who tells local ranks"),
+    Variable("CCL_REDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for reduce"),
+    Variable("CCL_REDUCE_SCATTER", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for reduce_scatter"),
     Variable("CCL_WORKER_AFFINITY", "<user> plan", "ccl cli <oneCCL>", "CPUs with commas", "workers' CPUs on a host"),
     Variable("CCL_WORKER_COUNT", "<user> plan", "config ccl <oneCCL>", "integer", "worker threads of a rank"),
     Variable("CCL_WORKER_OFFLOAD", "plan", "ccl <oneCCL>", "1 or 0", "whether workers or callers make progress"),
@@ -178,6 +183,10 @@ TABLE = (
     Variable("SLURM_JOB_NODELIST", "<Slurm>", "discovery", "hosts, folded", "its hosts"),
     Variable("SLURM_NTASKS", "<Slurm>", "discovery plan", "integer", "whether the user asked for tasks"),
     Variable("SLURM_NTASKS_PER_NODE", "<Slurm>", "discovery plan", "integer", "the same"),
+    Variable("SLURM_PROCID", "<Slurm>", "cli plan", "integer", "which process of a step this is"),
+    Variable("SLURM_PTY_PORT", "<Slurm>", "cli", "integer", "whether it is the step of a terminal"),
+    Variable("SLURM_STEP_ID", "<Slurm>", "cli", "integer", "whether this process is one of a step"),
+    Variable("SLURM_STEP_NUM_TASKS", "<Slurm>", "cli plan", "integer", "the number of the step's processes"),
     Variable("SLURM_TASKS_PER_NODE", "<Slurm>", "discovery plan", "such as 2(x3),1", "tasks of each host"),
 )
 # fmt: on

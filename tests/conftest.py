@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from support import programs
 from support.command import TIMEOUT, Run, clean_environment, mpi_options, processes_with
+from support.namespaces import until
 
 from cpulaunch.ccl import installed
 from cpulaunch.launchers import MPIS
@@ -92,3 +93,27 @@ def fail(tmp_path: Path) -> Path:
     path = tmp_path / "fail.py"
     path.write_text(programs.FAIL)
     return path
+
+
+@pytest.fixture
+def cpu_group() -> Iterator[Path]:
+    """A control group that may use a twentieth of a CPU."""
+    root = Path("/sys/fs/cgroup")
+    unified = (root / "cgroup.controllers").exists()
+    group = (root if unified else root / "cpu") / f"cpulaunch-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as e:
+        pytest.skip(f"no control group can be made here: {e}")
+    try:
+        if unified:
+            (group / "cpu.max").write_text("5000 100000")
+        else:
+            (group / "cpu.cfs_period_us").write_text("100000")
+            (group / "cpu.cfs_quota_us").write_text("5000")
+        yield group
+    except OSError as e:
+        pytest.skip(f"no quota can be set here: {e}")
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+        group.rmdir()

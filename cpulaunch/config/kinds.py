@@ -142,6 +142,11 @@ class Number(Kind):
         span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
         self.describe = ", or ".join((f"a {'' if decimal else 'whole '}number {span}", *words))
 
+    def expected(self) -> str:
+        return (
+            self.describe if self.maximum is not None else f"{self.describe}, in {MAX_DIGITS} digits at most"
+        )
+
     def from_text(self, text: str) -> Any:
         if text in self.words:
             return text

@@ -8,6 +8,7 @@ variable, such as ``CCL_WORKER_COUNT``); the YAML file; the default.  A field's 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,7 +175,7 @@ class _YamlReader:
         if any(key.value in _ACCELERATES for key, _ in root.value):
             raise ConfigError(
                 f"{self.shown}: a configuration of accelerate, not of cpulaunch",
-                hint=f"`cpulaunch config import {self.shown} -o cpulaunch.yaml` converts it",
+                hint=f"`cpulaunch config import {shlex.quote(self.shown)} -o cpulaunch.yaml` converts it",
             )
 
     def _read_entry(self, layer: _Layer, name: str, node: Any, origin: str) -> None:

@@ -204,7 +204,7 @@ _TABLE = (
         "ccl.transport",
         Choice("auto", "tcp", "ofi", "mpi"),
         "auto",
-        "what carries ccl's collectives; tcp: cpulaunch itself, by shared memory within a host and TCP between hosts; ofi, mpi: oneCCL, over libfabric (with cpulaunch's shared memory within hosts) or MPI; auto: tcp, but ofi over fast network cards of several hosts, with several oneCCL workers, or where CCL_ALLREDUCE is set",
+        "what carries ccl's collectives; tcp: cpulaunch itself, by shared memory within a host and TCP between hosts; ofi, mpi: oneCCL, over libfabric (with cpulaunch's shared memory within hosts) or MPI; auto: tcp, but ofi over fast network cards of several hosts, with several oneCCL workers, or where an algorithm of oneCCL's is named (CCL_ALLREDUCE, CCL_BCAST, …)",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,

@@ -1,4 +1,4 @@
-"""What the control group of a process allows it: a cpuset, and CPU time.
+"""What the control group of a process allows it: a cpuset, and CPU time; and what the quota has cost it.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst and scheduler/sched-bwc.rst of Linux,
 and proc(5) for the two tables in ``/proc/self``.
@@ -7,9 +7,38 @@ and proc(5) for the two tables in ``/proc/self``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cpulaunch.discovery.files import Read
 from cpulaunch.model.cores import CoreSet
+
+
+class Throttling(NamedTuple):
+    """What a quota has done to its group so far.
+
+    It had ``periods`` with something to do, and in ``throttled`` of them more than the ``quota`` (in CPUs):
+    it had to wait for ``seconds`` in all, those of each CPU added up.
+    """
+
+    quota: float
+    periods: int
+    throttled: int
+    seconds: float
+
+
+def cgroup_throttling(read: Read) -> Throttling | None:
+    """What the smallest quota has done to the process whose files ``read`` gives; None where it has none."""
+    found = []
+    for kind, folders in _groups(read):
+        for folder in folders if kind != "cpuset" else ():
+            if (quota := _quota(read, folder)) is not None:
+                lines = (line.split() for line in (read(f"{folder}/cpu.stat") or "").splitlines())
+                stat = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+                seconds = stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
+                found.append(
+                    Throttling(quota, stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds)
+                )
+    return min(found, default=None)
 
 
 def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:

@@ -18,7 +18,9 @@ class Command:
     ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment, and
     ``watched_env`` where a launcher reads along.  ``files`` (name → text) are written into the job's
     directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
-    launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.
+    launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.  ``leaves`` is the
+    directory in that for temporary files that it leaves when it is killed, with its pid as ``{pid}``; empty
+    where it leaves none.
     """
 
     argv: tuple[str, ...]
@@ -28,6 +30,7 @@ class Command:
     watched_env: Mapping[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
     orphaned_for: float = 0
+    leaves: str = ""
 
 
 def to_json(commands: Sequence[Command]) -> dict[str, Any]:

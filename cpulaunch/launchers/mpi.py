@@ -53,11 +53,13 @@ class Mpiexec(Launcher):
     by itself.  ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
     not those of a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec
     prints, and the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it
-    started; 0 where agents would get no time, so that it has to be ended later.  ``ssh`` is the variable for
-    the program to reach hosts with, ``interface`` the one for its own network, with its value, and
+    started; 0 where agents would get no time, so that it has to be ended later.  ``leaves`` is the directory
+    that such a one leaves when it is killed, with its pid as ``{pid}``.  ``ssh`` is the variable for the
+    program to reach hosts with, ``interface`` the one for its own network, with its value, and
     ``interface_takes_ipv6`` whether that network may be one of IPv6; ``takes_ipv6``: whether a hostfile may
-    have such addresses.  ``failures`` are patterns of what it prints when a start fails, ``last_failures``
-    those that count only when nothing better has been printed by its end.
+    have such addresses, and ``takes_spaces`` whether a path that other hosts get may have one.
+    ``failures`` are patterns of what it prints when a start fails, ``last_failures`` those that count only
+    when nothing better has been printed by its end.
     """
 
     name: str
@@ -80,9 +82,11 @@ class Mpiexec(Launcher):
     env: dict[str, str] = field(default_factory=dict)
     watched_env: dict[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
+    leaves: str = ""
     always_hostfile: bool = False
     interface_takes_ipv6: bool = True
     takes_ipv6: bool = False
+    takes_spaces: bool = True
     failures: tuple[str, ...] = ()
     last_failures: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
@@ -96,6 +100,7 @@ class Mpiexec(Launcher):
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """The one mpiexec command of a plan."""
         self._check_addresses(plan)
+        self._check_paths(plan, installation)
         placement = placement_variables(plan, self)
         files = {}
         argv = [plan.mpiexec or self.executables[0], *self.always]
@@ -118,6 +123,7 @@ class Mpiexec(Launcher):
             watched_env=_unless_users(plan, self.watched_env),
             when_orphaned=self.when_orphaned,
             orphaned_for=0 if self.when_orphaned else plan.setting("watch.grace_period") + ORPHAN_MARGIN,
+            leaves=self.leaves,
         )
         return (command,)
 
@@ -143,6 +149,20 @@ class Mpiexec(Launcher):
                 f"mpiexec of {self.name} takes no IPv6 address for a host: {ipv6[0]}",
                 hint="names that stand for it will do, as will --mpi openmpi",
             )
+
+    def _check_paths(self, plan: Plan, installation: Installation) -> None:
+        if plan.here_alone or self.takes_spaces:
+            return
+        ours = "" if self.ssh in plan.user_mpi_variables else installation.ssh
+        for path, remedy in (
+            (plan.mpiexec, f"--mpi-path names another {self.title}"),
+            (ours, "install cpulaunch in an environment without one"),
+        ):
+            if " " in path:
+                raise PlanError(
+                    f"{self.title} starts nothing on other hosts where a path has a space: {path}",
+                    hint=f"{remedy}; Intel MPI and MPICH work with such paths",
+                )
 
     def _reaching(self, plan: Plan, installation: Installation) -> dict[str, str]:
         """How mpiexec reaches the hosts: as the user has set it, else by our ssh and the interface found."""

@@ -31,6 +31,9 @@ OPENMPI = Mpiexec(
     # Without one, it takes this machine's cores for slots, and refuses more ranks.
     always_hostfile=True,
     takes_ipv6=True,
+    # It writes its own path into a line for a shell without quoting it, and splits that of its ssh.
+    takes_spaces=False,
+    leaves="ompi.{pid}",
     failures=(r"Executable: (?P<why>\S+)\s+Node: (?P<host>\S+)",),
     passes_environment=False,
     daemon_outlives_link=True,

@@ -21,11 +21,25 @@ left="$*"
 case $left in
   '' | *'setenv '*) exec ssh $options $flags "$host" "$@" ;;
 esac
-quoted=
-while :; do
-  case $left in
-    *\'*) quoted="$quoted${left%%\'*}'\"'\"'"; left=${left#*\'} ;;
-    *) break ;;
-  esac
-done
-exec ssh $options $flags "$host" "exec /bin/sh -c '$quoted$left'"
+quote() {  # $quoted is $1 as one word of sh
+  left=$1 quoted=
+  while :; do
+    case $left in
+      *\'*) quoted="$quoted${left%%\'*}'\"'\"'"; left=${left#*\'} ;;
+      *) break ;;
+    esac
+  done
+  quoted="'$quoted$left'"
+}
+line=$1
+if [ $# -gt 1 ]; then
+  line=
+  for word; do
+    case $word in
+      /*' '*) quote "$word"; word=$quoted ;;  # a path: Intel's mpiexec doesn't quote its own
+    esac
+    line="$line $word"
+  done
+fi
+quote "$line"
+exec ssh $options $flags "$host" "exec /bin/sh -c $quoted"

@@ -21,11 +21,17 @@ LOCALHOST = "localhost"
 MAX_HOSTS = 100_000
 """Hosts that a list may name; beyond it is a slip."""
 
+MAX_RANKS = 65_536
+"""Ranks that a job may have; beyond it is a slip."""
+
+MAX_DIGITS = 6
+"""Digits of a number in a list of hosts."""
+
 MAX_NAME = 253
 """Characters that a name can have (RFC 1035)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_COUNT = re.compile(r"[0-9]{1,6}")
+_COUNT = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,10 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
 
 
 def _count(text: str, origin: str, part: str) -> int:
-    if not _COUNT.fullmatch(text) or int(text) == 0:
+    if not _COUNT.fullmatch(text) or not text.strip("0"):
         raise ConfigError(f"{origin}: {text!r} is not a number of slots: expected 1 or more", part=part)
+    if len(text) > MAX_DIGITS or int(text) > MAX_RANKS:
+        raise ConfigError(f"{origin}: {text} slots are too many: a job may have {MAX_RANKS} ranks", part=part)
     return int(text)
 
 
@@ -138,6 +146,10 @@ def _range(part: str, name: str, origin: str) -> tuple[range, int]:
     first, dash, last = part.partition("-")
     if not _COUNT.fullmatch(first) or (dash and not _COUNT.fullmatch(last)):
         raise ConfigError(f"{origin}: {part!r} in {name!r} is not a range such as 01-04", part=part)
+    if max(len(first), len(last)) > MAX_DIGITS:
+        raise ConfigError(
+            f"{origin}: {part!r} in {name!r} has a number of more than {MAX_DIGITS} digits", part=part
+        )
     numbers = range(int(first), int(last or first) + 1)
     if not numbers:
         raise ConfigError(f"{origin}: the range {part!r} in {name!r} stands for 0 hosts", part=part)

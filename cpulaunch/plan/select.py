@@ -10,12 +10,9 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import LOCALHOST, Host, all_here
+from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.wording import shortened
-
-MAX_RANKS = 65_536
-"""Ranks that a job may have; beyond it is a slip."""
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
@@ -42,9 +39,16 @@ def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | Non
     Raises PlanError where the numbers don't agree, or are too large.
     """
     counts = _wanted_ranks(config, hosts)
-    if (total := sum(count or 0 for count in counts.values())) > MAX_RANKS:
-        raise PlanError(f"{total} ranks are wanted: a job may have {MAX_RANKS}")
+    _check_total(sum(count or 1 for count in counts.values()), "wanted")  # each host has one at least
     return counts
+
+
+def _check_total(ranks: int, how: str) -> None:
+    if ranks > MAX_RANKS:
+        raise PlanError(
+            f"{ranks} ranks are {how}: a job may have {MAX_RANKS}",
+            hint="--nnodes N takes the first hosts, and -ppn N sets the ranks of each",
+        )
 
 
 def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
@@ -75,7 +79,8 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def checked_world_size(config: Config, world_size: int) -> int:
-    """``world_size``; PlanError where the user wants another number of ranks."""
+    """``world_size``; PlanError where it is too large, or the user wants another number of ranks."""
+    _check_total(world_size, "planned, by the hosts' topologies")
     if config["hosts.nproc"] not in ("auto", world_size):
         wanted = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
         raise PlanError(

@@ -1,9 +1,10 @@
 """Ends an mpiexec whose launcher was killed, after its agents had the time to end their programs themselves::
 
-    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER MPIEXEC SECONDS JOB
+    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER MPIEXEC SECONDS JOB DIRECTORY
 
 Open MPI's mpiexec would go on with ranks whose agents the launcher had not heard yet, and at a signal, it
-kills agents sooner than they can end a program's children.  Standard library only.  It ends with mpiexec.
+kills agents sooner than they can end a program's children.  Standard library only.  It ends with mpiexec,
+and removes DIRECTORY then, unless that is '': what mpiexec leaves when it is killed itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 
@@ -22,7 +24,7 @@ PAUSE = 5.0
 """Seconds that mpiexec has after each signal."""
 
 
-def main(launcher: int, mpiexec: int, patience: float, job_id: str) -> None:
+def main(launcher: int, mpiexec: int, patience: float, job_id: str, directory: str) -> None:
     """Wait for either to end; where that is the launcher, end the other ``patience`` seconds later."""
     try:
         its = os.pidfd_open(mpiexec)
@@ -34,14 +36,19 @@ def main(launcher: int, mpiexec: int, patience: float, job_id: str) -> None:
             ours = os.pidfd_open(launcher)
     if ours is not None:
         select.select([ours, its], [], [])
-    if _has_ended(its, 0):
-        return
+    if not _has_ended(its, 0):
+        _end(its, patience)
+        sweep(job_id)
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end(its: int, patience: float) -> None:
     for number, seconds in ((0, patience), (signal.SIGTERM, PAUSE), (signal.SIGKILL, PAUSE)):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             signal.pidfd_send_signal(its, number)
         if _has_ended(its, seconds):
             break
-    sweep(job_id)
 
 
 def _has_ended(pidfd: int, seconds: float) -> bool:
@@ -49,4 +56,4 @@ def _has_ended(pidfd: int, seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])

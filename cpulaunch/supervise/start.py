@@ -150,7 +150,8 @@ class Starter:
             raise HostError(cannot_run(command.argv[0], e)) from None
         if command.orphaned_for:
             with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
-                self._guards.append(_guard(process.pid, command.orphaned_for, self._env[variables.JOB_ID]))
+                job_id, leaves = self._env[variables.JOB_ID], command.leaves.format(pid=process.pid)
+                self._guards.append(_guard(process.pid, command.orphaned_for, job_id, leaves))
         return process
 
 
@@ -189,10 +190,15 @@ def _when_orphaned(number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _guard(pid: int, patience: float, job_id: str) -> subprocess.Popen[bytes]:
-    """Have the process ``pid`` ended ``patience`` seconds after our own end.  Raises OSError."""
+def _guard(pid: int, patience: float, job_id: str, leaves: str) -> subprocess.Popen[bytes]:
+    """Have the process ``pid`` ended ``patience`` seconds after our own end, and what it ``leaves`` removed.
+
+    Raises OSError.
+    """
+    temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # PRRTE's order
+    left = leaves and os.path.join(temporary, leaves)
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), pid, patience, job_id))],
+        [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), pid, patience, job_id, left))],
         env={},
         cwd="/",
         stdin=subprocess.DEVNULL,

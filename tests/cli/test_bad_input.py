@@ -20,6 +20,7 @@ from support.jobs import outputs
     [
         (["nowhere.py"], 2, "nowhere.py: no such script"),
         (["directory"], 2, "directory is a directory, not a script"),
+        (["pipe"], 2, "pipe is a pipe, which only one of the ranks could read"),
         ([], 2, "no script to run"),
         (["-m"], 2, "no script to run"),
         (["--no-python", "no-such-program"], 2, "no-such-program: no such program"),
@@ -61,6 +62,7 @@ from support.jobs import outputs
 def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, said) -> None:
     directory = show.parent
     (directory / "directory").mkdir()
+    os.mkfifo(directory / "pipe")
     (directory / "empty").write_text("# nobody\n\n")
     (directory / "malformed").write_text("a\nb junk\n")
     (directory / "two").write_text("a\nb\n")

@@ -88,6 +88,11 @@ FILES = {
         ("run -f more-brackets", "more-brackets:1: '[1][1]"),
         ("run -f empty-lines", "hostfile empty-lines: names no host"),
         ("run -f a-line", "a-line:1: 'xxxx"),
+        (
+            "run --hosts node[1-99999]",
+            "99999 ranks are wanted: a job may have 65536",
+        ),
+        (f"run -n {10**23}", "expected a whole number of at least 1, or auto, in 20 digits at most"),
         ("run -f /dev/zero", "/dev/zero: cannot be read: it has more than 16 MiB"),
         ("run -n 1000000000 --oversubscribe", "1000000000 ranks are wanted: a job may have 65536"),
         (f"run --hosts node[1-99] -ppn {'9' * 4299}", "-ppn: '9999"),

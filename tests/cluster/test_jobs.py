@@ -7,13 +7,16 @@ import json
 import os
 import random
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY, mpi_options, needs_two_cores
+from support.command import REPOSITORY, clean_environment, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
 
+import cpulaunch as package
 from cluster.conftest import HOSTS, Run
 from cpulaunch.ccl.installed import state
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
@@ -90,6 +93,46 @@ def test_a_plan_in_several_variables_reaches_all_hosts(
     assert done.returncode == 0, done.stderr
     digest = hashlib.sha256("".join(values).encode()).hexdigest()
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] {digest}" for rank in range(4)]
+
+
+@pytest.mark.parametrize("flavour", ["intel", "mpich"])
+def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
+    flavour: str, cluster: Cluster, four: Path, tmp_path: Path
+) -> None:
+    """As conda's in "/home/me/my env": mpiexec, its helpers, Python and cpulaunch have it in their paths."""
+    mpi = mpi_options(flavour)
+    programs = Path(mpi[-1] if "--mpi-path" in mpi else sys.executable).parent
+    if "--mpi-path" in mpi:
+        programs /= "bin"
+    (env := tmp_path / "my env").mkdir()
+    (env / "bin").mkdir()
+    for program in (*programs.glob("hydra_*"), *programs.glob("mpi*")):
+        shutil.copy2(program, env / "bin")
+    for directory in ("lib", "etc", "opt"):
+        if (programs.parent / directory).is_dir():
+            (env / directory).symlink_to(programs.parent / directory)
+    (env / "bin" / "python").symlink_to(sys.executable)
+    (env / "source").mkdir()
+    (env / "source" / "cpulaunch").symlink_to(Path(package.__file__).parent)
+    options = [
+        "--mpi",
+        flavour,
+        "--mpi-path",
+        env / "bin",
+        "-f",
+        four,
+        "-ppn",
+        1,
+        "--tee",
+        "all",
+        "--no-python",
+    ]
+    argv = [env / "bin" / "python", "-m", "cpulaunch", "run", *options, "printenv", "RANK"]
+    environ = clean_environment(PYTHONPATH=str(env / "source"))
+    done = cluster.run("login", list(map(str, argv)), timeout=60.0, directory=tmp_path, env=environ)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank}" for rank in range(4)], done.stderr
+    (plan,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/plan.json"))
+    assert plan["mpiexec"].startswith(f"{env}/bin/mpiexec")
 
 
 @needs_two_cores

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cpulaunch.discovery.cgroup import cgroup_limits
+from cpulaunch.discovery.cgroup import Throttling, cgroup_limits, cgroup_throttling
 
 V2_MOUNT = "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 
@@ -80,3 +80,37 @@ def test_cpusets_and_quotas_of_control_groups(
 
 def test_no_proc_no_limits() -> None:
     assert cgroup_limits(lambda path: None) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "seen"),
+    [
+        pytest.param("0::/a", V2_MOUNT, {"a/cpu.max": "max 100000"}, None, id="v2, no quota"),
+        pytest.param(
+            "0::/a/b",
+            V2_MOUNT,
+            {
+                "a/cpu.max": "150000 100000",
+                "a/cpu.stat": "usage_usec 7\nnr_periods 100\nnr_throttled 40\nthrottled_usec 2500000",
+                "a/b/cpu.stat": "usage_usec 7",
+            },
+            Throttling(1.5, 100, 40, 2.5),
+            id="v2, the parent's",
+        ),
+        pytest.param(
+            V1_GROUPS,
+            V1_MOUNTS,
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "5000",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+                "cpu,cpuacct/job/cpu.stat": "nr_periods 10\nnr_throttled 9\nthrottled_time 850000000",
+            },
+            Throttling(0.05, 10, 9, 0.85),
+            id="v1",
+        ),
+    ],
+)
+def test_what_a_quota_has_cost(
+    groups: str, mounts: str, files: dict[str, str], seen: Throttling | None
+) -> None:
+    assert cgroup_throttling(reader(groups, mounts, **files)) == seen

@@ -15,11 +15,19 @@ from cpulaunch.model.network import Interface
 EGRESS = Interface("eno1", "10.0.0.9", 24)
 
 
-def mpiexec(mpi: str = "intel", *, hosts: str = "a,b", egress: Interface = EGRESS, **environ: str) -> Command:
-    """The command for a job on ``hosts``."""
-    mpis = (Mpi(mpi, f"/mpi/{mpi}", "1.0"),)
+def mpiexec(
+    mpi: str = "intel",
+    *,
+    hosts: str = "a,b",
+    egress: Interface = EGRESS,
+    directory: str = "/mpi",
+    venv: str = "/venv",
+    **environ: str,
+) -> Command:
+    """The command for a job on ``hosts``, of the mpiexec in ``directory`` and the cpulaunch in ``venv``."""
+    mpis = (Mpi(mpi, f"{directory}/{mpi}", "1.0"),)
     made = make(hosts=hosts, facts=SMALL, mpis=mpis, egress_interface=egress, environ=environ)
-    installation = Installation("/venv/run_agent.py", "/venv/ssh.sh")
+    installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh")
     (command,) = launchers.load(made.launcher).commands(made, installation)
     return command
 
@@ -64,3 +72,18 @@ def test_open_mpi_does() -> None:
     command = mpiexec("openmpi", hosts="fd00::1,[fd00::2]:2", egress=six)
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"
     assert "PRTE_MCA_prte_if_include" not in command.env
+
+
+def test_open_mpi_is_refused_where_a_path_that_hosts_get_has_a_space() -> None:
+    refused = "Open MPI starts nothing on other hosts where a path has a space: "
+    with pytest.raises(PlanError, match=f"^{refused}/my env/openmpi$") as error:
+        mpiexec("openmpi", directory="/my env")
+    assert str(error.value.hint).startswith("--mpi-path names another Open MPI; ")
+    with pytest.raises(PlanError, match=f"^{refused}/my env/ssh.sh$"):
+        mpiexec("openmpi", venv="/my env")
+    mpiexec("openmpi", venv="/my env", PRTE_MCA_plm_ssh_agent="ssh")
+
+
+@pytest.mark.parametrize("mpi", ["intel", "mpich"])
+def test_others_are_not(mpi: str) -> None:
+    mpiexec(mpi, directory="/my env", venv="/my env")

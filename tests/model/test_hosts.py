@@ -55,6 +55,17 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("-oProxyCommand=x", "is not a host's name or address", "-oProxyCommand=x"),
         ("node[1-", "'[' without ']'", "node[1-"),
         ("node[4-1]", "stands for 0 hosts", "4-1"),
+        (
+            "a slots=99999999",
+            "hosts:1: 99999999 slots are too many: a job may have 65536 ranks",
+            "slots=99999999",
+        ),
+        ("a:65537", "hosts:1: 65537 slots are too many", "a:65537"),
+        (
+            "node[1-9999999]",
+            "'1-9999999' in 'node[1-9999999]' has a number of more than 6 digits",
+            "1-9999999",
+        ),
         ("node[1-x]", "is not a range", "1-x"),
         ("node[0-999999]", "stands for more than 100000 hosts", "node[0-999999]"),
         ("rack[1-999][1-999]", "stands for more than 100000 hosts", "rack[1-999][1-999]"),

@@ -15,6 +15,7 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan
+from cpulaunch.plan.select import checked_world_size
 
 
 def sizes(made: Plan) -> list[int]:
@@ -77,6 +78,13 @@ def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> 
         make(*settings, hosts=hosts)
     assert message in str(e.value)
     assert e.value.exit_code == 2
+
+
+def test_ranks_by_the_hosts_topologies_are_no_more_than_a_job_may_have() -> None:
+    with pytest.raises(
+        PlanError, match="65537 ranks are planned, by the hosts' topologies: a job may have 65536"
+    ):
+        checked_world_size(load([], environ={"HOME": "/nowhere"}), 65537)
 
 
 @pytest.mark.parametrize(

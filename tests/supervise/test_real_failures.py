@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 from support.chaos import PROGRAM
-from support.command import TIMEOUT, Run, bounded, clean_environment, processes_with
+from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import job, outcome
 from support.programs import UNTIL_TOLD
+
+from cpulaunch import launchers
+from cpulaunch.supervise import start
 
 
 def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
@@ -41,6 +45,42 @@ def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, 
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"]) in ((3, "start_failed"), (137, "signal"))
     assert result["first_failure"]["rank"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", launchers.MPIS)
+def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path: Path) -> None:
+    """Open MPI's has a directory, which its guard removes."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**marked, "TMPDIR": str(temporary)}
+    with job(tmp_path, env, mpi_options(mpi), UNTIL_TOLD) as launcher:
+        started = psutil.Process(launcher.pid).children()
+        guards = [process for process in started if any("guard.py" in word for word in process.cmdline())]
+        (mpiexec,) = set(started) - set(guards)
+        made = [path.name for path in temporary.glob("ompi.*")]
+        assert made == ([f"ompi.{mpiexec.pid}"] if mpi == "openmpi" else [])
+        mpiexec.kill()
+        assert launcher.wait(TIMEOUT) == 137
+        psutil.wait_procs(guards, TIMEOUT)
+    assert re.fullmatch(
+        r"\S+ got SIGKILL, not from us, and its agent ended with it",
+        outcome(tmp_path)["first_failure"]["error"],
+    )
+    assert list(temporary.glob("ompi.*")) == []
+
+
+@pytest.mark.parametrize(("leaves", "left"), [("ompi.{pid}", ["other"]), ("", ["ompi.1", "other"])])
+def test_a_guard_removes_what_mpiexec_leaves_and_nothing_else(
+    leaves: str, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in ("ompi.1", "other"):
+        (tmp_path / name).mkdir()
+    with bounded(subprocess.Popen(["true"], text=True)) as mpiexec:
+        guard = start._guard(mpiexec.pid, 0.0, "no job", leaves.format(pid=1))
+        assert guard.wait(TIMEOUT) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,18 @@ def mpi_options(flavour: str) -> list[str]:
     if not directory:
         pytest.skip(f"CPULAUNCH_TEST_{flavour.upper()} is not set: scripts/test.sh sets it")
     return ["--mpi", flavour, "--mpi-path", directory]
+
+
+def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:
+    """Options for an mpiexec that is run by, or after, a shell ``command``."""
+    path = directory / "mpiexec"
+    if flavour == "intel":
+        real = Path(sys.prefix, "bin", "mpiexec.hydra")
+    else:
+        real = Path(mpi_options(flavour)[-1], "mpiexec")
+    path.write_text(f'#!/bin/sh\ncase $1 in --version) exec {real} --version;; esac\n{command} {real} "$@"\n')
+    path.chmod(0o755)
+    return ["--mpi", flavour, "--mpi-path", str(path)]
 
 
 def intel_python() -> Path:
