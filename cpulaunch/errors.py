@@ -14,8 +14,8 @@ A traceback is for bugs of ours only: the command line prints these errors witho
 
 from __future__ import annotations
 
-NODE_LOST_EXIT_CODE = 4
-"""Of a job that has lost a host: no error of the command, and so no class."""
+NODE_LOST_EXIT_CODE = STALLED_EXIT_CODE = 4
+"""Of a job that has lost a host, or has stalled: no error of the command, and so no class."""
 
 
 class CpulaunchError(Exception):

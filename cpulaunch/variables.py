@@ -20,9 +20,11 @@ JOB_RANK = "CPULAUNCH_JOB_RANK"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
 PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
+STACKS = "CPULAUNCH_STACKS"
 OPEN_FILES = "CPULAUNCH_OPEN_FILES"
 KEPT_PORT = "CPULAUNCH_KEPT_PORT"
 KEPT_PORT_FD = "CPULAUNCH_KEPT_PORT_FD"
+LEDGER_FD = "CPULAUNCH_LEDGER_FD"
 LOCAL_IDENTITY = ("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE")
 
 # Settings that the ranks are told; config/settings.py says which.
@@ -70,9 +72,11 @@ TABLE = (
     Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),
     *(Variable(part, "plan", "agent plan", "text", "what the variable before it has no room for") for part in PLACEMENT[1:]),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),
+    Variable(STACKS, "agent", "agent", "FD:SIGNAL", "by which signal a rank writes its stacks, and where"),
     Variable(OPEN_FILES, "supervise", "agent", "integer", "soft limit of open files for a local rank's program"),
     Variable(KEPT_PORT, "supervise agent", "supervise agent runtime", "integer", "MASTER_PORT, where the job keeps it from other users"),
     Variable(KEPT_PORT_FD, "agent", "agent", "integer", "descriptor of the socket that keeps it"),
+    Variable(LEDGER_FD, "agent", "agent", "integer", "descriptor of the rank's ledger"),
     Variable(LOCAL_IDENTITY[0], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),
@@ -133,6 +137,7 @@ TABLE = (
     Variable("FI_VERBS_IFACE", "plan discovery", "<libfabric>", "interface", "interface of the provider verbs"),
     Variable("GLOO_SOCKET_IFNAME", "plan", "agent ccl <torch>", "interface", "interface of gloo"),
     Variable("TORCH_GLOO_LAZY_INIT", "plan", "<torch>", "1", "whether gloo connects when it first sends"),
+    Variable("TORCH_FR_BUFFER_SIZE", "<user> runtime", "<torch>", "integer", "collectives that the flight recorder keeps"),
     Variable("RDMAV_FORK_SAFE", "plan", "<libibverbs>", "1", "whether a process over verbs may fork"),
     Variable("I_MPI_THREAD_YIELD", "plan", "<Intel MPI>", "0 to 3", "what a waiting thread does"),
     # ---- threads, memory, libraries
@@ -153,13 +158,13 @@ TABLE = (
     # ---- the user's session and environment
     Variable("CONDA_PREFIX", "<conda>", "discovery", "path", "environment, for its libraries"),
     Variable("CXX", "<user>", "ccl", "command", "C++ compiler"),
-    Variable("HOME", "<user>", "config", "path", "where ~/.config is"),
+    Variable("HOME", "<user>", "config supervise", "path", "where ~/.config and ~/.local/state are"),
     Variable("I_MPI_ROOT", "<user>", "discovery", "path", "Intel MPI's directory"),
     Variable("LANG", "<user>", "cli", "locale", "whether the terminal shows Unicode"),
     Variable("LC_ALL", "<user>", "cli", "locale", "the same"),
     Variable("LC_CTYPE", "<user>", "cli", "locale", "the same"),
     Variable("NO_COLOR", "<user>", "cli", "any text", "no colours (no-color.org)"),
-    Variable("PATH", "<user>", "discovery", "paths with colons", "where mpiexec is"),
+    Variable("PATH", "<user>", "agent discovery", "paths with colons", "where mpiexec and py-spy are"),
     Variable("PIP_EXTRA_INDEX_URL", "<user> ccl", "<pip>", "URLs", "further indexes"),
     Variable("PIP_FIND_LINKS", "<user> ccl", "<pip>", "paths or URLs", "where else wheels are"),
     Variable("PIP_INDEX_URL", "<user> ccl", "<pip>", "URL", "the index that oneCCL's wheel is fetched from"),
@@ -176,6 +181,8 @@ TABLE = (
     Variable("UV_INDEX_URL", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
     Variable("XDG_CACHE_HOME", "<user>", "ccl", "path", "where ccl is built"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
+    Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),
+    Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),
     # ---- batch systems
     Variable("PBS_JOBID", "<PBS>", "cli discovery", "text", "the allocation"),
     Variable("PBS_NODEFILE", "<PBS>", "discovery", "path", "its hosts"),

@@ -27,7 +27,8 @@ mpirun -f hosts -n 8 -genv A 1 python train.py      cpulaunch run -f hosts -n 8 
 ([config.md](config.md#from-accelerate)).
 
 Hyphens and underscores are the same in an option's name, and so are one dash and two. Everything after the
-script is passed to it. `scripts/coming_from_page.py` generates the tables from `cpulaunch/cli/habits.py`.
+script is passed to it, and `-m` may stand before other options. `scripts/coming_from_page.py` generates the
+tables from `cpulaunch/cli/habits.py`.
 """
 
 PROCESSES = """\

@@ -29,6 +29,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def list_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The jobs of tests are not in the user's own list."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.fixture
 def cpulaunch(tmp_path: Path) -> Run:
     """Run ``cpulaunch ARGS`` in an empty directory, to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
@@ -160,13 +161,23 @@ def test_each_line_on_security_names_tests_that_are_there() -> None:
     assert len(rows) > 20
     missing = []
     for row_of_table in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row_of_table.rpartition("|")[2])
+        named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", row_of_table.rpartition("|")[2])
         missing += [row_of_table] if not named else []
-        for file, name in named:
-            path = REPOSITORY / file
-            there = path.is_file() and re.search(rf"^ *def {name}\(", path.read_text(), re.M)
-            missing += [] if there else [f"{file}::{name}"]
+        missing += [f"{file}::{name}" for file, name in named if name not in pytest_names(REPOSITORY / file)]
     assert missing == []
+
+
+def pytest_names(path: Path) -> set[str]:
+    """The tests of a file, as pytest takes them: ``test_this``, ``TestThat::test_this``."""
+    body = ast.parse(path.read_text()).body if path.is_file() else []
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    groups = [("", body), *((f"{node.name}::", node.body) for node in classes)]
+    return {
+        prefix + node.name
+        for prefix, nodes in groups
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def test_the_wizards_recordings_show_what_it_asks_today() -> None:

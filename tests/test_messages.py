@@ -35,6 +35,8 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Started(4711, "0-3", "", 4, ["a note", "another"]), FROM_AGENT),
     (messages.Output(2, "text \udcff\n"), FROM_AGENT),
     (messages.Beat(), FROM_AGENT),
+    (messages.Beat(7, 140, 0.5, 1.25, True, 4096, 12.5), FROM_AGENT),
+    (messages.Dump(3, 12.5, [{"name": "0"}], [{"pid": 4711}], ""), FROM_AGENT),
     (messages.Time(1.5), FROM_AGENT),
     (messages.Failure("ValueError: x", "train.py", 5, "T", 1.5, True), FROM_AGENT),
     (messages.Found("0", None, ["/lib/x.so"], None), FROM_AGENT),
@@ -45,6 +47,8 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Challenge("salt"), FROM_LAUNCHER),
     (messages.Welcome("proof"), FROM_LAUNCHER),
     (messages.AskTime(), FROM_LAUNCHER),
+    (messages.AskProgress(), FROM_LAUNCHER),
+    (messages.AskDump(3, True), FROM_LAUNCHER),
     (messages.End(15, 10.0), FROM_LAUNCHER),
     (messages.Release(), FROM_LAUNCHER),
 ]

@@ -45,6 +45,7 @@ def main() -> None:
     if report_fd >= 0:
         os.set_inheritable(report_fd, False)
     faulthandler.enable()
+    _write_stacks_when_asked(os.environ.pop(variables.STACKS, ""))
     # Python buffers a pipe by blocks; the user wants to see each line when it is printed.
     if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -58,6 +59,7 @@ def main() -> None:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
         sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
         _take_over_port(finder.functions)
+        _take_over_ledger(finder.functions)
     atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
@@ -73,6 +75,14 @@ def main() -> None:
     report(leaving(0))
 
 
+def _write_stacks_when_asked(how: str) -> None:
+    """Let a signal write all threads' stacks to the agent's file: ``how`` names both, by their numbers."""
+    if how:
+        fd, number = map(int, how.split(":"))
+        os.set_inheritable(fd, False)
+        faulthandler.register(number, file=fd, all_threads=True)
+
+
 def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
     """Take over the socket that keeps MASTER_PORT, if this is the first rank and its agent has one."""
     fd = os.environ.pop(variables.KEPT_PORT_FD, None)
@@ -86,6 +96,20 @@ def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> No
         kept.socket_is_loaded(sys.modules["socket"])
     else:
         when_loaded["socket"] = [kept.socket_is_loaded]
+
+
+def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Map the rank's ledger when something is loaded that writes it: then there is torch, too."""
+    if (fd := int(os.environ.pop(variables.LEDGER_FD, "-1"))) >= 0:
+        os.set_inheritable(fd, False)
+
+        def take_over(_: Any) -> None:
+            from cpulaunch.agent import ledger_file
+
+            if os.getpid() == _OWN_PROCESS:
+                ledger_file.take_over(fd)
+
+        when_loaded["cpulaunch.ledger"] = [take_over]
 
 
 class _BeforePythonEnds:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -77,6 +78,10 @@ class Program:
         self._reap_orphans()
         return any(pid != self.pid for pid in self._children())
 
+    def left(self) -> list[str]:
+        """The command lines of such children."""
+        return [command_line(pid) for pid in self._children() if pid != self.pid]
+
     def _reap_program(self, options: int = 0) -> Ended | None:
         pid, status = os.waitpid(self.pid, options)
         if pid:
@@ -135,7 +140,7 @@ class Program:
         self._given_up.add(pid)
         if pid == self.pid:
             self._ended = Ended(None, signal.SIGKILL)
-        return f"process {pid} ({_command(pid)}, user {_user(pid)}) can't be ended: {why}"
+        return f"process {pid} ({command_line(pid)}, user {_user(pid)}) can't be ended: {why}"
 
 
 def _start(
@@ -147,12 +152,15 @@ def _start(
     open_files: int,
 ) -> int:
     """The pid of a new process that runs ``argv``.  Importing subprocess would cost every agent 3 ms."""
+    agent = os.getpid()
     outcome, tell_outcome = os.pipe()  # closed by a successful exec, else the child says why it failed
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
+            _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
             os.sched_setaffinity(0, cores)
             set_open_files(open_files)
             signal.set_wakeup_fd(-1)
@@ -211,7 +219,7 @@ def _parent(pid: int) -> int | None:
 
 def _is_resource_tracker(pid: int) -> bool:
     """Whether it removes the semaphores and the shared memory of Python's multiprocessing."""
-    return "multiprocessing.resource_tracker" in _command(pid)
+    return "multiprocessing.resource_tracker" in command_line(pid)
 
 
 def _remove_fabrics_memory(pid: int) -> None:
@@ -228,7 +236,7 @@ def _remove_fabrics_memory(pid: int) -> None:
                 pass  # another user's
 
 
-def _command(pid: int) -> str:
+def command_line(pid: int) -> str:
     """The command line of a process, as it is shown to people; its name where it has none."""
     for file in ("cmdline", "comm"):
         try:

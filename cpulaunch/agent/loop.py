@@ -13,8 +13,9 @@ import selectors
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from cpulaunch import messages, variables
+from cpulaunch import ledger, messages, variables
 from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with, set_open_files
 from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.agent.link import Link, LinkState
@@ -34,8 +35,17 @@ from cpulaunch.messages import (
 )
 from cpulaunch.plan.placement import Placement, unguard
 
+if TYPE_CHECKING:
+    from cpulaunch.agent.dump import Dumps
+
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
+
+MANY_LEFT = 3
+"""So many processes that a program has left are named."""
+
+LINGERING = 1.0
+"""Seconds that processes which the program has left may take before the user is told of them."""
 
 FULL_PIPE = 1 << 20
 """Bytes that a pipe holds at most, for users other than root (pipe(7))."""
@@ -67,9 +77,11 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
         self.running: Running | None = None
+        self.dumps: Dumps | None = None  # once one was asked for
         self.ended: Ended | None = None
         self.ended_at = time.monotonic()
         self.kill_at: float | None = None
+        self.tell_of_left_at: float | None = None
         self.refused = False  # the program was not started, or was killed as it isn't where it should be
         self.released = False
         self.by_launcher = False  # the launcher wants the program to end
@@ -77,6 +89,7 @@ class Agent:
         self.by_signal = 0  # the signal by which somebody else wants it
         self.exiting: tuple[int, float] | None = None  # code, time: it was about to end before that
         self.unknown: set[str] = set()
+        self.printed, self.printed_at = 0, 0.0  # bytes that the program has printed, and when it last did
         self.oom_kills = oom_kills()
         self.signals = _signal_pipe()
         self.selector.register(self.signals, selectors.EVENT_READ)
@@ -125,7 +138,11 @@ class Agent:
         now = time.monotonic()
         if self.link:
             self._look_after(self.link, now)
+        if self.dumps:
+            self.dumps.check_time()
         self._look_at_program()
+        if self.tell_of_left_at is not None and now >= self.tell_of_left_at:
+            self._tell_of_left()
         if self.kill_at is not None and now >= self.kill_at and self.running:
             self.killed = self.killed or not self.ended
             self._kill(self.running)
@@ -137,6 +154,8 @@ class Agent:
         moments = [now + 60]
         if self.link and not self.link.closed:
             moments += self.link.due, self.link.last_sent + self.period
+        if self.dumps:
+            moments.append(self.dumps.due)
         if self.kill_at is not None:
             # Orphans that end give no sign to poll for: look ten times a second.
             moments.append(min(self.kill_at, now + 0.1) if self.ended else self.kill_at)
@@ -146,7 +165,21 @@ class Agent:
         if self.running and not self.ended and (ended := self.running.program.poll()):
             self.ended, self.ended_at = ended, time.monotonic()
             # What it started may tidy up after a success, but not outlive a failure.
-            self.kill_at = time.monotonic() + (self.placement.grace_period if ended.code == 0 else 0)
+            grace = self.placement.grace_period if ended.code == 0 else 0
+            self.kill_at = self.ended_at + grace
+            if grace > LINGERING:
+                self.tell_of_left_at = self.ended_at + LINGERING
+
+    def _tell_of_left(self) -> None:
+        self.tell_of_left_at = None
+        left = self.running.program.left() if self.running else []
+        if left and self.kill_at is not None:
+            names = ", ".join(left[:MANY_LEFT]) + (", …" if len(left) > MANY_LEFT else "")
+            note = (
+                f"rank {self.identity.rank}: processes are left of the program, "
+                f"with {self.placement.grace_period:g} s to end: {names}"
+            )
+            self._tell(messages.Note(note))
 
     def _finished(self) -> bool:
         return self.ended is not None and not (self.running and self.running.program.left_behind())
@@ -163,7 +196,7 @@ class Agent:
             elif link.state is LinkState.ABSENT:
                 self._go_on_alone(link)
         if now >= link.last_sent + self.period:
-            link.send(messages.Beat())
+            link.send(self._beat())
         self.pipes.pause(link.pending > MAX_PENDING)
 
     def _go_on_alone(self, link: Link) -> None:
@@ -185,6 +218,10 @@ class Agent:
             self._end(message.signal, message.grace)
         elif isinstance(message, messages.AskTime):
             self._tell(messages.Time(time.monotonic()))
+        elif isinstance(message, messages.AskDump):
+            self._dump(message)
+        elif isinstance(message, messages.AskProgress):
+            self._tell(self._beat())
         elif isinstance(message, Unknown):
             self._unknown("the launcher sent a message", message.kind)
 
@@ -199,10 +236,25 @@ class Agent:
         elif isinstance(message, messages.Note):
             self.printer.print(2, f"cpulaunch: {message.note}\n".encode())
 
+    def _beat(self) -> messages.Beat:
+        kept = self.running.ledger if self.running else None
+        steps, collectives, at, gap, waiting, expects = (kept and ledger.progress(kept)) or ledger.NONE
+        last = max(at / 1e9, self.printed_at)
+        return messages.Beat(
+            steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last if last else None
+        )
+
     def _unknown(self, what: str, kind: str) -> None:
         if what not in self.unknown:
             self.unknown.add(what)
             self._tell(messages.Note(f"rank {self.identity.rank}: {what} of an unknown kind, {kind!r}"))
+
+    def _dump(self, message: messages.AskDump) -> None:
+        if self.dumps is None:
+            from cpulaunch.agent.dump import Dumps
+
+            self.dumps = Dumps(self.selector, self.running, self._tell)
+        self.dumps.ask(message)
 
     # ---- the program
 
@@ -212,6 +264,7 @@ class Agent:
             for report in self.reports.feed(data):
                 self._reported(report)
         elif data:
+            self.printed, self.printed_at = self.printed + len(data), time.monotonic()
             self._tell(messages.Output(stream, messages.pack(data)))
 
     def _reported(self, report: Report | Unknown) -> None:

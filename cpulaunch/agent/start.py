@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
-from typing import NamedTuple
+import signal
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
+from cpulaunch.agent import ledger_file
 from cpulaunch.agent.child import Program
 from cpulaunch.agent.environment import Assignment, assignment, planned_preloads, program_environment
 from cpulaunch.agent.identity import Identity
@@ -16,7 +20,20 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.placement import Placement
 from cpulaunch.wording import cannot_run
 
+if TYPE_CHECKING:
+    import socket
+
 RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
+
+STACKS_SIGNAL = signal.SIGRTMAX - 3
+"""By this signal, of which nobody else is known to make use, a Python program writes its stacks."""
+
+
+class StacksHandler(NamedTuple):
+    """How the program writes its stacks: to the file ``fd``, when it gets the signal ``number``."""
+
+    fd: int
+    number: int
 
 
 class Planned(NamedTuple):
@@ -39,6 +56,8 @@ class Running(NamedTuple):
     program: Program
     planned: Planned
     message: Started
+    ledger: mmap.mmap | None = None  # of a Python program, where the kernel has memory files
+    stacks: StacksHandler | None = None
 
 
 def start_program(
@@ -55,33 +74,29 @@ def start_program(
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host
-    try:
-        os.chdir(placement.directory)
-    except OSError as e:
-        raise HostError(f"working directory {placement.directory} on {host}: {e.strerror}") from None
+    _enter(placement.directory, host)
     notes += _check_allowed(rank.cores, identity.rank, host, placement.lenient)
     policy = rank.memory_policy
     if policy and (why := _set_memory_policy(policy, placement.lenient)):
         notes.append(f"rank {identity.rank}: {why}")
         policy = ""
     env = _environment(placement, identity, assigned)
-    kept = None
+    kept = stacks = ledger_fd = ledger = None
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
-        if identity.rank == 0 and (kept := keep_port(env, host)):
-            os.set_inheritable(kept.fileno(), True)
-            env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
+        stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
+        kept = _keep_port(env, host) if identity.rank == 0 else None
     preloads = planned_preloads(placement, assigned.spec, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
-        stdin = identity.rank == 0
-        program = Program(argv, env, rank.cores, streams, stdin, open_files)
+        program = Program(argv, env, rank.cores, streams, identity.rank == 0, open_files)
     except OSError as e:
         raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:
         if kept:
             kept.close()
+        ledger_file.close(ledger_fd)
     actual = _cores_of(program.pid)
     if actual is not None and actual != rank.cores:
         notes.append(f"rank {identity.rank} was put on CPUs {rank.cores}, but is on {actual}")
@@ -90,7 +105,36 @@ def start_program(
             raise HostError(notes[-1], hint="--lenient makes this a warning")
     planned = Planned(rank.cores, rank.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
     message = Started(program.pid, str(actual or rank.cores), str(rank.comm_cores), rank.threads, notes)
-    return Running(program, planned, message)
+    return Running(program, planned, message, ledger, stacks)
+
+
+def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
+    """The socket that keeps MASTER_PORT, if there is one, for the program to take over."""
+    if kept := keep_port(env, host):
+        os.set_inheritable(kept.fileno(), True)
+        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
+    return kept
+
+
+def _stacks_handler(env: dict[str, str]) -> StacksHandler | None:
+    """For the stacks a file without a name, to which all processes that inherit it append.
+
+    None where the kernel refuses it.
+    """
+    try:
+        fd = os.memfd_create("cpulaunch-stacks", 0)
+    except OSError:
+        return None
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    env[variables.STACKS] = f"{fd}:{int(STACKS_SIGNAL)}"
+    return StacksHandler(fd, STACKS_SIGNAL)
+
+
+def _enter(directory: str, host: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as e:
+        raise HostError(f"working directory {directory} on {host}: {e.strerror}") from None
 
 
 def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment, list[str]]:

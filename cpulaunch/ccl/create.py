@@ -14,6 +14,7 @@ from typing import Any
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore
 
+from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
@@ -42,6 +43,8 @@ def create(options: Any, backend_options: Any) -> Any:
     if not _state.ready:
         _state.variables = dict(os.environ)
         load.set_up(module, load.Neighbours.of(rank, peers))
+        if ledger.of_this_process is not None:
+            module.open_ledger(ledger.of_this_process)
         atexit.register(_leave, module)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host

@@ -265,6 +265,8 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             why="it isn't shown while a job starts",
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
+    Means(RUN_CPU, "--log-path", key="output.log_dir"),
+    Refused(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", why=_OUTPUT, instead=_OUTPUT_OPTIONS),
     Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
     Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is said anyway, all of it on stderr"),

@@ -22,7 +22,7 @@ class BuildProgress:
 
     def __init__(self) -> None:
         self._on_terminal = has_last_line()
-        self._drawn = False
+        self._drawn = self._said = False
         self._began = time.monotonic()
 
     def __enter__(self) -> BuildProgress:
@@ -40,7 +40,8 @@ class BuildProgress:
             seconds = f"{time.monotonic() - self._began:.0f} s"
             _draw(f"cpulaunch: ccl: {f'{step}, {detail}' if detail else step} ({seconds})")
         elif not detail:
-            say(f"ccl: {step}")
+            say(f"ccl: {step}" + ("" if self._said else " (to build it takes a minute or two, once)"))
+            self._said = True
 
 
 class AskingProgress:

@@ -248,14 +248,14 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
         output.close(LAST_WORDS)
         screen.close(LAST_WORDS)
         raise
-    output.keep("outcome.json", outcome.to_text().encode())
+    output.keep_whole("outcome.json", outcome.to_text().encode())
     written = output.close(LAST_WORDS if outcome.kind == INTERRUPTED else HUNG)
     if not written:
         tell(f"{directory.path} does not answer: its files are not complete")
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
-        screen.say(failure_report(outcome, directory if written else None))
+        screen.say(failure_report(outcome, directory if written else None, output.last_output))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 

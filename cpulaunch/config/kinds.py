@@ -105,6 +105,13 @@ class Choice(Kind):
         return text
 
 
+class StallAction(Choice):
+    """What is done about a job that makes no progress."""
+
+    def expected(self) -> str:
+        return f"{self.describe}; it can't be restarted yet"
+
+
 class ChoiceOrPlugin(Choice):
     """One of a few words, or the name of an installed plug-in: an entry point of ``group``."""
 

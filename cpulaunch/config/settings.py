@@ -17,6 +17,7 @@ from cpulaunch.config.kinds import (
     Number,
     Numbers,
     Ranks,
+    StallAction,
     Switch,
     Text,
     Variables,
@@ -381,6 +382,21 @@ _TABLE = (
         10,
         "seconds that ranks get to end by themselves before they are killed",
         ("--grace-period",),
+    ),
+    Setting(
+        "watch.stall_timeout",
+        Number(0, "auto", decimal=True, metavar="S"),
+        "auto",
+        "seconds without progress after which a job counts as stalled; 0: never; "
+        "auto: ten times the longest time so far, and at least 60",
+        ("--stall-timeout",),
+    ),
+    Setting(
+        "watch.stall_action",
+        StallAction("report", "abort"),
+        "report",
+        "what is done about a stalled job, besides showing where it is",
+        ("--stall-action",),
     ),
     Setting(
         "output.log_dir",

@@ -82,17 +82,18 @@ def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
 
 
 class RunningAttempt(NamedTuple):
-    """An attempt whose first processes run, and which listens for its agents."""
+    """An attempt whose first processes run, and which listens for its agents at ``address``."""
 
     attempt: Attempt
     listener: socket.socket
+    address: str
     starter: Starter
 
 
 def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
     """Start the first commands of an attempt in the job's directory.  Raises HostError."""
     plan = attempt.plan
-    allow_files(plan.world_size)
+    allow_files(plan)
     listener, address = listen(plan)
     try:
         agents = launchers.load(plan.launcher).agents_are_children
@@ -102,7 +103,7 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
         listener.close()
         attempt.let_port_go()
         raise
-    return RunningAttempt(attempt, listener, starter)
+    return RunningAttempt(attempt, listener, address, starter)
 
 
 def _new_token() -> str:

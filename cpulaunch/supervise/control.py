@@ -30,6 +30,7 @@ from cpulaunch.messages import (
     proof,
     same,
 )
+from cpulaunch.supervise.observers import Observers
 from cpulaunch.supervise.start import MAX_STRANGERS
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -40,6 +41,9 @@ MAX_HELLO = 1 << 12
 
 MAX_READ = 1 << 18
 """Bytes that are read at once of what an agent says."""
+
+MAX_NAMED = 4
+"""Addresses of strangers that are named at most."""
 
 ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before those who are there already are heard again."""
@@ -76,8 +80,18 @@ class Control:
     version of the protocol is, too, but the audience hears of it.
     """
 
-    def __init__(self, token: str, size: int, audience: Audience) -> None:
-        self._token, self._size, self._audience = token, size, audience
+    def __init__(
+        self,
+        token: str,
+        size: int,
+        audience: Audience,
+        observers: Observers | None = None,
+        strangers: int = MAX_STRANGERS,
+    ) -> None:
+        """``strangers``: so many connections may be there besides one for each of ``size`` ranks."""
+        self.refused = Refused()
+        self._token, self._size, self._audience, self._observers = token, size, audience, observers
+        self._limit = size + strangers
         self._agents: dict[int, _Connection] = {}
         self._strangers = _Strangers()
         self._paused: list[_Connection] = []
@@ -103,6 +117,8 @@ class Control:
             self._listener.close()
         if self._resuming:
             self._resuming.cancel()
+        if self._observers:
+            self._observers.close()
         for connection in (*self._agents.values(), *self._strangers):
             connection.close()
 
@@ -116,7 +132,7 @@ class Control:
             except BlockingIOError:
                 return
             except OSError as e:
-                if e.errno in _NO_ROOM and not self._strangers.evict():
+                if e.errno in _NO_ROOM and not self._evict():
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(ACCEPT_AGAIN, self._accept_again)
                     return
@@ -130,16 +146,32 @@ class Control:
     def _receive(self, accepted: socket.socket) -> None:
         try:
             stranger = _Connection(accepted, self._loop, self)
-        except OSError:  # it has gone, or is another user's
+        except OSError as e:  # it has gone, or is another user's
+            if isinstance(e, PermissionError):
+                self.refused.add("another user of this machine")
             accepted.close()
             return
         self._strangers.add(stranger)
-        if len(self._agents) + len(self._strangers) > self._size + MAX_STRANGERS:
-            self._strangers.evict()
+        if len(self._agents) + len(self._strangers) > self._limit:
+            self._evict()
+
+    def _evict(self) -> bool:
+        evicted = self._strangers.evict()
+        if evicted:
+            self.refused.add(evicted.address)
+        return evicted is not None
+
+    def too_late(self, stranger: _Connection) -> None:
+        """It has had its time."""
+        self.refused.add(stranger.address)
+        self.ended(stranger)
 
     def greeted(self, stranger: _Connection, line: bytes) -> None:
-        """A stranger's first line: it is an agent from now on, or hung up on."""
+        """A stranger's first line: it is an agent from now on, or an observer, or hung up on."""
         self._strangers.remove(stranger)
+        if self._observers and (welcome := self._observers.welcome(line, stranger.salt)):
+            self._observers.serve(stranger.detach(), welcome)
+            return
         try:
             hello = decode(line, FROM_AGENT)
         except MessageError:
@@ -150,6 +182,7 @@ class Control:
             or hello.rank in self._agents
             or not same(hello.proof, proof(self._token, "agent", stranger.salt, hello.rank))
         ):
+            self.refused.add(stranger.address)
             stranger.close()
             return
         stranger.write(encode(messages.Welcome(proof(self._token, "launcher", hello.salt, hello.rank))))
@@ -170,6 +203,8 @@ class Control:
         connection.close()
         if connection.rank is None:
             self._strangers.remove(connection)
+            if error:
+                self.refused.add(connection.address)
         elif self._agents.get(connection.rank) is connection:
             del self._agents[connection.rank]
             self._audience.agent_disconnected(connection.rank, error)
@@ -188,6 +223,27 @@ class Control:
         paused, self._paused = self._paused, []
         for connection in paused:
             connection.resume()
+
+
+class Refused:
+    """Connections that were hung up on, as they didn't prove to be ours, and where they came from."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._from: dict[str, None] = {}
+
+    def add(self, address: str) -> None:
+        self._count += 1
+        if len(self._from) <= MAX_NAMED:
+            self._from[address] = None
+
+    def __str__(self) -> str:
+        """A line for the user; empty where there was none."""
+        if not self._count:
+            return ""
+        many = "connections were" if self._count > 1 else "connection was"
+        where = ", ".join([*self._from][:MAX_NAMED]) + (", …" if len(self._from) > MAX_NAMED else "")
+        return f"{self._count} {many} hung up on: no proof of the job's token (from {where})"
 
 
 class _Strangers:
@@ -215,24 +271,25 @@ class _Strangers:
             if not group:
                 del self._by_origin[connection.origin]
 
-    def evict(self) -> bool:
+    def evict(self) -> _Connection | None:
         """Hang up on one: where most come from, on the one that has been there longest.
 
         So many connections of one address cost that address its own, and nobody else theirs.
         """
         if not self._by_origin:
-            return False
+            return None
         most = max(self._by_origin, key=lambda origin: len(self._by_origin[origin]))
         longest = next(iter(self._by_origin[most]))
         longest.close()
         self.remove(longest)
-        return True
+        return longest
 
 
 class _Connection:
     """A connection of an agent, or of a stranger, who may say one line of ``MAX_HELLO`` bytes.
 
-    ``origin`` is the network address that it comes from, and ``here`` whether that is this host's own.
+    ``origin`` is the network that it comes from, ``address`` its address for people, and ``here`` whether it
+    is this host's own.
     """
 
     def __init__(self, connected: socket.socket, loop: asyncio.AbstractEventLoop, control: Control) -> None:
@@ -240,7 +297,7 @@ class _Connection:
         self.rank: int | None = None
         self.salt = os.urandom(16).hex()
         self.closed = False
-        self.origin, self.here = _origin(connected)
+        self.origin, self.here, self.address = _origin(connected)
         self._socket, self._loop, self._control = connected, loop, control
         self._lines = Lines(MAX_HELLO)
         self._outgoing = b""
@@ -250,7 +307,9 @@ class _Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.send(encode(messages.Challenge(self.salt)))
         self._fd = connected.fileno()
-        self._too_late: asyncio.TimerHandle | None = loop.call_later(HANDSHAKE_TIMEOUT, control.ended, self)
+        self._too_late: asyncio.TimerHandle | None = loop.call_later(
+            HANDSHAKE_TIMEOUT, control.too_late, self
+        )
         loop.add_reader(self._fd, self._readable)
 
     def is_agent(self, rank: int) -> None:
@@ -276,14 +335,17 @@ class _Connection:
             self._loop.add_reader(self._fd, self._readable)
 
     def close(self) -> None:
-        if self.closed:
-            return
+        if not self.closed:
+            self.detach().close()
+
+    def detach(self) -> socket.socket:
+        """The socket, which is somebody else's to serve."""
         self.closed = True
         if self._too_late:
             self._too_late.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
-        self._socket.close()
+        return self._socket
 
     def _readable(self) -> None:
         try:
@@ -318,8 +380,9 @@ class _Connection:
             self._loop.remove_writer(self._fd)
 
 
-def _origin(connected: socket.socket) -> tuple[bytes, bool]:
-    """Where a connection comes from, as far as one neighbour can pretend to be many, and whether it is here.
+def _origin(connected: socket.socket) -> tuple[bytes, bool, str]:
+    """Where a connection comes from, as far as one neighbour can pretend to be many; whether it is here; and
+    its address.
 
     PermissionError where it is another user's of this machine.
     """
@@ -328,9 +391,9 @@ def _origin(connected: socket.socket) -> tuple[bytes, bool]:
         _, user, _ = struct.unpack("3i", credentials)
         if user != os.geteuid():
             raise PermissionError
-        return b"", True
+        return b"", True, "this machine"
     peer, own = connected.getpeername()[0], connected.getsockname()[0]
     if connected.family == socket.AF_INET6:
         # Whoever has one address of IPv6 mostly has the 2**64 that begin alike.
-        return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8], peer == own
-    return socket.inet_aton(peer), peer == own
+        return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8], peer == own, peer
+    return socket.inet_aton(peer), peer == own, peer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import AgentMessage, Hello, LauncherMessage, Unknown
+from cpulaunch.messages import AgentMessage, Dump, Hello, LauncherMessage, Unknown
+from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.stall_report import Explanation, Seen
 
 # ---- events
 
@@ -62,6 +64,12 @@ class UserSignal(NamedTuple):
     number: int
 
 
+class DumpWanted(NamedTuple):
+    """Somebody wants to know what all ranks are doing."""
+
+    native: bool
+
+
 class Tick(NamedTuple):
     """Time has passed.  ``terminal_full``: agents had to wait, as the terminal takes nothing."""
 
@@ -77,6 +85,7 @@ Event = (
     | StartFailed
     | NotStarted
     | UserSignal
+    | DumpWanted
     | Tick
 )
 
@@ -123,6 +132,23 @@ class ShowStatus(NamedTuple):
     text: str
 
 
+class ReportStall(NamedTuple):
+    """Show and keep what all ranks were seen to do in the stall with this number, from 1."""
+
+    number: int
+    stall: Stall
+    explanation: Explanation
+    seen: tuple[Seen, ...]
+
+
+class Dumped(NamedTuple):
+    """What the ranks are doing is known: ``answers`` by rank; ``silent`` ones haven't answered."""
+
+    native: bool
+    answers: Mapping[int, Dump]
+    silent: Sequence[int]
+
+
 class EndProcesses(NamedTuple):
     """End the launcher's processes at once: there is no agent that could end anything."""
 
@@ -131,4 +157,4 @@ class Finish(NamedTuple):
     """All ranks have ended, or no more will be heard of them: clean up, and take the outcome."""
 
 
-Action = Send | Write | HideStderr | Tell | Log | ShowStatus | EndProcesses | Finish
+Action = Send | Write | HideStderr | Tell | Log | ShowStatus | ReportStall | Dumped | EndProcesses | Finish

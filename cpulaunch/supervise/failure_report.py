@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
-import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.box import box
 from cpulaunch.supervise.directory import JobDirectory
-from cpulaunch.supervise.outcome import INTERRUPTED, NODE_LOST, START_FAILED, Failure, Outcome, signal_name
+from cpulaunch.supervise.outcome import (
+    INTERRUPTED,
+    NODE_LOST,
+    STALLED,
+    START_FAILED,
+    Failure,
+    Outcome,
+    signal_name,
+)
 
 MEANING = {
     4: "illegal instruction: built for another CPU?",
@@ -36,9 +42,6 @@ OURS = "cpulaunch/agent/"
 MAX_LINES = 40
 """Lines of a traceback in the box; the log has all."""
 
-WIDEST = 120
-"""Columns of the box; longer lines are folded."""
-
 LAST_LINES = 8
 """Lines of its log that are shown of a rank that gave no reason."""
 
@@ -46,21 +49,31 @@ TAIL = 64 << 10
 """Bytes of a log in which those are looked for."""
 
 
-def failure_report(outcome: Outcome, directory: JobDirectory | None) -> str:
-    """What to show of a job that didn't end well.  ``directory`` has its logs, if they can be read."""
+def failure_report(
+    outcome: Outcome, directory: JobDirectory | None, last_output: Callable[[int], bytes]
+) -> str:
+    """What to show of a job that didn't end well.
+
+    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.
+    """
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
+    if outcome.kind == STALLED:  # which was shown in a box of its own
+        return f"cpulaunch: the job was ended: {failure.error}\n"
     title = TITLES.get(outcome.kind, "rank {0.rank} on {0.host} failed first").format(failure)
     others = "; ".join(_others(outcome, failure.rank))
-    return _box(title, list(_story(failure, directory))) + (f"cpulaunch: {others}\n" if others else "")
+    story = _story(failure, directory, last_output(failure.rank))
+    return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
 
 
-def _story(failure: Failure, directory: JobDirectory | None) -> Iterator[str]:
+def _story(failure: Failure, directory: JobDirectory | None, kept: bytes) -> Iterator[str]:
     log = f"rank-{failure.rank}.log"
-    said = None if directory is None else _tail(directory, log)
+    logged = None if directory is None else _tail(directory, log)
+    # Where the disk was full, or has hung, the log lacks the end.
+    said = (logged if logged and logged.endswith(kept) else kept).decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
         yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
@@ -79,22 +92,22 @@ def _story(failure: Failure, directory: JobDirectory | None) -> Iterator[str]:
         if lines:
             yield ""
         yield from _shortened(lines)
-    elif failure.error is None and (last := _last_words(said or "")):
+    elif (failure.error is None or failure.signal is not None) and (last := _last_words(said)):
         yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
-    if directory is not None and said is not None:
+    if directory is not None and logged is not None:
         yield ""
         code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
         path = directory.path / log
         yield f"{code}log: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
 
 
-def _tail(directory: JobDirectory, log: str) -> str | None:
+def _tail(directory: JobDirectory, log: str) -> bytes | None:
     """The end of a rank's log; None where it has none."""
     try:
         with open(directory.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb") as f:
             f.seek(max(0, f.seek(0, 2) - TAIL))
-            return f.read().decode(errors="replace")
+            return f.read()
     except OSError:
         return None
 
@@ -123,27 +136,3 @@ def _others(outcome: Outcome, first: int) -> Iterator[str]:
     for status, group in groupby(others, key=lambda r: r.status):
         ranks = CoreSet(rank.rank for rank in group)
         yield f"{len(ranks)} other rank{'s' if len(ranks) > 1 else ''} ({ranks}): {status}"
-
-
-def _box(title: str, lines: list[str]) -> str:
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    width = min(WIDEST, shutil.get_terminal_size().columns) if terminal else WIDEST
-    text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
-    panel = Panel.fit(text, title=Text(title, "bold red"), title_align="left", border_style="red")
-    console = Console(file=(box := io.StringIO()), force_terminal=terminal, width=width, highlight=False)
-    console.print(panel)
-    return box.getvalue()
-
-
-def _folded(line: str, width: int) -> list[str]:
-    """Wherever the width ends, as most long lines are paths and have no blanks to fold at."""
-    return [line[i : i + width] for i in range(0, max(1, len(line)), width)]
-
-
-def _printable(line: str) -> str:
-    """Without what would move a terminal's cursor."""
-    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line.expandtabs(4))

@@ -6,24 +6,25 @@ and signals into events, and carries the actions out.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from heapq import heappop, heappush
-from itertools import takewhile
-from math import inf
+from dataclasses import asdict
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
-from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, STALLED_EXIT_CODE, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import outcome as kinds
+from cpulaunch.supervise.arrivals import Arrivals
+from cpulaunch.supervise.clocks import Clocks
+from cpulaunch.supervise.dumps import Dumps
 from cpulaunch.supervise.events import (
     Action,
     AgentConnected,
     AgentDisconnected,
     AgentSaid,
+    Dumped,
+    DumpWanted,
     EndProcesses,
     Event,
     Finish,
@@ -32,6 +33,7 @@ from cpulaunch.supervise.events import (
     NotStarted,
     ProcessEnded,
     ProcessSaid,
+    ReportStall,
     Send,
     ShowStatus,
     StartFailed,
@@ -40,28 +42,19 @@ from cpulaunch.supervise.events import (
     UserSignal,
     Write,
 )
+from cpulaunch.supervise.heartbeats import Heartbeats
+from cpulaunch.supervise.notes import Notes
 from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
-from cpulaunch.supervise.processes import Processes
+from cpulaunch.supervise.processes import SETTLE, Processes
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate, root_cause
+from cpulaunch.supervise.stalls import ABORT, Stalls, StallSettings
 from cpulaunch.supervise.status import Up, status_line
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
 
-SETTLE = 1.0
-"""Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
-
 WITHOUT_A_WORD = "its agent ended without a word"
-
-SHORT_TRIP = 0.05
-"""Seconds that a question for the time and its answer may take for the answer to be good enough."""
-
-ASK_AGAIN, ASK_AGAIN_AT_MOST = 1.0, 60.0
-"""Seconds until an agent is asked again, whose answer took longer: they double with each that did."""
-
-CLOCK_LASTS = 600.0
-"""Seconds in which two clocks don't drift apart by more than that."""
 
 
 class Watching(NamedTuple):
@@ -79,6 +72,7 @@ class Watching(NamedTuple):
     heartbeat_timeout: float
     grace_period: float
     here_alone: bool = False
+    stalls: StallSettings = StallSettings()
 
 
 class JobState:
@@ -100,17 +94,16 @@ class JobState:
         self._began = now if began is None else began
         self._running = len(self.ranks)  # ranks whose state isn't final
         self._up = Up(watching.hosts)
-        self._unheard = {rank.rank: rank for rank in self.ranks}  # their agents haven't said hello
-        self._missed: dict[int, float] = {}  # of these, those whose agents have ended, and when
-        self._heard_last: OrderedDict[int, Rank] = OrderedDict()  # that still run; the longest ago first
-        self._unsure: list[tuple[float, int]] = []  # a heap: when to ask for the time again, and which rank
-        self._last_hello: float | None = None
+        self._arrivals, self._clocks, self._heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
         self._end: messages.End | None = None
         self._spared: tuple[int, float] | None = None  # a rank, and when its time is up
         self._give_up_at: float | None = None
         self._processes = Processes(watching.processes, watching.launcher)
+        self._stalls = Stalls(self.ranks, watching.stalls, now)
         self._output_at: float | None = None
         self._unknown: set[str] = set()
+        self._notes = Notes()
+        self._dumps = Dumps()
         self._actions: list[Action] = []
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -135,8 +128,12 @@ class JobState:
                 self._not_started(event.first)
             case UserSignal():
                 self._interrupt(event.number)
+            case DumpWanted():
+                self._ask_for_dumps(event.native)
             case Tick():
                 self._tick(event.terminal_full)
+        for over in self._dumps.take(now):
+            self._actions.append(Dumped(over.native, over.answers, over.silent))
         if not self._running:
             self._finish()
         actions, self._actions = self._actions, []
@@ -148,10 +145,14 @@ class JobState:
         moments = [self._spared[1]] if self._spared else []
         if self._give_up_at is not None:
             moments.append(self._give_up_at)
+        if not self.ending and self._stalls.wake_at is not None:
+            moments.append(self._stalls.wake_at)
+        if (dumps_due := self._dumps.due) is not None:
+            moments.append(dumps_due)
         if self._processes.ended_at is not None:
             moments.append(self._processes.ended_at + SETTLE)
-        if self._may_be_missing:
-            moments += (ended_at + SETTLE for ended_at in self._missed.values())
+        if self._may_be_missing and self._arrivals.wake_at is not None:
+            moments.append(self._arrivals.wake_at)
         return min(moments, default=None)
 
     @property
@@ -162,11 +163,9 @@ class JobState:
     # ---- agents
 
     def _connected(self, rank: Rank, hello: messages.Hello, here: bool) -> None:
-        rank.heard_at = self._last_hello = self._now
-        self._unheard.pop(rank.rank, None)
-        self._missed.pop(rank.rank, None)
+        self._arrivals.arrived(rank, self._now)
         if not rank.state.final:
-            self._heard_last[rank.rank] = rank
+            self._heartbeats.expect(rank, self._now)
         if not here:
             rank.clock = self._now - hello.at  # as long as nothing better is known
             self._ask_time(rank)
@@ -186,19 +185,24 @@ class JobState:
             self._send(rank, self._end)  # which it has missed
 
     def _heard(self, rank: Rank, message: AgentMessage | Unknown) -> None:
-        rank.heard_at = self._now
-        if rank.rank in self._heard_last:
-            self._heard_last.move_to_end(rank.rank)
+        self._heartbeats.heard(rank, self._now)
+        if isinstance(message, messages.Dump):
+            self._dumps.said(rank.rank, message)
+            self._about_stalls(self._stalls.dumped(rank, message, self._now))
+            return
         if isinstance(message, messages.Beat):
-            if self._now > rank.asked_at + CLOCK_LASTS:
+            rank.beats(message, self._now)
+            if self._clocks.outdated(rank, self._now):
                 self._ask_time(rank)
+            self._about_stalls(self._stalls.beat(rank, message, self._now))
             return
         if isinstance(message, messages.Output):
             self._output_at = self._now
+            self._about_stalls(self._stalls.printed(self._now))
             self._actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
             return
         if isinstance(message, messages.Time):
-            self._learn_time(rank, message)
+            self._clocks.learn(rank, message.at, self._now)
             return
         if isinstance(message, Unknown):
             self._unknown_kind(rank, message.kind)
@@ -208,9 +212,9 @@ class JobState:
             rank.pid, rank.cores = message.pid, message.cores
             self._move(rank, RankState.RUNNING)
             for note in message.notes:
-                self._tell(f"{rank.host}: {note}")
+                self._notes.add(rank, note, self._now)
         elif isinstance(message, messages.Note):
-            self._tell(f"{rank.host}: {message.note}")
+            self._notes.add(rank, message.note, self._now)
         elif isinstance(message, messages.Failure):
             rank.raised = rank.raised or message
             # Its traceback is shown at the end if it is the cause.
@@ -226,23 +230,14 @@ class JobState:
             self._exited(rank, message)
             self._send(rank, messages.Release())
 
-    def _ask_time(self, rank: Rank) -> None:
-        rank.asked_at = self._now
-        self._send(rank, messages.AskTime())
+    def _ask_for_dumps(self, native: bool) -> None:
+        running = (rank.rank for rank in self.ranks if rank.state is RankState.RUNNING)
+        _, sends = self._dumps.ask(running, native, self._now)
+        self._actions += sends
 
-    def _learn_time(self, rank: Rank, answer: messages.Time) -> None:
-        """The clocks showed ``answer.at`` there when it was half-way between question and answer here."""
-        if rank.asked_at == inf:
-            return  # nobody has asked
-        took = self._now - rank.asked_at
-        if rank.measured_at is None or took <= rank.round_trip or self._now > rank.measured_at + CLOCK_LASTS:
-            rank.clock = rank.asked_at + took / 2 - answer.at
-            rank.round_trip, rank.measured_at = took, self._now
-        if rank.round_trip <= SHORT_TRIP:
-            rank.ask_again = 0.0
-        else:  # others had to be heard before, or it was busy, or the way there is long
-            rank.ask_again = min(max(ASK_AGAIN, 2 * rank.ask_again), ASK_AGAIN_AT_MOST)
-            heappush(self._unsure, (self._now + rank.ask_again, rank.rank))
+    def _ask_time(self, rank: Rank) -> None:
+        self._clocks.asked(rank, self._now)
+        self._send(rank, messages.AskTime())
 
     def _unknown_kind(self, rank: Rank, kind: str) -> None:
         self._log(rank, kind, {"unknown": True})
@@ -260,6 +255,7 @@ class JobState:
         else:
             self._move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
         if rank.candidate():
+            self._blame_launcher()
             self._end_ranks(SIGTERM)
 
     def _disconnected(self, rank: Rank, error: str) -> None:
@@ -282,19 +278,17 @@ class JobState:
     # ---- the launcher's processes
 
     def _look_for_a_failed_start(self, *, ended: bool = False) -> None:
-        if not self._unheard or (found := self._processes.start_failure(ended=ended)) is None:
+        if not self._arrivals or (found := self._processes.start_failure(ended=ended)) is None:
             return
-        short = found.host.partition(".")[0]
-        missing = iter(self._unheard.values())
-        rank = next((r for r in missing if r.host in (found.host, short)), self._first_unheard())
+        rank = self._arrivals.first(found.host)
         if rank.failed is None:
             error = f"it couldn't be started on {found.host}: {found.why}"
             self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, error, self._started)
 
     def _process_ended(self, number: int, code: int) -> None:
         self._processes.end(number, code, self._now)
-        if self.watching.launcher.agents_are_children and number in self._unheard:
-            self._missed[number] = self._now
+        if self.watching.launcher.agents_are_children:
+            self._arrivals.agent_ended(number, self._now)
         self._blame_launcher()
 
     def _blame_launcher(self) -> None:
@@ -305,20 +299,20 @@ class JobState:
         mpiexec = self.watching.command.rpartition("/")[2]
         error = f"{mpiexec} got {signal_name(signal)}, not from us, and its agent ended with it"
         for rank in self.ranks:
-            found = rank.failed
-            if found and found.failure.error == WITHOUT_A_WORD and self._now < found.at + SETTLE:
-                rank.failed = found._replace(failure=replace(found.failure, error=error))
+            found = rank.candidate()
+            if not found or self._now > found.at + SETTLE:
+                continue
+            if found.by_signal or found.failure.error == WITHOUT_A_WORD:
+                failure = Failure(rank.rank, rank.host, signal=signal, error=error)
+                rank.failed = found._replace(exit_code=128 + signal, failure=failure)
 
     def _not_started(self, first: int) -> None:
         """There are no ranks from ``first`` on, nor processes."""
         for rank in self.ranks[first:]:
             rank.tidy = True
-            del self._unheard[rank.rank]
+            self._arrivals.expect_no_more(rank)
             self._move(rank, RankState.FAILED_TO_START)
         self._processes.no_more_than(first, self._now)
-
-    def _first_unheard(self) -> Rank:
-        return next(iter(self._unheard.values()))
 
     def _look_at_ended_processes(self) -> None:
         """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
@@ -350,31 +344,31 @@ class JobState:
         if asleep > self.watching.heartbeat_timeout / 2:
             self._forgive(asleep)
         elif terminal_full:
-            self._forgive_silence(asleep)
+            self._heartbeats.forgive(asleep, self._now)
+            self._stalls.forgive(asleep, self._now)
+        self._about_stalls(self._stalls.look(self._now))
         self._look_for_silence()
         self._look_for_the_missing()
-        while self._unsure and self._now >= self._unsure[0][0]:
-            self._ask_time(self.ranks[heappop(self._unsure)[1]])
+        for rank in self._clocks.due(self._now):
+            self._ask_time(rank)
         if self._spared and self._end and self._now >= self._spared[1]:
             self._send(self.ranks[self._spared[0]], self._end)
             self._spared = None
         if self._give_up_at is not None and self._now >= self._give_up_at:
             self._give_up()
         self._look_at_ended_processes()
+        starting = bool(self._arrivals) and not self.ending
+        for line in self._notes.take(self._now, starting=starting):
+            self._tell(line)
         self._actions.append(ShowStatus(self._status()))
 
     def _forgive(self, asleep: float) -> None:
         """The launcher was stopped: that nothing was heard, nor done, is nobody else's fault."""
-        self._forgive_silence(asleep)
-        self._missed = dict.fromkeys(self._missed, self._now)
-        if self._last_hello is not None:
-            self._last_hello += asleep
+        self._heartbeats.forgive(asleep, self._now)
+        self._arrivals.forgive(asleep, self._now)
+        self._stalls.forgive(asleep, self._now)
         if self._give_up_at is not None:
             self._give_up_at += asleep
-
-    def _forgive_silence(self, asleep: float) -> None:
-        for rank in self._heard_last.values():
-            rank.heard_at = min(rank.heard_at + asleep, self._now)
 
     def _look_for_silence(self) -> None:
         lost = {rank.host for rank in self._silent(self.watching.heartbeat_timeout)}
@@ -386,8 +380,7 @@ class JobState:
         """Ranks that should run, but haven't been heard for so long."""
         if self.watching.here_alone:
             return []
-        heard_last = self._heard_last.values()
-        return list(takewhile(lambda rank: self._now > rank.heard_at + seconds, heard_last))
+        return self._heartbeats.silent(seconds, self._now)
 
     @property
     def _two_beats(self) -> float:
@@ -399,6 +392,21 @@ class JobState:
         error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
         self._mark_failed(rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, rank.heard_at)
 
+    def _about_stalls(self, actions: Sequence[Action]) -> None:
+        if self.ending:
+            return
+        self._actions += actions
+        for action in actions:
+            if isinstance(action, ReportStall):
+                stall = action.stall
+                rank = self.ranks[next(iter(stall.ranks), 0)]
+                self._log(rank, "stall", asdict(stall))
+                if self.watching.stalls.action == ABORT:
+                    error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
+                    failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)
+                    rank.failed = Candidate(self._now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+                    self._end_ranks(SIGTERM)
+
     @property
     def _may_be_missing(self) -> bool:
         return not self.ending and not self._processes.unreached
@@ -407,17 +415,15 @@ class JobState:
         """Ranks that have never said hello, though their agent has ended, or others did long ago."""
         if not self._may_be_missing:
             return
-        for number, ended_at in self._missed.items():
-            if self._now >= ended_at + SETTLE:
-                rank = self.ranks[number]
-                self._move(rank, RankState.FAILED_TO_START)
-                why = "its agent ended before it said hello"
-                self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, why)
-                return
+        if rank := self._arrivals.without_agent(self._now):
+            self._move(rank, RankState.FAILED_TO_START)
+            why = "its agent ended before it said hello"
+            self._mark_failed(rank, kinds.START_FAILED, HostError.exit_code, why)
+            return
         timeout = self.watching.heartbeat_timeout
-        if self._unheard and self._last_hello is not None and self._now > self._last_hello + timeout:
+        if self._arrivals.overdue(timeout, self._now):
             why = f"no sign of life within {timeout:.0f} s of the last rank's that has come"
-            self._mark_failed(self._first_unheard(), kinds.START_FAILED, HostError.exit_code, why)
+            self._mark_failed(self._arrivals.first(), kinds.START_FAILED, HostError.exit_code, why)
 
     # ---- ending
 
@@ -453,7 +459,7 @@ class JobState:
             self._spared = spare, self._now + SETTLE
         give_up_at = self._now + (0 if number == SIGKILL else grace) + 2 * SETTLE
         self._give_up_at = min(give_up_at, self._give_up_at or give_up_at)
-        if len(self._unheard) == len(self.ranks):
+        if self._arrivals.none_yet:
             self._actions.append(EndProcesses())
 
     def _give_up(self) -> None:
@@ -468,6 +474,8 @@ class JobState:
     def _finish(self) -> None:
         if not self.finished:
             self.finished = True
+            for line in self._notes.take_all():
+                self._tell(line)
             self._actions.append(Finish())
 
     # ---- what comes of it
@@ -491,7 +499,7 @@ class JobState:
         elif self._processes.unreached and (code := self._processes.exit_code):
             kind = kinds.EXIT
         ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
-        return Outcome(code, kind, now - self._began, first, ranks)
+        return Outcome(code, kind, now - self._began, first, ranks, stalls=tuple(self._stalls.stalls))
 
     # ---- helpers
 
@@ -500,7 +508,8 @@ class JobState:
             return  # a word that comes late changes nothing
         if state.final and not rank.state.final:
             self._running -= 1
-            self._heard_last.pop(rank.rank, None)
+            self._dumps.gone(rank.rank)
+            self._heartbeats.expect_no_more(rank)
         self._up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)
         rank.state = state
 

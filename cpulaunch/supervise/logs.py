@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -25,11 +26,12 @@ OPEN_LOGS = 64
 
 
 class _Piece(NamedTuple):
-    """Bytes for a file, which is made with ``mode``; None closes it."""
+    """Bytes for a file, which is made with ``mode``; None closes it.  ``whole``: they are all of it."""
 
     name: str
     data: bytes | None
     mode: int = 0o666
+    whole: bool = False
 
 
 class Logs:
@@ -63,6 +65,10 @@ class Logs:
             self._warn_once("dropped", "took too little; some of the ranks' output is not in their logs")
             return
         self._put(_Piece(name, data, 0o600 if private else 0o666))
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Let ``data`` be the file ``name``, soon: all of it, or none, and then ``warn`` gets a line."""
+        self._put(_Piece(name, data, whole=True))
 
     def finish(self, name: str) -> None:
         """Close the file ``name``, until more is appended; what could not be written is tried again then."""
@@ -125,6 +131,9 @@ class Logs:
                 self._progress = time.monotonic()
             gathered: dict[str, list[_Piece]] = {}
             for piece in batch:
+                if piece.whole:
+                    self._write_whole(piece)
+                    continue
                 gathered.setdefault(piece.name, []).append(piece)
                 if piece.data is None:
                     self._write(gathered.pop(piece.name))
@@ -144,6 +153,19 @@ class Logs:
         if pieces[-1].data is None:
             self._unwritable.discard(name)
             self._close(name)
+        self._progress = time.monotonic()
+
+    def _write_whole(self, piece: _Piece) -> None:
+        part, directory = f"{piece.name}.part", self._directory.fd
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            with os.fdopen(self._directory.open(part, flags, piece.mode), "wb", 0) as file:
+                self._write_all(file, piece.data or b"")
+            os.rename(part, piece.name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=directory)
+            self._warn(f"{self._directory.path / piece.name} can't be written: {e.strerror}")
         self._progress = time.monotonic()
 
     def _close(self, name: str) -> None:

@@ -16,11 +16,16 @@ from cpulaunch.errors import HostError
 from cpulaunch.supervise import events
 from cpulaunch.supervise.attempt import RunningAttempt
 from cpulaunch.supervise.control import Control
-from cpulaunch.supervise.job import SETTLE, JobState, Watching
+from cpulaunch.supervise.job import JobState, Watching
+from cpulaunch.supervise.observer_messages import Status
+from cpulaunch.supervise.observers import Observers, status_of
 from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
+from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.rank import RankState
-from cpulaunch.supervise.start import at_once
+from cpulaunch.supervise.registry import Announcement
+from cpulaunch.supervise.stalls import stall_settings
+from cpulaunch.supervise.start import at_once, max_strangers
 from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import sweep, sweep_hosts
 
@@ -57,6 +62,7 @@ class AttemptLoop:
     def __init__(self, running: RunningAttempt, console: Console, began: float) -> None:
         """``began`` is when the job's first attempt did, on the monotonic clock."""
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
+        self._address = running.address
         self.processes = self.starter.processes
         self.console, self.output = console, console.output
         plan = self.attempt.plan
@@ -70,9 +76,13 @@ class AttemptLoop:
             heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
             grace_period=plan.setting("watch.grace_period"),
             here_alone=plan.here_alone,
+            stalls=stall_settings(plan),
         )
         self.job = JobState(watching, time.monotonic(), began)
-        self.control = Control(self.attempt.token, plan.world_size, self)
+        self.observers = Observers(self.attempt.token, self.job.ranks, self._status, self._want_dump)
+        strangers = max_strangers(plan.here_alone)
+        self.control = Control(self.attempt.token, plan.world_size, self, self.observers, strangers)
+        self._began = began
         self._due = asyncio.Event()  # a tick is
         self._soon: asyncio.TimerHandle | None = None
         self._child_ended = asyncio.Event()
@@ -94,6 +104,10 @@ class AttemptLoop:
                 loop.add_signal_handler(number, self._user_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._child_has_ended)
         self.control.listen(self._listener)
+        announcement = Announcement(
+            self.console.directory, self.attempt.job_id, self._address, self.attempt.token,
+            self.attempt.plan.program.argv, os.environ,
+        )  # fmt: skip
         relays = [
             asyncio.create_task(self._relay(pipe, stream))
             for stream, pipe in enumerate(self.starter.pipes, start=1)
@@ -114,11 +128,14 @@ class AttemptLoop:
                 for relay in pending:
                     relay.cancel()
                 self.control.close()
+                announcement.withdraw()
         if self._error is not None:
             raise self._error
         for rank in self.job.ranks:
             self.output.finish(rank.rank)
         self.output.flush()
+        if refused := str(self.control.refused):
+            self.console.tell(refused)
         return self.job.outcome(time.monotonic())
 
     async def _watch(self) -> None:
@@ -200,6 +217,13 @@ class AttemptLoop:
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(SOON, self._due.set)
 
+    def _status(self) -> Status:
+        return status_of(self.job.ranks, time.monotonic() - self._began, ending=self.job.ending)
+
+    def _want_dump(self, native: bool) -> None:
+        self._happens(events.DumpWanted(native))
+        self._due.set()  # for when the answers are due
+
     def _user_signal(self, number: int) -> None:
         self._due.set()
         self.output.hurry()
@@ -258,10 +282,21 @@ class AttemptLoop:
                 self._log(entry)
             case events.ShowStatus(text):
                 self.output.screen.status(text)
+            case events.ReportStall():
+                self._report_stall(action)
+            case events.Dumped():
+                self.observers.dumped(action)
             case events.EndProcesses():
                 self._ending.append(asyncio.create_task(self._end_processes(0)))
             case events.Finish():
                 self._due.set()
+
+    def _report_stall(self, action: events.ReportStall) -> None:
+        from cpulaunch.supervise import stall_box
+
+        name = f"stacks-{action.number}.txt"
+        self.output.keep(name, stall_box.stacks_text(action).encode(errors="replace"), private=True)
+        self.output.screen.say(stall_box.stall_box(action, self.console.directory.path / name))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")

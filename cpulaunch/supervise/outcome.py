@@ -9,7 +9,8 @@ from typing import Any
 
 SCHEMA = 1
 OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
-NODE_LOST, INTERRUPTED, START_FAILED = "node_lost", "interrupted", "start_failed"
+NODE_LOST, STALLED = "node_lost", "stalled"
+INTERRUPTED, START_FAILED = "interrupted", "start_failed"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,25 @@ class RankOutcome:
 
 
 @dataclass(frozen=True)
+class Stall:
+    """A time without progress.
+
+    ``ranks`` are those that the others waited for, ``host`` the first one's, which was at ``line`` of
+    ``file``; the others waited in the ``operation`` with this ``sequence`` number.  All of these may be
+    unknown.  ``text`` says it in words.
+    """
+
+    seconds: float
+    ranks: tuple[int, ...]
+    host: str | None
+    operation: str | None
+    sequence: int | None
+    file: str | None
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A job's end, as in ``outcome.json``."""
 
@@ -53,6 +73,7 @@ class Outcome:
     first_failure: Failure | None
     ranks: tuple[RankOutcome, ...]
     restarts: int = 0
+    stalls: tuple[Stall, ...] = ()
 
     def to_text(self) -> str:
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self), "seconds": round(self.seconds, 3)}

@@ -27,6 +27,9 @@ MANY = 3
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""
 
+KEPT = 1 << 11
+"""Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
+
 BAR_PERIOD = 1.0
 """Seconds between two looks at a line that is drawn over and over, as progress bars are."""
 
@@ -37,7 +40,8 @@ def shown_ranks(tee: str, world_size: int) -> frozenset[int]:
         return frozenset(range(world_size) if tee == "all" else ())
     ranks = frozenset(CoreSet.parse(tee))
     if not ranks <= frozenset(range(world_size)):
-        raise ConfigError(f"--tee {tee}: the ranks are 0 to {world_size - 1}", part=tee)
+        hint = "leave it out to see the output of all ranks"
+        raise ConfigError(f"--tee {tee}: the ranks are 0 to {world_size - 1}", hint=hint, part=tee)
     return ranks
 
 
@@ -76,11 +80,13 @@ class Output:
         self._rest: dict[tuple[int, int], bytes] = {}
         self._bars: dict[tuple[int, int], float] = {}
         self._hidden: set[tuple[int, int]] = set()
+        self._last: dict[int, bytes] = {}
         self._fold = Fold() if fold else None
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
         self._logs.append(f"rank-{rank}.log", data, droppable=True)
+        self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         now = time.monotonic()
         if rank not in self._shown or (rank, stream) in self._hidden:
             return
@@ -108,6 +114,14 @@ class Output:
                 self._show(rank, stream, [rest])
             self._hidden.discard((rank, stream))
         self._logs.finish(f"rank-{rank}.log")
+
+    def last_output(self, rank: int) -> bytes:
+        """The last ``KEPT`` bytes that the rank has said."""
+        return self._last.get(rank, b"")
+
+    def keep_whole(self, name: str, data: bytes) -> None:
+        """Let ``data`` be the file ``name`` of the job's directory: all of it, or none."""
+        self._logs.write_whole(name, data)
 
     def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Append to the file ``name`` of the job's directory.  ``private``: nobody else may read it."""

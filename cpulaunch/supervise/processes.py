@@ -9,6 +9,9 @@ from cpulaunch.messages import UNREACHED
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher, StartFailure
 
+SETTLE = 1.0
+"""Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
+
 MAX_SAID = 1 << 16
 """Bytes of what they say in which a reason is looked for."""
 

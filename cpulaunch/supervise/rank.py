@@ -50,7 +50,8 @@ class Rank:
 
     ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
     that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
-    no good, the next one is ``ask_again`` seconds later.  ``raised`` and ``exit``
+    no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and
+    ``rates`` are its steps and collectives per second since the one before.  ``raised`` and ``exit``
     are what its agent has said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its
     agent says that nothing of it is left.
     """
@@ -64,12 +65,22 @@ class Rank:
     ask_again: float = 0.0
     measured_at: float | None = None
     round_trip: float = 0.0
+    beat: messages.Beat | None = None
+    beat_at: float = 0.0
+    rates: tuple[float, float] | None = None
     pid: int | None = None
     cores: str | None = None
     raised: messages.Failure | None = None
     exit: messages.Exit | None = None
     failed: Candidate | None = None
     tidy: bool = False
+
+    def beats(self, beat: messages.Beat, now: float) -> None:
+        """Its agent has said how far its program is."""
+        if self.beat and (seconds := now - self.beat_at) > 0:
+            done = beat.steps - self.beat.steps, beat.collectives - self.beat.collectives
+            self.rates = done[0] / seconds, done[1] / seconds
+        self.beat, self.beat_at = beat, now
 
     @property
     def status(self) -> str:

@@ -34,8 +34,11 @@ other from getting ready, and the launcher from hearing any of them.
 MAX_STRANGERS = 256
 """Connections that may be there besides one for each rank.  For one more, a stranger has to go."""
 
-OWN_FILES = MAX_STRANGERS + 128
-"""Descriptors that a job takes besides those for its agents: those of strangers, logs, pipes, ssh."""
+MAX_STRANGERS_HERE = 16
+"""The same on a Unix socket, where only our own user's processes come so far."""
+
+OWN_FILES = 128
+"""Descriptors that a job takes besides those for agents and strangers: logs, pipes, ssh."""
 
 FILES_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 """Our soft limit of open files before we raise it: that of all that we start."""
@@ -62,11 +65,17 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
     return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def allow_files(ranks: int) -> None:
+def max_strangers(here_alone: bool) -> int:
+    """Connections that may be there besides those of agents; ``here_alone``: by a Unix socket."""
+    return MAX_STRANGERS_HERE if here_alone else MAX_STRANGERS
+
+
+def allow_files(plan: Plan) -> None:
     """Raise our soft limit of open files to the hard one.  HostError where not even that is enough."""
+    ranks = plan.world_size
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = ranks + OWN_FILES
+    needed = ranks + max_strangers(plan.here_alone) + OWN_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise HostError(
             f"{ranks} ranks take {needed} open files of the launcher, and it may have {hard}",

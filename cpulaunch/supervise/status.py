@@ -42,13 +42,13 @@ def status_line(up: Up, seconds: float, since_output: float | None) -> str:
     parts = [f"{up.count} of {up.size} ranks up"]
     if fewer := up.fewer():
         parts.append(fewer)
-    parts.append(_duration(seconds))
+    parts.append(duration(seconds))
     if since_output is not None:
-        parts.append(f"last output {_duration(since_output)} ago")
+        parts.append(f"last output {duration(since_output)} ago")
     return "cpulaunch: " + " · ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """``"1:02:03"``, ``"4:05"``, ``"6 s"``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -48,7 +48,7 @@ class Agent(Link):
             self.lines += 1
             self.send(messages.Output(1, f"line {self.lines} of rank {self.rank}\n"))
         elif now >= self.last_sent + PERIOD:
-            self.send(messages.Beat())
+            self.send(messages.Beat(7, 140, 0.5, 1.25, True, 4096, now))
 
     def hear(self, events: int) -> None:
         """The socket is ready for ``events``."""

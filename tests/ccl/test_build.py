@@ -133,14 +133,17 @@ def test_a_run_that_has_to_build_says_so_in_two_lines(
 ) -> None:
     (tmp_path / "hello.py").write_text("")
     (compiler := tmp_path / "g++").write_text(
-        '#!/bin/sh\ncase "$*" in *version*) exec g++ "$@";; esac; exit 1\n'
+        '#!/bin/sh\ncase "$1" in -dump*) exec g++ "$@";; esac; exit 1\n'
     )
     compiler.chmod(0o755)
     env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
     done = cpulaunch("run", "-n", "1", "--backend", "ccl", "hello.py", env=env)
     assert done.returncode == 3
     fetching, compiling, failed, *_ = done.stderr.splitlines()
-    assert fetching == f"cpulaunch: ccl: fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"
+    assert fetching == (
+        f"cpulaunch: ccl: fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB) "
+        "(to build it takes a minute or two, once)"
+    )
     assert compiling == f"cpulaunch: ccl: compiling for torch {installed.state().torch}"
     assert failed.startswith("cpulaunch: error: the compiler failed")
 

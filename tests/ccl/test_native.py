@@ -248,3 +248,17 @@ def test_garbled_messages_end_no_process(addresses: Program, layout: str) -> Non
 
 def test_a_host_may_have_thousands_of_ranks(plain: Program) -> None:
     plain.check("5000,1", seed=12, what="pieces")
+
+
+# --- the ledger
+
+
+def test_threads_write_one_ledger(tmp_path: Path) -> None:
+    """Under ThreadSanitizer."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    sources = (Path(__file__).with_name("ledger_threads.cpp"), SOURCES / "ledger.cpp")
+    command = ["g++", *FLAGS, *SANITIZED, "-fsanitize=thread", *sources, "-o", tmp_path / "threads"]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
+    Program((str(tmp_path / "threads"),), rounds=1).check("1", seed=1)

@@ -234,7 +234,7 @@ def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "arguments",
     ["--standalone", "--cpu", "--use_cpu", "--multi-cpu", "--allow-run-as-root", "-l", "--role trainer",
-     "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path"],
+     "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path", "--use_env"],
 )  # fmt: skip
 def test_an_option_without_meaning_is_ignored_in_one_line(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str

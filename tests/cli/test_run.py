@@ -8,14 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
 import pytest
 from support import programs
-from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
+from support.command import (
+    TIMEOUT,
+    Run,
+    bounded,
+    clean_environment,
+    mpiexec_after,
+    processes_with,
+)
 from support.jobs import box, job, outcome, output_of_one, outputs
 
 from cpulaunch.launchers import MPIS
@@ -237,149 +243,6 @@ def wait_until_gone(mark: dict[str, str]) -> None:
     subprocess.run(command, env=clean_environment(), timeout=TIMEOUT, check=True)
 
 
-class TestOutput:
-    def test_lines_never_mix_and_nothing_is_lost(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "talk.py").write_text(
-            "import os, sys\nr = os.environ['RANK']\n"
-            "for i in range(20000): print(r * 50, i)\n"
-            "sys.stderr.write('end ' + r)\n"
-        )
-        done = cpulaunch("run", "-n", "2", "talk.py")
-        for rank in "01":
-            mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-            assert mine == [f"[{rank}] {rank * 50} {i}" for i in range(20000)]
-            assert f"[{rank}] end {rank}\n" in done.stderr
-            (log,) = tmp_path.glob(f"runs/*/rank-{rank}.log")
-            assert log.read_text() == "".join(f"{rank * 50} {i}\n" for i in range(20000)) + f"end {rank}"
-
-    def test_tee_of_one_rank_has_no_prefix_and_binary_passes(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "binary.py").write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
-        done = cpulaunch("run", "-n", "2", "--tee", "1", "binary.py", text=False)
-        assert done.stdout == bytes(range(256)) * 1000
-        assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
-
-    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
-        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
-        assert done.stdout == ""
-        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
-
-    def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
-        done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
-        assert done.returncode == 0
-        assert done.stdout.count("x") == 20_000_000
-        assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
-        assert done.stdout.count("end") == 2
-
-    def test_a_line_is_there_when_it_was_printed(self, marked, tmp_path) -> None:
-        with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
-            pass  # entering has read the lines, while the program still runs
-
-    def test_unwritable_log_directory_is_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
-        (tmp_path / "file").write_text("")
-        done = cpulaunch("run", "-n", "2", "--log-dir", "file", "show.py", env={"TMPDIR": str(tmp_path)})
-        assert done.returncode == 0
-        assert done.stderr.count("can't be written") == 1
-
-    def test_stdin_goes_to_rank_0(self, launcher_options, tmp_path) -> None:
-        if "openmpi" in launcher_options:
-            pytest.skip("Open MPI's mpiexec never tells rank 0 that its stdin has ended")
-        (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
-        done = subprocess.run(
-            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *launcher_options, "read.py"],
-            cwd=tmp_path,
-            input="hello",
-            text=True,
-            capture_output=True,
-            timeout=TIMEOUT,
-            env=clean_environment(),
-        )
-        assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]
-
-
-# Rank 1 ends once the process of rank 0 is gone.
-ONE_AFTER_THE_OTHER = """
-import os, pathlib, time
-first = pathlib.Path("first")
-if os.environ["RANK"] == "0":
-    first.symlink_to(f"/proc/{os.getpid()}")
-else:
-    while not first.is_symlink() or first.exists(): time.sleep(0.02)
-"""
-
-
-class TestPlainPython:
-    """The program sees what `python train.py` would show it."""
-
-    def test_spawned_children_find_the_main_module(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "spawn.py").write_text(
-            "import multiprocessing as mp\ndef work(x): return x * x\n"
-            "if __name__ == '__main__':\n    with mp.get_context('spawn').Pool(1) as p: print(p.map(work, [3]))\n"
-        )
-        done = cpulaunch("run", "-n", "1", "spawn.py")
-        assert done.stdout == "[9]\n", done.stderr
-
-    def test_an_early_exit_with_0_is_no_failure(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "early.py").write_text(ONE_AFTER_THE_OTHER)
-        assert cpulaunch("run", "-n", "2", "early.py").returncode == 0
-        assert [r["status"] for r in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
-
-    def test_syntax_and_import_errors_have_their_place(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "bad.py").write_text("x = 1\ny = = 2\n")
-        assert cpulaunch("run", "-n", "2", "bad.py").returncode == 1
-        first = outcome(tmp_path)["first_failure"]
-        assert (first["file"], first["line"]) == ("bad.py", 2)
-        assert first["error"].startswith("SyntaxError: ")
-
-    def test_what_a_finished_program_leaves_behind_is_ended(self, cpulaunch: Run, tmp_path, marked) -> None:
-        (tmp_path / "leave.py").write_text(
-            "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
-        )
-        done = cpulaunch("run", "-n", "2", "--grace-period", "0.2", "leave.py", env=marked)
-        assert done.returncode == 0
-
-    def test_the_users_modules_do_not_shadow_ours(self, tmp_path) -> None:
-        for name in ("selectors", "socket", "json", "asyncio", "signal"):
-            (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
-        command = [
-            Path(sys.executable).with_name("cpulaunch"),
-            "run",
-            "-n",
-            "2",
-            "--no-python",
-            "echo",
-            "ran",
-        ]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT
-        )
-        assert sorted(done.stdout.splitlines()) == ["[0] ran", "[1] ran"], done.stderr
-
-    def test_file_is_absolute_and_main_outlives_the_last_line(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "late.py").write_text(
-            "import pickle, threading\nclass C: pass\n"
-            "def late():\n    threading.main_thread().join()\n    print(len(pickle.dumps(C())) > 0, __file__)\n"
-            "threading.Thread(target=late).start()\n"
-        )
-        done = cpulaunch("run", "-n", "1", "late.py")
-        assert done.stdout == f"True {tmp_path}/late.py\n", done.stderr
-
-    def test_directories_and_zip_files_run(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "app").mkdir()
-        (tmp_path / "app" / "__main__.py").write_text("import helper; print(helper.WORD)")
-        (tmp_path / "app" / "helper.py").write_text("WORD = 'helped'")
-        with zipfile.ZipFile(tmp_path / "app.zip", "w") as z:
-            for name in ("__main__.py", "helper.py"):
-                z.write(tmp_path / "app" / name, name)
-        for program in ("app", "app.zip"):
-            done = cpulaunch("run", "-n", "1", program)
-            assert done.stdout == "helped\n", done.stderr
-
-    def test_a_signal_that_ends_python_is_the_exit_code(self, cpulaunch: Run, tmp_path) -> None:
-        (tmp_path / "int.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-        assert cpulaunch("run", "-n", "1", "int.py").returncode == 130
-
-
 class TestLauncherInOddPlaces:
     def test_under_nohup_a_hangup_is_ignored(self, marked, tmp_path) -> None:
         program = (
@@ -466,18 +329,6 @@ class TestSlurmShell:
             assert (seen["SLURM_PROCID"], seen["SLURM_NTASKS"], seen["SLURM_JOB_ID"]) == (None, "8", "77")
             assert seen["PMI_RANK"] in (None, str(rank))
             assert seen["OMPI_COMM_WORLD_RANK"] in (None, str(rank))
-
-
-def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:
-    """Options for an mpiexec that is run by, or after, a shell ``command``."""
-    path = directory / "mpiexec"
-    if flavour == "intel":
-        real = Path(sys.prefix, "bin", "mpiexec.hydra")
-    else:
-        real = Path(mpi_options(flavour)[-1], "mpiexec")
-    path.write_text(f'#!/bin/sh\ncase $1 in --version) exec {real} --version;; esac\n{command} {real} "$@"\n')
-    path.chmod(0o755)
-    return ["--mpi", flavour, "--mpi-path", str(path)]
 
 
 def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:

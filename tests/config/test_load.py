@@ -122,6 +122,11 @@ BAD_FILES = [
         "",
     ),
     ("hosts:\n  nnodes: 0\n", "cpulaunch.yaml:2: 0 does not fit", ""),
+    (
+        "watch:\n  stall_action: restart\n",
+        "cpulaunch.yaml:2: 'restart' does not fit watch.stall_action: expected one of report, abort; it can't be restarted",
+        "",
+    ),
     ("hosts:\n  nnodes: 1.5\n", "cpulaunch.yaml:2: 1.5 does not fit", ""),
     ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: true does not fit", ""),
     (

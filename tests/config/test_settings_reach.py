@@ -30,6 +30,7 @@ from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.supervise.stalls import stall_settings
 
 PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")
 LIBRARIES = {"tcmalloc": "/t.so", "jemalloc": "/j.so", "intel": "/i.so", "torch": "/libgomp.so"}
@@ -129,6 +130,8 @@ EFFECTS = {
     "cpu.openmp": Effect("intel", first_host_env("LD_PRELOAD"), "/t.so:/i.so"),
     "watch.heartbeat_timeout": Effect("7", placement("heartbeat_timeout"), 7),
     "watch.grace_period": Effect("3", placement("grace_period"), 3),
+    "watch.stall_timeout": Effect("90", lambda config: stall_settings(planned(config)).timeout, 90),
+    "watch.stall_action": Effect("abort", lambda config: stall_settings(planned(config)).action, "abort"),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip

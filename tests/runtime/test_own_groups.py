@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.command import Run, needs_two_cores
+from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, needs_two_cores
 
 pytestmark = [pytest.mark.slow, needs_two_cores]
 
@@ -114,10 +117,78 @@ def test_scripts_that_run_as_they_are_written_are_told_too(cpulaunch: Run, tmp_p
     assert len(run(cpulaunch, tmp_path, SPAWN, 2, "--as-written")[1]) == 1
 
 
+# As Intel's examples begin.
+OF_MPI = """
+import os, torch.distributed as dist
+rank, size = int(os.environ.get("PMI_RANK", 0)), int(os.environ.get("PMI_SIZE", 1))
+store = "store" + os.environ["LOCAL_RANK"] if size == 1 else "store"
+dist.init_process_group("gloo", "file://" + os.path.abspath(store), rank=rank, world_size=size)
+print("sum", dist.get_world_size())
+"""
+
+
+def test_a_script_that_wants_an_mpis_variables_is_told_how_to_get_them(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    sums, (line,) = run(cpulaunch, tmp_path, OF_MPI, 2)
+    assert sums == ["1", "1"]
+    assert line.startswith(f"[0] cpulaunch: {MAKES.format(1)}")
+    assert line.endswith("takes its rank from a variable such as PMI_RANK needs that MPI: --launcher mpirun")
+    assert run(cpulaunch, tmp_path, OF_MPI, 2, *mpi_options("intel")) == (["2", "2"], [])
+
+
 @pytest.mark.parametrize("script", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
 def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script: str) -> None:
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), (FORK.replace('"gloo"', '"nccl"'), 1)],
+    ids=["spawn gloo", "spawn nccl", "fork nccl"],
+)
+def test_what_is_changed_is_told_by_one_of_the_processes(
+    cpulaunch: Run, tmp_path: Path, script: str, said: int
+) -> None:
+    (tmp_path / "script.py").write_text(script)
+    done = cpulaunch("run", "-n", "1", "--backend", "gloo", "script.py", timeout=120)
+    lines = [line for line in done.stderr.splitlines() if "changed in this script" in line]
+    assert len(lines) == said, done.stderr
+    assert all("backend gloo (not nccl)" in line for line in lines)
+
+
 def test_nothing_is_said_of_the_jobs_own_group(cpulaunch: Run, tmp_path: Path) -> None:
     assert run(cpulaunch, tmp_path, THE_JOBS, 2) == (["2", "2"], [])
+    (log,) = tmp_path.glob("runs/*/rank-0.log")
+    assert "changed in this script" not in log.read_text()  # gloo is what it asked for
+
+
+# The last rank never comes; it knows by the store's port that the first one waits.
+WAIT = """
+import os, socket, time
+if os.environ["RANK"] == "1":
+    while True:
+        with socket.socket() as s:
+            if not s.connect_ex((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))):
+                break
+        time.sleep(0.01)
+    print("waits", flush=True)
+    time.sleep(1000)
+import torch.distributed as dist
+dist.init_process_group()
+"""
+
+
+def test_ctrl_c_ends_ranks_that_wait_for_others(tmp_path: Path) -> None:
+    """At once: TIMEOUT is over long before the grace period."""
+    (tmp_path / "script.py").write_text(WAIT)
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--backend", "gloo"]
+    launcher = subprocess.Popen(
+        [*command, "--grace-period", "3600", "script.py"], cwd=tmp_path, env=clean_environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    with bounded(launcher):
+        assert launcher.stdout
+        assert launcher.stdout.readline() == "[1] waits\n"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(TIMEOUT) == 130

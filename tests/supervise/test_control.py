@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import resource
 import socket
 import subprocess
@@ -36,7 +37,7 @@ from cpulaunch.messages import (
     proof,
 )
 from cpulaunch.supervise.control import MAX_HELLO, Control
-from cpulaunch.supervise.start import MAX_STRANGERS, OWN_FILES
+from cpulaunch.supervise.start import MAX_STRANGERS, MAX_STRANGERS_HERE, OWN_FILES
 
 
 def control_address(launcher: subprocess.Popen[str]) -> str:
@@ -102,6 +103,10 @@ def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> Non
             connection.close()
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
     assert "Traceback" not in errors.read_text()
+    (line,) = [line for line in errors.read_text().splitlines() if "hung up" in line]
+    assert re.fullmatch(
+        r"cpulaunch: \d+ connections were hung up on: no proof of the job's token \(from this machine\)", line
+    )
 
 
 def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) -> None:
@@ -199,7 +204,7 @@ def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
 ) -> None:
     """The launcher opens the ranks' logs when they are there."""
     program = ("--no-python", "sh", "-c", "touch up-$RANK; until test -e go; do sleep 0.01; done; echo said")
-    limit = (4 + OWN_FILES, 4 + OWN_FILES)
+    limit = (4 + MAX_STRANGERS_HERE + OWN_FILES,) * 2
     with bounded(
         subprocess.Popen(
             [sys.executable, "-m", "cpulaunch", "run", "-n", "4", "--oversubscribe", "--tee", "none", *program],
@@ -211,7 +216,7 @@ def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
             assert launcher.poll() is None
             time.sleep(0.01)
         address = control_address(launcher)
-        silent = [stack.enter_context(connect(address)) for _ in range(MAX_STRANGERS + 50)]
+        silent = [stack.enter_context(connect(address)) for _ in range(MAX_STRANGERS_HERE + 50)]
         assert silent[-1].recv(1)
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0

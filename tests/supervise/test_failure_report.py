@@ -14,6 +14,10 @@ from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome
 FRAMES = ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>', "    step()"]
 
 
+def nothing_kept(rank: int) -> bytes:
+    return b""
+
+
 @pytest.mark.parametrize(
     ("error", "traceback", "shown"),
     [
@@ -34,7 +38,17 @@ def test_the_box_shows_an_error_once(
     failure = Failure(0, "a", exit_code=1, error=error, file="train.py", line=7, traceback=text)
     rank = RankOutcome(0, "a", 1, "0", "failed")
     outcome = Outcome(1, "error", 1.0, failure, (rank,))
-    assert box(failure_report(outcome, JobDirectory(tmp_path)))[1] == shown
+    assert box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))[1] == shown
+
+
+def test_of_a_rank_whose_agent_was_killed_the_last_output_is_shown(tmp_path: Path) -> None:
+    """As Intel MPI kills the agent of a rank whose MPI_Init aborts, and only the rank has said why."""
+    (tmp_path / "rank-0.log").write_text("Abort(1) on node 0: Fatal error in internal_Init_thread\n")
+    failure = Failure(0, "a", signal=9, error="its agent ended without a word")
+    outcome = Outcome(137, "signal", 1.0, failure, (RankOutcome(0, "a", 1, "0", "lost"),))
+    lines = box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))[1]
+    assert lines[:2] == ["SIGKILL (killed)", "its agent ended without a word"]
+    assert lines[3:5] == ["Its last output:", "Abort(1) on node 0: Fatal error in internal_Init_thread"]
 
 
 def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> None:
@@ -42,7 +56,7 @@ def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> Non
     outcome = Outcome(
         1, "error", 1.0, Failure(0, "a", exit_code=1, error=error), (RankOutcome(0, "a", 1, "0", "failed"),)
     )
-    title, lines = box(failure_report(outcome, JobDirectory(tmp_path)))
+    title, lines = box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))
     assert len(title) <= 120
     assert len(lines) > 2
     assert all(len(line) <= 116 for line in lines)

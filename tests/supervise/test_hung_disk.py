@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT
+from support.command import TIMEOUT, clean_environment
 from support.jobs import box, job
 
 from cpulaunch.supervise.directory import JobDirectory
@@ -64,6 +66,61 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, marked: dict[str, str]) -> N
     title, lines = box((tmp_path / "stderr").read_text())
     assert title == "rank 1 on localhost failed first"
     assert lines[0] == "SIGKILL (killed)"
+
+
+@contextmanager
+def disk(directory: Path) -> Iterator[Path]:
+    """A file system of its own at ``directory``, which may be frozen by the time that it ends."""
+    if os.geteuid() != 0 or not shutil.which("fsfreeze") or not shutil.which("mkfs.ext4"):
+        pytest.skip("only root can mount and freeze a file system, and needs fsfreeze and mkfs.ext4")
+    image = directory.with_name("image")
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], timeout=TIMEOUT, check=True)
+    directory.mkdir()
+    mount = ["mount", "-o", "loop", str(image), str(directory)]
+    if subprocess.run(mount, timeout=TIMEOUT, capture_output=True).returncode:
+        pytest.skip("no loop device can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["fsfreeze", "-u", directory], timeout=TIMEOUT, capture_output=True)
+        subprocess.run(["umount", directory], timeout=TIMEOUT, check=True)
+
+
+def wait_for(text: str, file: Path) -> None:
+    began = time.monotonic()
+    while text not in file.read_text():
+        assert time.monotonic() < began + TIMEOUT, file.read_text()
+        time.sleep(0.01)
+
+
+def test_a_frozen_file_system_delays_only_the_launchers_process(
+    tmp_path: Path, marked: dict[str, str]
+) -> None:
+    said = tmp_path / "stderr"
+    with disk(tmp_path / "runs") as runs, said.open("w") as stderr:
+        sleep = "import time; print('ready', flush=True); time.sleep(300)"
+        with job(tmp_path, marked, [], sleep, stderr=stderr) as launcher:
+            subprocess.run(["fsfreeze", "-f", runs], timeout=TIMEOUT, check=True)
+            launcher.send_signal(signal.SIGINT)
+            wait_for("interrupted after", said)
+            assert "does not answer: its files are not complete" in said.read_text()
+            subprocess.run(["fsfreeze", "-u", runs], timeout=TIMEOUT, check=True)
+            assert launcher.wait(TIMEOUT) == 130
+
+
+def test_a_start_says_that_it_waits_for_a_frozen_file_system(tmp_path: Path) -> None:
+    said = tmp_path / "stderr"
+    with disk(tmp_path / "runs") as runs, said.open("w") as stderr:
+        subprocess.run(["fsfreeze", "-f", runs], timeout=TIMEOUT, check=True)
+        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "--no-python", "true"]
+        with subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), stderr=stderr) as launcher:
+            try:
+                wait_for("waiting for runs, which does not answer; --log-dir names another\n", said)
+            finally:
+                subprocess.run(["fsfreeze", "-u", runs], timeout=TIMEOUT, check=True)
+            assert launcher.wait(TIMEOUT) == 0
 
 
 def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(

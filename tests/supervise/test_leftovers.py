@@ -11,18 +11,21 @@ from pathlib import Path
 
 import pytest
 from agent.test_leftovers import ANOTHER_USERS_CHILD, needs_root, without_cap_kill
-from support.command import TIMEOUT, Run, clean_environment
+from support.command import TIMEOUT, Run, clean_environment, processes_with
 from support.jobs import outcome
 
 
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which rank N tells the pid of what it leaves behind, in N/pid; all are killed at the end."""
+    """A directory in which rank N tells the pid of what it leaves behind, in N/pid.
+
+    All are killed at the end, even where a rank was ended before it could tell: what has TEST_LEFT.
+    """
     for rank in "01":
         (tmp_path / rank).mkdir()
     yield tmp_path
-    for file in tmp_path.glob("?/pid"):
-        os.kill(int(file.read_text()), signal.SIGKILL)
+    for pid in processes_with(f"TEST_LEFT={tmp_path}"):
+        os.kill(pid, signal.SIGKILL)
 
 
 @needs_root
@@ -34,7 +37,7 @@ def test_what_may_not_be_signaled_is_named_and_changes_nothing(
     (leftovers / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--grace-period", "1", *launcher_options, "program.py"],
-        cwd=leftovers, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT,
+        cwd=leftovers, env=clean_environment(TEST_LEFT=str(leftovers)), capture_output=True, text=True, timeout=TIMEOUT,
         stdin=subprocess.DEVNULL, preexec_fn=without_cap_kill,
     )  # fmt: skip
     assert done.returncode == code
@@ -43,6 +46,17 @@ def test_what_may_not_be_signaled_is_named_and_changes_nothing(
         pid = (leftovers / str(rank) / "pid").read_text()
         (line,) = [line for line in named if f"rank {rank}: process {pid} (" in line]
         assert line.endswith("user nobody) can't be ended: Operation not permitted")
+
+
+def test_a_success_that_waits_for_what_is_left_says_so_once(cpulaunch: Run, tmp_path: Path) -> None:
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execlp('sleep', 'sleep', '299')\n"
+    (tmp_path / "leave.py").write_text(program)
+    done = cpulaunch("run", "-n", "2", "--grace-period", "2", "leave.py")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "are left" in line]
+    assert line == (
+        "cpulaunch: localhost: ranks 0-1: processes are left of the program, with 2 s to end: sleep 299"
+    )
 
 
 # Ends while its loader's workers wait to be asked for more.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
+from support.jobs import box
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.directory import JobDirectory
@@ -121,10 +122,20 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "much.py").write_text("for i in range(5000): print(i, 'x' * 60)")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_full_disk_costs_a_line_for_the_logs_and_one_for_the_outcome(tmp_path: Path, code: int) -> None:
+    """What a rank that fails has said last is shown, though its log lacks it."""
+    (tmp_path / "much.py").write_text(
+        "import os, sys\nif os.environ['RANK'] == '1':\n"
+        f"    for i in range(5000): print(i, 'x' * 60)\n    sys.exit({code})"
+    )
     (tmp_path / "runs").mkdir()
-    command = f"mount -t tmpfs -o size=100k tmpfs runs && exec {sys.executable} -m cpulaunch run -n 2 much.py"
+    command = (
+        # An outcome of so many ranks takes more than control.json, which is removed before, has left.
+        f"mount -t tmpfs -o size=200k tmpfs runs && {sys.executable} -m cpulaunch run -n 48 --oversubscribe "
+        "much.py; code=$?; "
+        "! ls runs/*/outcome.json* 2>/dev/null && exit $code"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command],
         cwd=tmp_path,
@@ -133,6 +144,10 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
         text=True,
         timeout=TIMEOUT,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("can't be written: No space left on device") == 1
-    assert "[0] 4999 x" in done.stdout
+    assert done.returncode == code, done.stderr
+    for file in (r"[\da-f-]+", r"[\da-f-]+/outcome\.json"):
+        assert len(re.findall(rf"{file} can't be written: No space left on device", done.stderr)) == 1
+    if code == 0:
+        assert "[1] 4999 x" in done.stdout
+    else:
+        assert [f"{i} {60 * 'x'}" for i in range(4992, 5000)] == box(done.stderr)[1][3:11]

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,14 +60,15 @@ def agent(
     python: str = sys.executable,
     rank: int = 0,
     size: int = 1,
+    arguments: Sequence[str] = (),
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """The agent of one ``rank`` on a host of ``size``, which runs the Python ``program``."""
+    """The agent of one ``rank`` on a host of ``size``, which runs the Python ``program``, or ``arguments``."""
     script = Path(placed.directory, "program.py")
     script.write_text(program)
     identity = dict(zip(placed.identity, map(str, (rank, size, rank, size)), strict=True))
     return subprocess.Popen(
-        [python, "-I", "-S", AGENT, "--", python, str(script)],
+        [python, "-I", "-S", AGENT, "--", *(arguments or (python, str(script)))],
         env=clean_environment(**{**identity, **placed.to_variables(), **(env or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -147,14 +149,17 @@ class PlayedLauncher:
 
     def next(self, kind: type[M]) -> M:
         """The agent's next message of one kind; others are passed over."""
+        until = time.monotonic() + TIMEOUT  # beats come as long as there is an agent
         while not isinstance(message := self.hear(), kind):
-            pass
+            assert time.monotonic() < until, f"no {kind.__name__}; the last that came is {message}"
         return message
 
     def wait_for_output(self, text: str) -> None:
         seen = ""
         while text not in seen:
-            seen += self.next(messages.Output).data
+            message = self.hear()
+            assert not isinstance(message, messages.Exit), f"{message}, after saying {seen}"
+            seen += message.data if isinstance(message, messages.Output) else ""
 
     def hang_up(self) -> None:
         self._file.close()

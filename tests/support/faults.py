@@ -59,6 +59,19 @@ class Cluster(Hosts):
             self._batch(name, f"route del blackhole {self.addresses[other]}")
 
     @contextlib.contextmanager
+    def parted(self, name: str, other: str) -> Iterator[None]:
+        """What two hosts send each other goes to nobody, and neither sees anything of it."""
+        pairs = ((name, other), (other, name))
+        for a, b in pairs:
+            at = f"{self.addresses[b]} dev {self.interfaces[a]}"
+            self._batch(a, f"neigh replace {at} lladdr 02:00:00:00:00:fe nud permanent")
+        try:
+            yield
+        finally:
+            for a, b in pairs:
+                self._batch(a, f"neigh del {self.addresses[b]} dev {self.interfaces[a]}")
+
+    @contextlib.contextmanager
     def without_sshd(self, name: str, sessions: bool = False) -> Iterator[None]:
         """No sshd listens; with ``sessions``, those that are open end too."""
         what = "kill $(cat /run/sshd.pid)" + ("; pkill -KILL -x sshd || true" if sessions else "")

@@ -23,6 +23,7 @@ from cpulaunch.supervise.events import (
 )
 from cpulaunch.supervise.job import JobState, Watching
 from cpulaunch.supervise.outcome import Outcome
+from cpulaunch.supervise.stalls import StallSettings
 
 TIMEOUT, GRACE = 6.0, 1.0
 START = 1000.0
@@ -49,10 +50,13 @@ class Played:
         launcher: str = "intel",
         ahead: Sequence[float] = (),
         here_alone: bool = False,
+        stalls: StallSettings | None = None,
     ) -> None:
         loaded = launchers.load(launcher)
         processes = len(hosts) if loaded.agents_are_children else 1
-        self.watching = Watching(hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone)
+        self.watching = Watching(
+            hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone, stalls or StallSettings()
+        )
         self.state = JobState(self.watching, START)
         self.now = 0.0
         self.actions: list[tuple[float, Action]] = []

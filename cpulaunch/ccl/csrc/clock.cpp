@@ -44,4 +44,8 @@ Clock::time_point Clock::now() {
   }
 }
 
+Steady::time_point Clock::steady(time_point time) {
+  return Steady::time_point(time.time_since_epoch() + left_out.load());
+}
+
 }  // namespace cpulaunch

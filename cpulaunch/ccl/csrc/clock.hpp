@@ -20,6 +20,8 @@ class Clock {
   static constexpr bool is_steady = true;
 
   static time_point now();
+  // What the steady clock showed then.
+  static std::chrono::steady_clock::time_point steady(time_point time);
 };
 
 }  // namespace cpulaunch

@@ -23,7 +23,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::send(Tensors& tensors, int to,
   const auto& tensor = single(invalid, tensors);
   check_tensor(invalid, tensor);
   check_peer(invalid, to, getRank(), getSize());
-  const auto work = begin_message(OpType::SEND, "send", "ccl:send", tensors);
+  const auto work = begin_message(OpType::SEND, "send", "ccl:send", tensors, to);
   const auto data = to_send(*work, tensor);
   return run(work, /*asynchronous=*/true,
              [&](CombinedTransfer& transfers) { transfers.add(transport_->send(data, to, tag)); });
@@ -44,7 +44,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::receive(const char* name, Tens
   const Invalid invalid{name};
   const auto& tensor = single(invalid, tensors);
   check_tensor(invalid, tensor);
-  const auto work = begin_message(OpType::RECV, name, "ccl:recv", tensors);
+  const auto work = begin_message(OpType::RECV, name, "ccl:recv", tensors, from);
   const auto data = to_receive(*work, tensor);
   const auto source = std::make_shared<int>(from);
   work->set_source(source);

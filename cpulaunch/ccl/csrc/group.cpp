@@ -91,6 +91,7 @@ void ProcessGroupCCL::close() {
   }
   transport_->close(state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped());
   transport_.reset();
+  state_->ledger.close();
   Watchdog::instance().remove(state_.get());
 }
 
@@ -142,24 +143,27 @@ c10d::Backend& ProcessGroupCCL::gloo() {
 
 ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* profiling_title,
                                                      Tensors inputs, Milliseconds timeout) {
-  return make_work(type, name, profiling_title, std::move(inputs), timeout, sequence_);
+  return make_work(type, name, profiling_title, std::move(inputs), timeout, sequence_, /*peer=*/-1);
 }
 
 ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin_message(c10d::OpType type, const char* name,
-                                                             const char* profiling_title, Tensors inputs) {
-  return make_work(type, name, profiling_title, std::move(inputs), kNoTimeout, messages_);
+                                                             const char* profiling_title, Tensors inputs,
+                                                             int peer) {
+  return make_work(type, name, profiling_title, std::move(inputs), kNoTimeout, messages_, peer);
 }
 
 ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, const char* name,
                                                          const char* profiling_title, Tensors inputs,
-                                                         Milliseconds timeout, std::atomic<uint64_t>& sequence) {
+                                                         Milliseconds timeout, std::atomic<uint64_t>& sequence,
+                                                         int peer) {
   if (state_->failed()) {
     C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
                                                "' cannot be used any more: ", state_->reason()));
   }
   static_cast<void>(transport(name));
   const auto limit = timeout > kNoTimeout ? timeout : timeout_;
-  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence++, limit);
+  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence++, limit,
+                                       peer);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,

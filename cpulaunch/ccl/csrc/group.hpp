@@ -98,9 +98,10 @@ class ProcessGroupCCL final : public c10d::Backend {
   // An operation that all ranks call, or a message.
   Ptr<CclWork> begin(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                      Milliseconds timeout);
-  Ptr<CclWork> begin_message(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs);
+  Ptr<CclWork> begin_message(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
+                             int peer);
   Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
-                         Milliseconds timeout, std::atomic<uint64_t>& sequence);
+                         Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
   // Starts the operation: `submit`, which is called inside the transport's lock, adds the transfers to wait for.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, c10::function_ref<void(CombinedTransfer&)> submit);
 

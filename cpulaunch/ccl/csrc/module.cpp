@@ -158,6 +158,15 @@ PYBIND11_MODULE(_group, module) {
       py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("network"),
       py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
+  module.def(
+      "open_ledger",
+      [](const py::buffer& mapping) {
+        // Its buffer is held for ever: the mapping can't be closed.
+        const auto* buffer = new py::buffer_info(mapping.request(/*writable=*/true));
+        TORCH_CHECK(static_cast<size_t>(buffer->size * buffer->itemsize) == ledger::kSize, "not a ledger");
+        ledger::open(buffer->ptr);
+      },
+      py::arg("mapping"), "Begin to write this process's ledger (cpulaunch/ledger.py).");
   module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def(

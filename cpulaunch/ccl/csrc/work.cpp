@@ -1,6 +1,8 @@
 #include "work.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <sstream>
 
 #include <c10/util/Exception.h>
@@ -31,6 +33,36 @@ std::string shapes(const std::vector<at::Tensor>& tensors) {
     text += c10::str(i == 0 ? "" : ", ", tensors[i].scalar_type(), tensors[i].sizes());
   }
   return tensors.size() > kTensorsNamed ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
+}
+
+// The name of a tensor's type, such as float32, as a field of the ledger.
+const char* type_in_ledger(const std::vector<at::Tensor>& tensors) {
+  using Name = std::array<char, sizeof(ledger::Operation::type)>;
+  static const auto names = [] {
+    std::array<Name, static_cast<size_t>(c10::ScalarType::NumOptions)> all{};
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto type = static_cast<c10::ScalarType>(i);
+      std::string name = c10::toString(type);
+      try {
+        name = c10::getDtypeNames(type).first;
+      } catch (const std::exception&) {  // Python has no name for it
+      }
+      std::memcpy(all[i].data(), name.data(), std::min(name.size(), all[i].size()));
+    }
+    return all;
+  }();
+  static const Name none{};
+  return tensors.empty() ? none.data() : names.at(static_cast<size_t>(tensors[0].scalar_type())).data();
+}
+
+uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.numel() * tensor.element_size();
+  return bytes;
+}
+
+uint64_t in_ledger(Clock::time_point time) {
+  return std::chrono::nanoseconds(Clock::steady(time).time_since_epoch()).count();
 }
 
 // Without the C++ stack that torch's errors carry along.
@@ -86,7 +118,7 @@ std::vector<int> numbers_in(const std::string& text) {
 }
 
 CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
-                 std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout)
+                 std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout, int peer)
     : Work(group->rank, type, profiling_title, inputs),
       group_(std::move(group)),
       name_(name),
@@ -94,6 +126,7 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
       inputs_(std::move(inputs)),
       sequence_(sequence),
       timeout_(timeout),
+      entry_(group_->ledger, sequence, name, type_in_ledger(inputs_), bytes_of(inputs_), peer, in_ledger(started_at_)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 std::string CclWork::describe() const {
@@ -175,6 +208,7 @@ void CclWork::finish_with(std::exception_ptr error) {
     afterwards_.clear();
     callers_state_.reset();
   }
+  entry_.end(/*failed=*/error != nullptr);
   state_.store(State::done, std::memory_order_release);
   --group_->in_flight;
   finish(error);
@@ -197,9 +231,10 @@ void CclWork::check(Clock::time_point now) {
     fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
   } else if (broken || waited > kAlertAfter) {
     const auto peer = transfer_->peer();
+    const auto ranks = transfer_->stragglers();
+    entry_.waits_for(ranks);
     Watchdog::instance().alert(group_, transfer_->lost(), peer);
     if (peer) return;
-    const auto ranks = transfer_->stragglers();
     // Half the time is left for asking around.
     const bool asks = broken || waited > timeout_ / 2;
     if (asks || (ranks.empty() && waited > kSayAfter)) {
@@ -223,6 +258,17 @@ Said CclWork::said() const {
 }
 
 bool CclWork::drive(Clock::time_point until, Clock::duration more) {
+  if (poll()) return true;
+  if (!ledger::is_open()) return poll_until(until, more);
+  // Its first driver comes at once.
+  const auto since = driven_.exchange(true, std::memory_order_relaxed) ? ledger::now() : entry_.enqueued_at();
+  const bool is_done = poll_until(until, more);
+  const auto end = entry_.ended_at();
+  ledger::add_waiting(std::max(end ? end : ledger::now(), since) - since);
+  return is_done;
+}
+
+bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
   const auto& engine = ProgressEngine::instance();
   const bool limited = until != Clock::time_point::max();
   unsigned idle = 0;

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "clock.hpp"
+#include "ledger.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
@@ -36,7 +37,11 @@ class GroupState {
  public:
   // `hosts` are the names of the ranks' hosts; empty where there is one.
   GroupState(std::string name, int rank, int size, std::vector<std::string> hosts)
-      : name(std::move(name)), rank(rank), size(size), hosts_(std::move(hosts)) {}
+      : name(std::move(name)),
+        rank(rank),
+        size(size),
+        ledger("ccl", this->name, rank, size),
+        hosts_(std::move(hosts)) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.
   void fail(const std::string& reason);
@@ -55,6 +60,7 @@ class GroupState {
   const int rank;
   const int size;
   std::atomic<int> in_flight{0};  // operations started and not completed
+  LedgerGroup ledger;
 
  private:
   std::atomic<bool> failed_{false};
@@ -68,9 +74,9 @@ class GroupState {
 // An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.
 class CclWork final : public c10d::Work {
  public:
-  // `name` is for messages, `profiling_title` for torch's profiler.
+  // `name` is for messages, `profiling_title` for torch's profiler; `peer` is a message's other rank, else -1.
   CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
-          std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout);
+          std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout, int peer);
 
   // --- before the start
 
@@ -82,7 +88,10 @@ class CclWork final : public c10d::Work {
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   void set_source(std::shared_ptr<int> source) { source_ = std::move(source); }  // of a message, once it is here
-  void started(std::unique_ptr<Transfer> transfer) { transfer_ = std::move(transfer); }
+  void started(std::unique_ptr<Transfer> transfer) {
+    transfer_ = std::move(transfer);
+    entry_.start();
+  }
 
   // --- from the start on
 
@@ -122,6 +131,7 @@ class CclWork final : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
+  bool poll_until(Clock::time_point until, Clock::duration more);
   // Why it isn't completed, as far as is known.
   std::string cause() const;
   // The transport has failed with `reason`: the operation fails, too, once the others could say what they call.
@@ -137,6 +147,8 @@ class CclWork final : public c10d::Work {
   const uint64_t sequence_;
   const Milliseconds timeout_;
   const Clock::time_point started_at_ = Clock::now();
+  LedgerEntry entry_;
+  std::atomic<bool> driven_{false};
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> outputs_;
   std::shared_ptr<int> source_;

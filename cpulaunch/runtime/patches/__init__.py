@@ -56,13 +56,15 @@ def autoload() -> None:
     if not torch.distributed.is_available():
         return
     from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.runtime import ledger
     from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
-    from cpulaunch.runtime.patches.own_groups import tell_of_own_groups, tell_of_own_launcher
+    from cpulaunch.runtime.patches.own_groups import tell_of_own_launcher, watch_groups
     from cpulaunch.runtime.patches.torch import warn_at_first_step
     from cpulaunch.runtime.precision import rank_precision
 
     settings = training_settings()
-    tell_of_own_groups(torch)
+    watch_groups(torch)
+    ledger.keep(torch)
     after_import("torch.distributed.launcher.api", tell_of_own_launcher)
     if settings.as_written:
         warn_at_first_step(torch)

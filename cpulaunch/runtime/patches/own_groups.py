@@ -1,8 +1,9 @@
-"""Processes that a rank starts itself, and their process groups, which are not the job's.
+"""Process groups that are not the job's, and the making of all.
 
 A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
-``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  That may work,
-but is hardly what was meant, so one line says it.
+``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  One that takes
+its rank from an MPI's variables believes each rank to be alone where no MPI started it.  That is hardly what
+was meant, so one line says it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches.groups import replace_everywhere
+
+_WANTS_MPI = (
+    "; a script that takes its rank from a variable such as PMI_RANK needs that MPI: --launcher mpirun"
+)
 
 
 def tell_of_own_launcher(api: Any) -> None:
@@ -32,8 +40,8 @@ def tell_of_own_launcher(api: Any) -> None:
     api.launch_agent = launch_agent
 
 
-def tell_of_own_groups(torch: Any) -> None:
-    """Have ``init_process_group`` say that a group is not the job's."""
+def watch_groups(torch: Any) -> None:
+    """Have ``init_process_group`` say that a group is not the job's, and end with SIGINT."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
@@ -45,16 +53,35 @@ def tell_of_own_groups(torch: Any) -> None:
             given = {}
         ranks = _other_ranks(os.environ)
         if ranks and (size := _own_group(given, os.environ)):
-            _tell(ranks, f"makes a process group of {size} of its own")
-        return original(*args, **kwargs)
+            more = "" if size > 1 else _WANTS_MPI
+            _tell(ranks, f"makes a process group of {size} of its own", more)
+        with _ended_by_interrupts():
+            return original(*args, **kwargs)
 
     replace_everywhere(original, init_process_group)
 
 
-def _tell(ranks: int, what: str) -> None:
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let SIGINT end this process at once, where it would raise KeyboardInterrupt.
+
+    torch waits for the other ranks in C++, where Python raises nothing until that wait is over.
+    """
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not raises or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _tell(ranks: int, what: str, more: str = "") -> None:
     log_once(
         f"warning: each of the job's {ranks} ranks {what}, so {ranks} separate models are trained; "
-        "start the script with -n 1, or have `cpulaunch run` start all of its processes",
+        f"start the script with -n 1, or have `cpulaunch run` start all of its processes{more}",
         every_rank=True,
     )
 

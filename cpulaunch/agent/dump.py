@@ -1,0 +1,350 @@
+"""What a rank's program and its children are doing, with their stacks, when the launcher asks for it.
+
+The agent imports this when it is asked first.  Its loop goes on meanwhile: py-spy runs beside it, and what
+may take long is looked at again later.  py-spy stops a process for the moment of its look, but for one that
+couldn't be stopped, or is stopped already.  Where it is missing or may not look, Python's own faulthandler
+writes the stacks into a file mapping, by a signal to which the bootstrap has attached it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+from cpulaunch import ledger
+from cpulaunch.agent import processes
+from cpulaunch.agent.stacks import fit, from_faulthandler, from_py_spy
+from cpulaunch.agent.start import Running, StacksHandler
+from cpulaunch.discovery.cgroup import Throttling
+from cpulaunch.messages import MAX_LINE, AskDump, Dump
+
+MAX_STACKS = 16
+"""Children whose stacks are taken, too."""
+
+MAX_NATIVE = 4
+"""Processes of which frames of C and C++ are shown, as that takes py-spy half a second each."""
+
+MAX_PROCESSES = 256
+"""Processes that are described at all."""
+
+PATIENCE = 8.0
+"""Seconds that a dump may take; what is missing then is said."""
+
+MOMENT = 0.5
+"""Seconds between two looks at what only shows over time: a quota, and a disk that is not just busy."""
+
+AT_ONCE = 2
+"""py-spies that run at the same time."""
+
+GONE_WITHIN = 0.2
+"""Seconds in which a py-spy ends that gets SIGKILL, unless it is held itself."""
+
+MAX_TEXT = 1 << 25
+"""Bytes that py-spy may say."""
+
+MAX_DUMP = MAX_LINE * 3 // 4
+"""Bytes of the processes in a message; its other fields have the rest."""
+
+
+class Dumps:
+    """Answers to ``AskDump``, one after the other.
+
+    ``check_time`` when it is ``due``.  The selector's keys have an object with ``ready`` as their data, as
+    the agent's other ones do.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        running: Running | None,
+        tell: Callable[[Dump], None],
+    ) -> None:
+        """``running`` is the program, if it was started."""
+        self._selector, self._tell = selector, tell
+        self._handler = running.stacks if running else None
+        self._program = running.program.pid if running else 0
+        self._ledger = running.ledger if running else None
+        self._asked: deque[AskDump] = deque()
+        self._look: Look | None = None
+
+    def ask(self, message: AskDump) -> None:
+        self._asked.append(message)
+        self.check_time()
+
+    @property
+    def due(self) -> float:
+        """On the monotonic clock; infinite where nothing is asked."""
+        return self._look.due if self._look else inf
+
+    def check_time(self) -> None:
+        """Go on with what is due, and answer what is complete."""
+        while self._look or self._asked:
+            if self._look is None:
+                self._look = Look(self._asked[0], self._program, self._selector, self._handler)
+            if not self._look.done():
+                return
+            error = "; ".join(self._look.errors)
+            shown = fit(self._look.processes, MAX_DUMP)
+            groups = groups_of(self._ledger)
+            self._tell(Dump(self._asked.popleft().request, self._look.began, groups, shown, error))
+            self._look = None
+
+
+def groups_of(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
+    """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened."""
+    return [
+        {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
+        for group in (ledger.groups(kept) if kept else ())
+    ]
+
+
+def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:
+    times = ("enqueued", "started", "completed")
+    return {**operation, **{name: operation[name] / 1e9 or None for name in times}}
+
+
+class Look:
+    """One look at all processes."""
+
+    def __init__(
+        self,
+        asked: AskDump,
+        program: int,
+        selector: selectors.BaseSelector,
+        handler: StacksHandler | None,
+    ) -> None:
+        """``program`` is the pid of the rank's."""
+        self.began = time.monotonic()
+        self.processes: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self._selector, self._handler = selector, handler
+        self._again_at = inf
+        self._spies: list[_Spy] = []
+        self._writing: _Writing | None = None
+        self._without: deque[dict[str, Any]] = deque()  # py-spy can't see these
+        self._throttling: dict[int, Throttling] = {}
+        self._describe(program)
+        self._waiting = deque(self._worth_a_stack())
+        few = len(self._waiting) <= MAX_NATIVE
+        self._native = {
+            each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
+        }
+        self._py_spy = find_py_spy(os.environ)
+
+    @property
+    def due(self) -> float:
+        """When ``done`` is to be called at the latest; it is also when something has been read."""
+        return min(self.began + PATIENCE, self._again_at, self._writing.due if self._writing else inf)
+
+    def done(self) -> bool:
+        """Go on; whether all is seen that will be."""
+        now = time.monotonic()
+        self._spies = [spy for spy in self._spies if not self._take(spy)]
+        if now >= self.began + PATIENCE:
+            self._give_up()
+            return True
+        if now >= self._again_at:
+            self._look_again(now - self.began)
+        while self._waiting and len(self._spies) < AT_ONCE:
+            self._start(self._waiting.popleft())
+        self._write()
+        return not (self._spies or self._writing) and self._again_at == inf
+
+    def _describe(self, program: int) -> None:
+        members = sorted(processes.family(os.getpid()), key=lambda pid: pid != program)
+        for pid in members[:MAX_PROCESSES]:
+            described = processes.describe(pid)
+            if described and described["state"] not in "ZX":
+                self.processes.append(described)
+                if quota := processes.throttling(pid):
+                    self._throttling[pid] = quota
+        if len(members) > MAX_PROCESSES:
+            self.errors.append(f"{len(members) - MAX_PROCESSES} more processes were not looked at")
+        if not self.processes or self.processes[0]["pid"] != program:
+            self.errors.append("its program has ended, or was not started")
+        if self._throttling or any(each["blocked"] for each in self.processes):
+            self._again_at = self.began + MOMENT
+
+    def _worth_a_stack(self) -> list[dict[str, Any]]:
+        for each in self.processes[1 + MAX_STACKS :]:
+            each["stacks"] = f"none: those of {MAX_STACKS} children were taken"
+        return self.processes[: 1 + MAX_STACKS]
+
+    def _look_again(self, seconds: float) -> None:
+        """A thread that is in the same call as before is blocked; one of a disk that works is in another."""
+        self._again_at = inf
+        for each in self.processes:
+            pid = each["pid"]
+            if (before := self._throttling.get(pid)) and (after := processes.throttling(pid)):
+                each["throttled"] = processes.throttled(before, after, seconds)
+            if each["blocked"]:
+                still = processes.blocked(pid)
+                each["blocked"] = [thread for thread in each["blocked"] if thread in still]
+
+    # ---- py-spy
+
+    def _start(self, process: dict[str, Any]) -> None:
+        if self._py_spy is None:
+            self._fall_back(process, "py-spy is not installed")
+            return
+        pid = process["pid"]
+        # Who can't be stopped, or is stopped already, would keep py-spy waiting.
+        stop = process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
+        argv = [self._py_spy, "dump", "--json", "--pid", str(pid)]
+        argv += ([] if stop else ["--nonblocking"]) + (["--native"] if stop and pid in self._native else [])
+        try:
+            self._spies.append(_Spy(argv, process, self._selector, stops=stop))
+        except OSError as e:
+            self._fall_back(process, f"py-spy can't be run: {e.strerror}")
+
+    def _take(self, spy: _Spy) -> bool:
+        """Whether py-spy has ended."""
+        if not spy.ended:
+            return False
+        try:
+            spy.process["threads"] = from_py_spy(spy.text, spy.process["pid"])
+            spy.process["stacks"] = "py-spy"
+        except ValueError:
+            self._fall_back(spy.process, _why(spy.error))
+        return True
+
+    def _fall_back(self, process: dict[str, Any], why: str) -> None:
+        process["stacks"] = f"none: {why}"
+        self._without.append(process)
+
+    # ---- faulthandler
+
+    def _write(self) -> None:
+        """Let those that py-spy can't see write their stacks themselves, one at a time."""
+        if self._writing and not self._writing.done():
+            return
+        self._writing = None
+        while self._handler and self._without and not self._writing:
+            process = self._without.popleft()
+            seen = processes.stat(process["pid"])
+            # A debugger would see the signal first; one that is stopped would, once it goes on.
+            hears = seen and seen.state in "RS" and not process["traced_by"]
+            if hears and processes.catches(process["pid"], self._handler.number):
+                self._writing = _Writing(process, self._handler)
+
+    def _give_up(self) -> None:
+        late = [spy.process for spy in self._spies] + list(self._waiting)
+        late += [self._writing.process] if self._writing else []
+        for spy in self._spies:
+            spy.kill()
+        for process in late:
+            process["stacks"] = f"none: not within {PATIENCE:g} s"
+
+
+class _Writing:
+    """A process writes its stacks, by faulthandler: it says no end, so that what grows no more is all."""
+
+    PERIOD, PERIODS = 0.05, 40
+
+    def __init__(self, process: dict[str, Any], handler: StacksHandler) -> None:
+        self.process, self._fd = process, handler.fd
+        self.due = time.monotonic() + self.PERIOD
+        self._seen, self._left = 0, self.PERIODS
+        os.ftruncate(self._fd, 0)
+        try:
+            os.kill(process["pid"], handler.number)
+        except OSError:  # it has ended
+            self._left = 0
+
+    def done(self) -> bool:
+        if self._left and time.monotonic() < self.due:
+            return False
+        size = os.fstat(self._fd).st_size
+        if self._left and (size == 0 or size != self._seen):
+            self._seen, self._left = size, self._left - 1
+            self.due = time.monotonic() + self.PERIOD
+            return False
+        if size:
+            text = os.pread(self._fd, min(size, MAX_TEXT), 0).decode(errors="replace")
+            self.process["threads"] = from_faulthandler(text)
+            self.process["stacks"] = "faulthandler"
+        return True
+
+
+class _Spy:
+    """A py-spy that runs.  Its pipe is registered with the selector; ``ended``: all that it says was read."""
+
+    def __init__(
+        self, argv: list[str], process: dict[str, Any], selector: selectors.BaseSelector, *, stops: bool
+    ) -> None:
+        """``stops``: it stops the process.  OSError where it can't be run."""
+        self.process, self.text, self.error, self.ended = process, b"", "", False
+        self._selector, self._stops = selector, stops
+        self._pipe, end = os.pipe()
+        self._errors = os.memfd_create("errors")
+        try:
+            actions = (
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, end, 1),
+                (os.POSIX_SPAWN_DUP2, self._errors, 2),
+            )
+            # It is reaped with the orphans.
+            self._pid = os.posix_spawn(argv[0], argv, {"RUST_BACKTRACE": "0"}, file_actions=actions)
+        except OSError:
+            os.close(self._pipe)
+            os.close(self._errors)
+            raise
+        finally:
+            os.close(end)
+        selector.register(self._pipe, selectors.EVENT_READ, self)
+
+    def ready(self, events: int) -> list[Any]:
+        """Read what it says."""
+        data = os.read(self._pipe, 1 << 20)
+        self.text += data
+        if not data:
+            self._close()
+        elif len(self.text) > MAX_TEXT:
+            self.text = b""
+            self.kill()
+        return []
+
+    def kill(self) -> None:
+        """End it, as it takes too long; it is there as long as nobody has closed its end of the pipe."""
+        os.kill(self._pid, signal.SIGKILL)
+        select.select([self._pipe], [], [], GONE_WITHIN)
+        seen = processes.stat(self.process["pid"])
+        if self._stops and seen and seen.state == "T":
+            os.kill(self.process["pid"], signal.SIGCONT)  # it was stopped by this py-spy
+        self._close()
+
+    def _close(self) -> None:
+        self.ended = True
+        self.error = os.pread(self._errors, 10_000, 0).decode(errors="replace")
+        self._selector.unregister(self._pipe)
+        os.close(self._pipe)
+        os.close(self._errors)
+
+
+def find_py_spy(environ: Mapping[str, str]) -> str | None:
+    """The program py-spy, beside the interpreter or on the PATH; None where it is not installed."""
+    directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
+    for directory in directories:
+        path = os.path.join(directory, "py-spy")
+        if directory and os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
+def _why(error: str) -> str:
+    """What py-spy's complaint means, in a few words."""
+    if "ermission" in error or "not permitted" in error or "EPERM" in error:
+        return "py-spy may not look (ptrace is forbidden)"
+    if "python version" in error or "not a python" in error.lower():
+        return "it is no Python program"
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"

@@ -1,0 +1,58 @@
+"""The file of a rank's ledger (`cpulaunch.ledger`): its agent makes it, and its program takes it over."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from cpulaunch import ledger, variables
+
+_NAME = "cpulaunch-ledger"
+
+
+def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
+    """A new one's descriptor, for the program, and the agent's mapping; None where the kernel refuses it."""
+    try:
+        fd = os.memfd_create(_NAME)
+    except OSError:
+        return None, None
+    try:
+        os.truncate(fd, ledger.SIZE)
+        return fd, mmap.mmap(fd, ledger.SIZE, prot=mmap.PROT_READ)
+    except OSError:
+        os.close(fd)
+        return None, None
+
+
+def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
+    """As ``make``, for a program with the variables ``env``."""
+    made = make()
+    if (fd := made[0]) is not None:
+        os.set_inheritable(fd, True)
+        env[variables.LEDGER_FD] = str(fd)
+    return made
+
+
+def close(fd: int | None) -> None:
+    """Close the agent's descriptor, once the program has one."""
+    if fd is not None:
+        os.close(fd)
+
+
+def take_over(fd: int) -> None:
+    """In the program: map the one behind ``fd``, which is then closed.
+
+    A program that has closed what it inherited may have something else there by now, which is left alone.
+    """
+    try:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}"):
+            ledger.of_this_process = mmap.mmap(fd, ledger.SIZE)
+            os.close(fd)
+            os.register_at_fork(after_in_child=_forget)
+    except OSError:
+        pass
+
+
+def _forget() -> None:
+    """A forked process is not the rank."""
+    ledger.of_this_process = None

@@ -1,0 +1,128 @@
+"""Stacks as py-spy and faulthandler print them, in the form of ``Dump.processes``.
+
+A thread is a dict: id (None where it isn't known), name, gil, idle, and its frames, the innermost first, each
+``[function, file, line]``; ``left_out`` says how many of its frames were.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+MAIN = "MainThread"
+"""What Python calls its main thread, once it calls threads at all."""
+
+MAX_NAME = 120
+"""Characters of a function's name."""
+
+MAX_FILE = 200
+"""Characters of a path, of which the end is kept."""
+
+LIMITS = ((64, 64), (48, 32), (32, 16), (16, 8), (4, 4))
+"""Threads of a process and frames of a thread: the first of these by which all fits is taken."""
+
+Frame = tuple[str, str, int]
+
+
+def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
+    """The threads in ``py-spy dump --json`` of the process ``pid``.  ValueError where it is none."""
+    try:
+        return [
+            {
+                "id": thread["os_thread_id"],
+                "name": str(thread["thread_name"] or MAIN * (thread["os_thread_id"] == pid))[:MAX_NAME],
+                "gil": bool(thread["owns_gil"]),
+                "idle": not thread["active"],
+                "frames": _without_repeated([_frame(frame) for frame in thread["frames"]]),
+            }
+            for thread in json.loads(text)
+        ]
+    except (KeyError, TypeError) as e:
+        raise ValueError(f"an unknown form of py-spy's answer: {e!r}") from None
+
+
+def _frame(frame: dict[str, Any]) -> Frame:
+    name, file = str(frame["name"]), str(frame["filename"] or frame["module"] or "")
+    python = file.endswith(".py") or file.startswith("<")
+    return name if python else short_name(name), file[-MAX_FILE:], int(frame["line"] or 0)
+
+
+def _without_repeated(frames: Sequence[Frame]) -> list[Frame]:
+    """Several in a row of a library that says no names are one."""
+    return [
+        frame
+        for number, frame in enumerate(frames)
+        if frame[0] != "?" or number == 0 or frame != frames[number - 1]
+    ]
+
+
+def short_name(name: str) -> str:
+    """The name of a function of C or C++, without the arguments of templates and its own.
+
+    ``?`` for an address, which differs in each process.
+    """
+    if re.fullmatch(r"0x[0-9a-f]+", name):
+        return "?"
+    name = name.replace("(anonymous namespace)::", "").replace("{lambda", "lambda{")
+    name = re.sub(r"operator(<=>|<<=?|>>=?|<=?|>=?|->\*?|\(\))", _spelled, name)
+    kept, depth = [], 0
+    for character in name:
+        if character in "<({":
+            depth += 1
+        elif character in ">)}":
+            depth -= 1
+        elif depth <= 0:
+            kept.append(character)
+    words = "".join(kept).split(" const")[0].split("[")[0].strip()
+    # A template's name begins with what it returns.
+    return (words.rpartition(" ")[2] or words or "?")[:MAX_NAME]
+
+
+def _spelled(found: re.Match[str]) -> str:
+    words = {"<": "less", ">": "greater", "=": "equal", "-": "minus", "*": "star", "(": "call", ")": ""}
+    return "operator_" + "_".join(filter(None, (words[character] for character in found[1])))
+
+
+_THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ (?:\[(.*)\] )?\(most recent call first\)")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+def from_faulthandler(text: str) -> list[dict[str, Any]]:
+    """The threads in what ``faulthandler`` writes; the last one is Python's main thread."""
+    threads: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        if found := re.match(
+            r"(?:Current t|T)hread 0x[0-9a-f]+ (?:\[(.*)\] )?\(most recent call first\)", line
+        ):
+            threads.append({"id": None, "name": found[1] or "", "gil": None, "idle": None, "frames": []})
+        elif threads and (found := _FRAME.match(line)):
+            line_number = int(found[2]) if found[2].isdigit() else 0
+            threads[-1]["frames"].append((found[3][:MAX_NAME], found[1][-MAX_FILE:], line_number))
+    if threads and not threads[-1]["name"]:
+        threads[-1]["name"] = MAIN
+    return threads
+
+
+def fit(processes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """The same in at most ``limit`` bytes of JSON, with fewer threads and frames if need be."""
+    fitting: list[dict[str, Any]] = []
+    for most_threads, most_frames in LIMITS:
+        fitting = [_cut(process, most_threads, most_frames) for process in processes]
+        if len(json.dumps(fitting, separators=(",", ":"))) <= limit:
+            return fitting
+    return [{**process, "threads": [], "left_out": len(process["threads"])} for process in fitting]
+
+
+def _cut(process: dict[str, Any], most_threads: int, most_frames: int) -> dict[str, Any]:
+    """Main thread and those that do something are kept rather than others; of a stack, both its ends."""
+    threads = sorted(process["threads"], key=lambda thread: (thread["name"] != MAIN, thread["idle"] is True))
+    kept = []
+    for thread in threads[:most_threads]:
+        frames, over = thread["frames"], len(thread["frames"]) - most_frames
+        if over > 0:
+            inner = most_frames - most_frames // 3
+            frames = [*frames[:inner], *frames[len(frames) - most_frames + inner :]]
+        kept.append({**thread, "frames": frames, "left_out": max(0, over)})
+    return {**process, "threads": kept, "left_out": len(threads) - len(kept)}

@@ -1,0 +1,64 @@
+"""The running jobs that a command is about: those of the user's list, and of directories that are named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cpulaunch.errors import UsageError
+from cpulaunch.supervise.registry import CONTROL_FILE, Contact, listed_jobs, read_contact
+
+Running = tuple[Path, Contact]
+"""A job's directory, and how to ask its launcher."""
+
+
+def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
+    """The user's jobs here, and those in ``directories``, of jobs or of one; the newest first."""
+    found = {}
+    for job in listed_jobs(os.environ):
+        if contact := read_contact(job.directory):
+            found[contact.job] = job.directory, contact
+    for directory in directories:
+        for place in _places(directory):
+            if contact := read_contact(place):
+                found.setdefault(contact.job, (place, contact))
+    return sorted(found.values(), key=lambda running: running[1].started, reverse=True)
+
+
+def find_job(named: str | None) -> Running:
+    """The job that the user has named, by its id, its beginning or a directory; else the newest one.
+
+    Raises UsageError.
+    """
+    if named is None:
+        for running in running_jobs():
+            return running
+        hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
+        raise UsageError("no job of yours is running on this host", hint=hint)
+    directory = Path(named)
+    if directory.is_dir():
+        for place in _places(directory):
+            if contact := read_contact(place):
+                return place, contact
+        why = f"{named}: no job is running there"
+        raise UsageError(why, hint=f"a running job's directory has a file {CONTROL_FILE} of yours")
+    found = [running for running in running_jobs() if running[1].job.startswith(named)]
+    if len(found) == 1:
+        return found[0]
+    hint = "`cpulaunch jobs` lists those that are running"
+    raise UsageError(f"{named}: {'several jobs begin so' if found else 'no such running job'}", hint=hint)
+
+
+def _places(directory: Path) -> Iterator[Path]:
+    """A job's directory, or those in a directory of jobs, the newest first."""
+    yield directory
+    try:
+        yield from sorted((path.parent for path in directory.glob(f"*/{CONTROL_FILE}")), reverse=True)
+    except OSError:
+        pass
+
+
+def printable(text: str) -> str:
+    """A text of a job without what would steer a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)

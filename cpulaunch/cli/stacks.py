@@ -1,0 +1,30 @@
+"""``cpulaunch stacks``: what every thread of every rank of a running job is doing."""
+
+from __future__ import annotations
+
+from cpulaunch.cli.options import Parser
+from cpulaunch.cli.running import find_job, printable
+from cpulaunch.supervise.observer import Observer
+from cpulaunch.supervise.stacks import Seen, report
+
+EPILOG = """\
+JOB is an id or its beginning, or a directory (of the job, or of jobs); without it, the newest job here.
+The job goes on: a program is stopped for some milliseconds, with --native for up to half a second.
+
+examples:
+  cpulaunch stacks
+  cpulaunch stacks --native runs/20261122-214433-0f3c9a7e5b1d2c48
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch stacks", "What every thread of every rank of a running job is doing.", EPILOG)
+    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; else the newest one")
+    parser.add_argument("--native", action="store_true", help="show frames of C and C++, too")
+    options = parser.parse_args(arguments)
+    directory, contact = find_job(options.job)
+    with Observer(contact) as observer:
+        ranks = observer.stacks(native=options.native)
+    seen = [Seen(*rank) for rank in ranks]
+    print(printable(f"job {contact.job} in {directory}\n\n" + report(seen)), end="")
+    return 0

@@ -1,0 +1,152 @@
+"""A rank's ledger: what it has done last, in a small file mapping that its agent reads.
+
+The agent makes the file (``memfd_create``), the program inherits it and maps it, so it is still there after
+SIGKILL, and reading it takes no help of the program.  Writers are the process group ``ccl``
+(``ccl/csrc/ledger.hpp`` has the same layout), and for other backends and optimizers ``runtime.ledger``.
+Nothing is locked: a record that is being written may be read half old, half new, which doesn't happen to a
+rank that hangs.
+
+Times are in nanoseconds of the monotonic clock, 0 where something hasn't happened.  Numbers are in the
+machine's own byte order.  Agents import this module when they start.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+
+MAGIC = 0x4C505502
+"""Of this layout."""
+
+SIZE = 1 << 16
+"""Bytes of the file."""
+
+HEADER = struct.Struct("=IIQQQQQ16x")
+"""``MAGIC``, flags, then steps, collectives, progressed_at, longest_gap, waiting of ``Progress``."""
+
+HAS_OPTIMIZER = 1
+"""Flag: an optimizer was made, so that a step is to be expected."""
+
+GROUPS, OPERATIONS = 32, 16
+"""Groups that have room; the last operations that are kept of each."""
+
+GROUP = struct.Struct("=I12s48sIIQ48x")
+"""Of a group, 128 bytes: its state, backend, name, size, this rank's number in it, and how many operations it
+has had; number n of these, from 1, is in record (n - 1) % ``OPERATIONS`` of the group, but not in the ledger
+where one that is still under way has that record: those are what a rank hangs in."""
+
+FREE, OPEN, CLOSED = 0, 1, 2
+"""States of a group.  Where there is no room, one that is closed makes some."""
+
+OPERATION = struct.Struct("=QII28s12sQQQQi4x16s")
+"""Of an operation, 112 bytes: its sequence number, state, 0, kind, type, bytes, enqueued, started, completed,
+peer, and ranks of the group that it waits for as a text, such as ``3, 7``, or ``10, 11, …`` for many."""
+
+ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
+"""States of an operation."""
+
+GROUP_BYTES = GROUP.size + OPERATIONS * OPERATION.size
+FIRST_GROUP = HEADER.size
+
+
+of_this_process: mmap.mmap | None = None
+"""In a rank's program: its ledger, which the bootstrap puts here when this module is loaded."""
+
+
+class Progress(NamedTuple):
+    """How far a rank is.
+
+    ``steps`` of optimizers, ``collectives`` that were completed (messages, too), when either last rose
+    (``progressed_at``), the longest time between two such moments, and how long the program's threads have
+    waited for collectives, all in nanoseconds.  ``expects_steps``: it has an optimizer.
+    """
+
+    steps: int
+    collectives: int
+    progressed_at: int
+    longest_gap: int
+    waiting: int
+    expects_steps: bool
+
+
+NONE = Progress(0, 0, 0, 0, 0, False)
+"""That of a program which has done nothing yet."""
+
+
+class Operation(NamedTuple):
+    """One collective or message.
+
+    ``sequence`` counts those of the group's collectives, or of its messages.  ``peer`` is a message's other
+    rank in the group, else -1.  ``bytes`` are the tensors' of this rank.
+    """
+
+    sequence: int
+    state: int
+    kind: str
+    type: str
+    bytes: int
+    enqueued: int
+    started: int
+    completed: int
+    peer: int
+    waits_for: str
+
+
+class Group(NamedTuple):
+    """A process group: its last operations, in the order in which they were called, of ``count``."""
+
+    name: str
+    backend: str
+    size: int
+    rank: int
+    count: int  # type: ignore[assignment]
+    operations: tuple[Operation, ...]
+
+
+def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:
+    """What the header says; None where nobody has written it."""
+    magic, flags, steps, collectives, at, gap, waiting = HEADER.unpack_from(ledger)
+    if magic != MAGIC:
+        return None
+    return Progress(steps, collectives, at, gap, waiting, bool(flags & HAS_OPTIMIZER))
+
+
+def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
+    """The groups that are open."""
+    found = []
+    for number in range(GROUPS):
+        at = FIRST_GROUP + number * GROUP_BYTES
+        state, backend, name, size, rank, count = GROUP.unpack_from(ledger, at)
+        if state == OPEN:
+            first = at + GROUP.size
+            records = range(first, first + OPERATIONS * OPERATION.size, OPERATION.size)
+            kept = [operation for record in records if (operation := _operation(ledger, record)).state]
+            kept.sort(key=lambda operation: operation.enqueued)
+            found.append(Group(_text(name), _text(backend), size, rank, count, tuple(kept)))
+    return found
+
+
+def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
+    sequence, state, _, kind, type_, size, enqueued, started, completed, peer, waits_for = (
+        OPERATION.unpack_from(ledger, at)
+    )
+    return Operation(
+        sequence,
+        state,
+        _text(kind),
+        _text(type_),
+        size,
+        enqueued,
+        started,
+        completed,
+        peer,
+        _text(waits_for),
+    )
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")

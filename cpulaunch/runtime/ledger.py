@@ -1,0 +1,68 @@
+"""What this rank writes into its ledger beside the process group ccl: optimizer steps, and other groups."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from cpulaunch import ledger
+from cpulaunch.runtime.ledger_header import Header
+from cpulaunch.runtime.patches.groups import replace_everywhere
+
+mirrors: list[Any] = []
+"""The thread that copies other groups, once there is one."""
+
+
+def keep(torch: Any) -> None:
+    """Have this rank's ledger written, if it has one."""
+    memory = ledger.of_this_process
+    if memory is None:
+        return
+    header = Header(memory)
+    _count_steps(torch, header)
+    _mirror_groups(torch, header, memory)
+
+
+def _count_steps(torch: Any, header: Header) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        header.expect_steps()
+
+    uncompiled = torch._disable_dynamo(header.add_step)  # which loads dynamo when it is called
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            uncompiled()
+        else:
+            header.add_step()
+
+    torch.optim.Optimizer.__init__ = init
+    register_optimizer_step_post_hook(after_step)
+
+
+def _mirror_groups(torch: Any, header: Header, memory: Any) -> None:
+    """Groups of other backends than ccl are in the ledger, too, from when the first one is made."""
+    c10d = torch.distributed.distributed_c10d
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is None or not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
+        return
+    # torch's flight recorder, which gloo has, too, looks at it when the first collective is called.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
+
+    @functools.wraps(make)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        if not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
+            from cpulaunch.runtime.ledger_mirror import Mirror
+
+            mirrors.append(Mirror(torch, header, memory))
+            mirrors[0].start()
+        return made
+
+    replace_everywhere(make, make_group)

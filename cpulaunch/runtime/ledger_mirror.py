@@ -1,0 +1,229 @@
+"""Groups of other backends than ccl in the rank's ledger: their last operations, copied there by a thread.
+
+Collectives come from torch's flight recorder, which has those of gloo, too (2.8 and 2.13).  It has neither
+messages nor when an operation was completed, so ``send`` and ``recv`` are noted when they are called, and a
+time of completion is when the thread has first seen it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cpulaunch import ledger
+from cpulaunch.runtime.ledger_header import Header
+from cpulaunch.runtime.log import log_once
+
+INTERVAL = 1.0
+"""Seconds between two looks, at least."""
+
+SHARE = 1e-3
+"""Of a core, which it takes at most."""
+
+_TYPES = {
+    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1),
+    "Byte": ("uint8", 1), "Bool": ("bool", 1), "ComplexFloat": ("complex64", 8),
+    "ComplexDouble": ("complex128", 16),
+}  # fmt: skip
+"""The recorder's name of a type → torch's, and bytes."""
+
+
+class _Message(NamedTuple):
+    sequence: int
+    kind: str
+    tensors: list[Any]  # their types and sizes in bytes
+    peer: int
+    at: int
+    work: Any  # a weak reference
+
+
+class _Group:
+    """A group's part of the ledger, and what was seen of it."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.collectives = 0  # that were called
+        self.completed = 0  # of them
+        self.seen: dict[tuple[bool, int], int] = {}  # message?, sequence → when it was found completed
+
+
+class Mirror(threading.Thread):
+    """The thread."""
+
+    def __init__(self, torch: Any, header: Header, memory: Any) -> None:
+        super().__init__(name="cpulaunch-ledger", daemon=True)
+        self._c10d, self._recorder = torch.distributed.distributed_c10d, torch._C._distributed_c10d
+        self._header, self._memory = header, memory
+        self._groups: dict[str, _Group] = {}
+        self._messages: dict[str, deque[_Message]] = {}
+        self._counts: dict[str, int] = {}  # of messages, by group
+        self._ending = threading.Event()
+        for name in ("send", "recv", "recv_anysource"):
+            self._note_messages(torch.distributed.ProcessGroup, name)
+
+    def run(self) -> None:
+        atexit.register(self._end)
+        pause = INTERVAL
+        while not self._ending.wait(pause):
+            before = time.thread_time()
+            try:
+                self.look()
+            except Exception as e:  # the recorder is no interface that torch keeps stable
+                log_once(
+                    f"warning: a stall's report will lack groups other than ccl's: {type(e).__name__}: {e}"
+                )
+                return
+            pause = max(INTERVAL, (time.thread_time() - before) / SHARE)
+
+    def _end(self) -> None:
+        """Before Python ends: no thread is to call torch then."""
+        self._ending.set()
+        self.join(INTERVAL)
+
+    def look(self) -> None:
+        """Copy what there is now."""
+        now = time.monotonic_ns()
+        wall = time.time_ns() - now
+        recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
+        world = self._c10d._world
+        backends = {pg: backend for pg, (backend, _) in dict(world.pg_map).items() if backend != "ccl"}
+        named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
+        for name in self._groups.keys() - named.keys():
+            if (slot := self._groups.pop(name).slot) >= 0:
+                self._fill(slot, bytes(ledger.GROUP_BYTES))
+            self._messages.pop(name, None)
+        done = 0
+        for name, pg in named.items():
+            if name not in self._groups:
+                self._groups[name] = _Group(self._free_slot())
+            group = self._groups[name]
+            entries = [each for each in recorded if each["process_group"][0] == name]
+            done += self._copy(name, pg, backends[pg], group, entries, wall, now)
+        if done:
+            self._header.add_collectives(done, now)
+
+    def _copy(
+        self, name: str, pg: Any, backend: str, group: _Group, entries: list[Any], wall: int, now: int
+    ) -> int:
+        """Write one group.  Returns how many of its operations were completed since the last time."""
+        seen, before = {}, group.completed
+        operations = []
+        for key, operation in (*_collectives(entries, wall), *_messages(self._messages.get(name, ()))):
+            if operation.state == ledger.COMPLETED:
+                seen[key] = group.seen.get(key, now)
+            operations.append(operation._replace(completed=seen.get(key, 0)))
+        done = sum(message for message, _ in seen.keys() - group.seen.keys())
+        group.seen = seen
+        group.collectives = max([group.collectives, *(each["collective_seq_id"] for each in entries)])
+        group.completed = max([before, *(sequence for message, sequence in seen if not message)])
+        if group.slot >= 0:
+            count = group.collectives + self._counts.get(name, 0)
+            self._write(group.slot, name, backend, pg, count, operations)
+        return done + group.completed - before
+
+    def _write(
+        self, slot: int, name: str, backend: str, pg: Any, count: int, operations: list[ledger.Operation]
+    ) -> None:
+        """Those that are under way, the oldest first, go before others: they are what a rank hangs in."""
+        operations.sort(key=lambda each: each.enqueued)
+        under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]
+        others = [each for each in operations if each.state != ledger.STARTED]
+        room = ledger.OPERATIONS - len(under_way)
+        text = bytearray(ledger.GROUP_BYTES)
+        ledger.GROUP.pack_into(
+            text, 0, ledger.OPEN, backend.encode(), name.encode(), pg.size(), pg.rank(), count
+        )
+        for n, each in enumerate([*under_way, *others[::-1][:room]]):
+            at = ledger.GROUP.size + n * ledger.OPERATION.size
+            sequence, state, kind, type_, *numbers, waits_for = each
+            fields = kind.encode(), type_.encode(), *numbers, waits_for.encode()
+            ledger.OPERATION.pack_into(text, at, sequence, state, 0, *fields)
+        self._fill(slot, text)
+
+    def _fill(self, slot: int, text: bytes | bytearray) -> None:
+        at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
+        self._memory[at : at + ledger.GROUP_BYTES] = text
+
+    def _free_slot(self) -> int:
+        """From the end, as ccl takes the first ones; -1 where there is none."""
+        for usable in (ledger.FREE, ledger.CLOSED):
+            for slot in reversed(range(ledger.GROUPS)):
+                at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
+                if ledger.GROUP.unpack_from(self._memory, at)[0] == usable:
+                    self._fill(slot, bytes(ledger.GROUP_BYTES))
+                    return slot
+        return -1
+
+    def _note_messages(self, process_group: Any, method: str) -> None:
+        original = getattr(process_group, method)
+        kind = method.partition("_")[0]
+        anybodys = kind != method
+
+        @functools.wraps(original)
+        def call(pg: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            at = time.monotonic_ns()
+            work = original(pg, tensors, *args, **kwargs)
+            name = pg.group_name
+            number = self._counts.get(name, 0)
+            self._counts[name] = number + 1
+            if (kept := self._messages.get(name)) is None:
+                kept = self._messages[name] = deque(maxlen=ledger.OPERATIONS)
+            peer = -1 if anybodys or not args else args[0]
+            sizes = [(str(each.dtype)[6:], each.nbytes) for each in tensors]
+            kept.append(_Message(number, kind, sizes, peer, at, weakref.ref(work)))
+            return work
+
+        setattr(process_group, method, call)
+
+
+def _collectives(entries: list[Any], wall: int) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+    for entry in entries:
+        types = [_TYPES.get(name, (name.lower(), 0)) for name in entry["input_dtypes"]]
+        sizes = (math.prod(shape) for shape in entry["input_sizes"])
+        at = entry["time_created_ns"] - wall
+        yield (
+            (False, entry["collective_seq_id"]),
+            ledger.Operation(
+                sequence=entry["collective_seq_id"],
+                state=ledger.COMPLETED if entry["retired"] else ledger.STARTED,
+                kind=entry["profiling_name"].partition(":")[2],
+                type=types[0][0] if types else "",
+                bytes=sum(bytes_ * size for (_, bytes_), size in zip(types, sizes, strict=False)),
+                enqueued=at,
+                started=at,
+                completed=0,
+                peer=-1,
+                waits_for="",
+            ),
+        )
+
+
+def _messages(messages: Any) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+    for message in tuple(messages):
+        work = message.work()
+        # Nobody waits any more for one that is gone.
+        state = ledger.COMPLETED if work is None or work.is_completed() else ledger.STARTED
+        yield (
+            (True, message.sequence),
+            ledger.Operation(
+                sequence=message.sequence,
+                state=state,
+                kind=message.kind,
+                type=message.tensors[0][0] if message.tensors else "",
+                bytes=sum(size for _, size in message.tensors),
+                enqueued=message.at,
+                started=message.at,
+                completed=0,
+                peer=message.peer,
+                waits_for="",
+            ),
+        )

@@ -1,0 +1,78 @@
+"""What an observer of a running job, such as ``cpulaunch stacks``, and its launcher say to each other.
+
+An observer connects to the port of the agents, and answers the ``Challenge`` by ``Observe``; the launcher
+answers by ``Welcome``, and from then on each question.  Agents don't know these messages, as they would have
+to import them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cpulaunch.messages import Challenge, Welcome
+
+OBSERVER, LAUNCHER = "observer", "launcher of observers"
+"""The roles in the proofs of both, by ``messages.observers_token``."""
+
+
+class Observe(NamedTuple):
+    """Who connects to ask about the job.  The launcher proves itself by ``salt``."""
+
+    version: int
+    salt: str
+    proof: str
+
+
+class AskStatus(NamedTuple):
+    """How far is the job?"""
+
+
+class AskStacks(NamedTuple):
+    """What are all ranks doing?  ``native``: show frames of C and C++, too."""
+
+    native: bool
+
+
+class Status(NamedTuple):
+    """How far the job is.
+
+    ``seconds`` are those since its start.  ``steps`` and ``collectives`` are those of the rank that has done
+    most; their rates are per second, and None where nothing is known of them.
+    """
+
+    state: str
+    hosts: int
+    ranks: int
+    running: int
+    seconds: float
+    steps: int
+    collectives: int
+    step_rate: float | None
+    collective_rate: float | None
+
+
+class RankSeen(NamedTuple):
+    """What one rank is doing, as its ``Dump`` says.  ``processes`` are None where it hasn't answered."""
+
+    rank: int
+    host: str
+    processes: list[dict[str, Any]] | None
+    error: str
+
+
+class AllSeen(NamedTuple):
+    """There is no ``RankSeen`` of a further rank."""
+
+
+FROM_OBSERVER: Mapping[str, type[Observe | AskStatus | AskStacks]] = {
+    "observe": Observe,
+    "ask_status": AskStatus,
+    "ask_stacks": AskStacks,
+}
+FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Status | RankSeen | AllSeen]] = {
+    "challenge": Challenge,
+    "welcome": Welcome,
+    "status": Status,
+    "rank_seen": RankSeen,
+    "all_seen": AllSeen,
+}
+KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}

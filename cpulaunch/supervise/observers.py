@@ -1,0 +1,148 @@
+"""The launcher's answers to those who ask what a job does: ``cpulaunch stacks`` and ``cpulaunch jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cpulaunch.messages import (
+    VERSION,
+    Lines,
+    MessageError,
+    Welcome,
+    decode,
+    encode,
+    observers_token,
+    proof,
+    same,
+)
+from cpulaunch.supervise.dumps import ANSWER_WITHIN
+from cpulaunch.supervise.events import Dumped
+from cpulaunch.supervise.observer_messages import (
+    FROM_OBSERVER,
+    KINDS,
+    LAUNCHER,
+    OBSERVER,
+    AllSeen,
+    AskStacks,
+    AskStatus,
+    Observe,
+    RankSeen,
+    Status,
+)
+from cpulaunch.supervise.rank import Rank, RankState
+
+MAX_OBSERVERS = 8
+"""Observers at the same time.  One more is hung up on."""
+
+MAX_QUESTION = 1 << 12
+"""Bytes of a line of theirs."""
+
+PATIENCE = 60.0
+"""Seconds in which an observer has to ask, or to take an answer."""
+
+
+class Observers:
+    """Those who have proved that they may ask.
+
+    ``want_dump`` is called when one of them asks for stacks; ``dumped`` is to be called for what comes of it.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        ranks: list[Rank],
+        status: Callable[[], Status],
+        want_dump: Callable[[bool], None],
+    ) -> None:
+        """``token`` is the job's."""
+        self._token = observers_token(token)
+        self._ranks, self._status, self._want_dump = ranks, status, want_dump
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
+
+    def welcome(self, line: bytes, salt: str) -> bytes | None:
+        """What to answer to a stranger's first line; None where it is no observer, or one too many."""
+        try:
+            said = decode(line, FROM_OBSERVER)
+        except MessageError:
+            return None
+        if not isinstance(said, Observe) or len(self._tasks) >= MAX_OBSERVERS:
+            return None
+        if said.version != VERSION or not same(said.proof, proof(self._token, OBSERVER, salt, 0)):
+            return None
+        return encode(Welcome(proof(self._token, LAUNCHER, said.salt, 0)))
+
+    def serve(self, connected: socket.socket, welcome: bytes) -> None:
+        """Answer whoever is at the other end, until it hangs up."""
+        task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def dumped(self, seen: Dumped) -> None:
+        """All ranks have answered, or won't."""
+        served = [future for native, future in self._waiting if native <= seen.native]
+        self._waiting = [each for each in self._waiting if each[1] not in served]
+        for future in served:
+            if not future.done():
+                future.set_result(seen)
+
+    def close(self) -> None:
+        """Hang up on all of them."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self, connected: socket.socket, welcome: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        lines = Lines(MAX_QUESTION)
+        with connected, contextlib.suppress(OSError, MessageError, asyncio.TimeoutError):
+            await self._send(connected, welcome)
+            while data := await asyncio.wait_for(loop.sock_recv(connected, MAX_QUESTION), PATIENCE):
+                for line in lines.feed(data):
+                    await self._answer(connected, decode(line, FROM_OBSERVER))
+
+    async def _answer(self, connected: socket.socket, question: NamedTuple) -> None:
+        if isinstance(question, AskStatus):
+            await self._say(connected, self._status())
+        elif isinstance(question, AskStacks):
+            future: asyncio.Future[Dumped] = asyncio.get_running_loop().create_future()
+            self._waiting.append((question.native, future))
+            self._want_dump(question.native)
+            seen = await asyncio.wait_for(future, PATIENCE)
+            for rank in self._ranks:
+                await self._say(connected, _of_rank(rank, seen))
+            await self._say(connected, AllSeen())
+        else:
+            raise MessageError("no question")
+
+    async def _say(self, connected: socket.socket, answer: Any) -> None:
+        await self._send(connected, encode(answer, KINDS))
+
+    async def _send(self, connected: socket.socket, data: bytes) -> None:
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)
+
+
+def _of_rank(rank: Rank, seen: Dumped) -> RankSeen:
+    if dump := seen.answers.get(rank.rank):
+        return RankSeen(rank.rank, rank.host, dump.processes, dump.error)
+    if rank.rank in seen.silent and rank.state is RankState.RUNNING:
+        return RankSeen(rank.rank, rank.host, None, f"its agent has not answered within {ANSWER_WITHIN:g} s")
+    return RankSeen(rank.rank, rank.host, None, rank.status)
+
+
+def status_of(ranks: list[Rank], seconds: float, *, ending: bool) -> Status:
+    """How far a job is whose ``ranks`` these are."""
+    running = sum(rank.state is RankState.RUNNING for rank in ranks)
+    state = "ending" if ending else "running" if running else "starting"
+    first = max((rank for rank in ranks if rank.beat), key=_progress, default=None)
+    steps, collectives = _progress(first) if first else (0, 0)
+    step_rate, collective_rate = (first.rates if first else None) or (None, None)
+    hosts = len({rank.host for rank in ranks})
+    return Status(state, hosts, len(ranks), running, seconds, steps, collectives, step_rate, collective_rate)
+
+
+def _progress(rank: Rank) -> tuple[int, int]:
+    return (rank.beat.steps, rank.beat.collectives) if rank.beat else (0, 0)

@@ -1,0 +1,191 @@
+"""Where a user's running jobs are found: a file in each job's directory, and an entry in a list of the user.
+
+The file ``control.json``, which its owner alone can read, says how to ask the launcher.  The list is a
+directory of the user's, with a file for each job started on this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cpulaunch.messages import observers_token
+from cpulaunch.supervise.directory import JobDirectory
+
+CONTROL_FILE = "control.json"
+SCHEMA = 1
+
+DISK_PATIENCE = 1.0
+"""Seconds that a disk has to take the files away at a job's end."""
+
+MAX_FILE = 1 << 20
+"""Bytes of such a file."""
+
+
+class Contact(NamedTuple):
+    """What ``control.json`` says.  ``token`` is an observer's; ``started`` is in seconds since 1970."""
+
+    job: str
+    pid: int
+    host: str
+    started: float
+    address: str
+    token: str
+    command: Sequence[str]
+
+
+class Listed(NamedTuple):
+    """A job of the list."""
+
+    job: str
+    directory: Path
+
+
+class Announcement:
+    """Lets a running job be found, until ``withdraw``.  A disk that hangs, or is full, stops nobody."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        job: str,
+        address: str,
+        token: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> None:
+        """``token`` is the job's own."""
+        control = Contact(
+            job, os.getpid(), socket.gethostname(), time.time(), address, observers_token(token), command
+        )
+        self._directory, self._control, self._environ = directory, control, environ
+        self._entry: Path | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._announce, daemon=True)
+        # Where no thread may be started, the job isn't found; at its end, none needs to be.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
+
+    def withdraw(self) -> None:
+        """The job has ended."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(DISK_PATIENCE)
+
+    def _announce(self) -> None:
+        self._write()
+        self._over.wait()
+        self._remove()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            document = json.dumps({"schema": SCHEMA, **self._control._asdict()}) + "\n"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(self._directory.open(f"{CONTROL_FILE}.new", flags, 0o600), "w") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(document)
+            fd = self._directory.fd
+            os.rename(f"{CONTROL_FILE}.new", CONTROL_FILE, src_dir_fd=fd, dst_dir_fd=fd)
+        with contextlib.suppress(OSError):
+            if place := next(_lists(self._environ, make=True), None):
+                entry = place / f"{self._control.job}.json"
+                text = {
+                    "schema": SCHEMA,
+                    "job": self._control.job,
+                    "directory": str(self._directory.path),
+                    **_identity(self._control.pid),
+                }
+                new = entry.with_suffix(".new")
+                new.write_text(json.dumps(text) + "\n")
+                new.rename(entry)
+                self._entry = entry
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(CONTROL_FILE, dir_fd=self._directory.fd)
+        if self._entry:
+            with contextlib.suppress(OSError):
+                self._entry.unlink()
+
+
+def read_contact(directory: Path) -> Contact | None:
+    """What the job's ``control.json`` says; None where there is none, or none of ours."""
+    said = _read_json(directory / CONTROL_FILE)
+    try:
+        assert said is not None
+        return Contact(**{name: said[name] for name in Contact._fields})
+    except (AssertionError, KeyError):
+        return None
+
+
+def listed_jobs(environ: Mapping[str, str]) -> list[Listed]:
+    """The user's jobs that have been started on this host, the newest first; those of dead launchers go."""
+    found = {}
+    for place in _lists(environ):
+        for entry in place.glob("*.json"):
+            said = _read_json(entry)
+            if said is None or not isinstance(said.get("directory"), str):
+                continue
+            directory = Path(said["directory"])
+            if _is_gone(said, directory):
+                with contextlib.suppress(OSError):
+                    entry.unlink()
+            else:
+                found[entry.stem] = directory
+    return [Listed(job, found[job]) for job in sorted(found, reverse=True)]
+
+
+def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
+    pid = said.get("pid")
+    here = _identity(pid if isinstance(pid, int) else 0)
+    if said.get("machine") == here["machine"]:
+        return bool(here["start"] is None or said.get("start") != here["start"])
+    # It was before this host was started anew, or is of another one that shares the list.
+    return said.get("host") == here["host"] or not (directory / CONTROL_FILE).exists()
+
+
+def _identity(pid: int) -> dict[str, Any]:
+    """What tells a process from another one of the same number, on this host or elsewhere."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            start = file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        start = None
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return {"host": socket.gethostname(), "machine": machine, "pid": pid, "start": start}
+
+
+def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
+    """Directories for the list, which are the user's alone: the first one that can be had is written to."""
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
+    for parent in (environ.get("XDG_RUNTIME_DIR"), state):
+        if not parent or not os.path.isabs(parent):
+            continue
+        place = Path(parent, "cpulaunch", "jobs")
+        with contextlib.suppress(OSError):
+            if make and (parent == state or os.path.isdir(parent)):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seen = os.lstat(place)
+            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+                yield place
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A file of ours; None where it is another user's, or holds something else."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            seen = os.fstat(file.fileno())
+            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+                return None
+            said = json.loads(file.read(MAX_FILE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None

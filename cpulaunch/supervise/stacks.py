@@ -1,0 +1,265 @@
+"""What the ranks of a job are doing, as text: ranks with the same stack are one.  Pure.
+
+``agent.processes`` and ``agent.stacks`` make the dicts that are read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from cpulaunch.model.cores import CoreSet
+
+MANY_HOSTS = 3
+"""Hosts of some ranks that are named."""
+
+MUCH_SWAPPED = 10 << 10
+"""kB in the swap from which on it is said."""
+
+MUCH_THROTTLED = 0.05
+"""Share of the time that a quota has taken, from which on it is said."""
+
+Process = dict[str, Any]
+T = TypeVar("T")
+
+_OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
+_STANDARD = re.compile(r"/lib(64)?/python3\.\d+/|/python3\.\d+\.zip/|^<frozen ")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_INTERPRETER = re.compile(
+    r"/libpython3[^/]*$|/python3?[^/]*$|/Python-3[^/]*/|/_ctypes[^/]*$|/libffi\.so[^/]*$"
+)
+
+
+class Frame(NamedTuple):
+    """A frame of a stack."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def short(self) -> str:
+        """The function's name without those of classes and functions that it is in."""
+        return self.function.rpartition(".")[2] if self.is_python else self.function
+
+    @property
+    def is_python(self) -> bool:
+        return self.file.endswith(".py") or self.file.startswith("<")
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is of Python's own library."""
+        return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is of the user's own code, and not of an installed package or Python itself."""
+        outside = self.is_standard or _INSTALLED.match(self.file) or self.file.startswith("<")
+        return self.is_python and not outside and not _OURS.search(self.file)
+
+    def __str__(self) -> str:
+        return f"{self.function}  {_INSTALLED.sub('', self.file)}" + (f":{self.line}" if self.line else "")
+
+
+Stack = tuple[Frame, ...]
+
+
+class Seen(NamedTuple):
+    """What was seen of a rank.  ``error`` says what was not; None for ``processes``: it has said nothing."""
+
+    rank: int
+    host: str
+    processes: Sequence[Process] | None
+    error: str = ""
+
+
+def stack(thread: Process) -> Stack:
+    """A thread's frames, the innermost first, but for those of cpulaunch's own start and the interpreter."""
+    frames = [Frame(str(name), str(file), int(line)) for name, file, line in thread.get("frames", ())]
+    return tuple(
+        frame
+        for frame in frames
+        if frame.function != "?"
+        and not (frame.is_python and re.search(r"/cpulaunch/agent/|/runpy\.py$|<frozen runpy>", frame.file))
+        and not (not frame.is_python and _INTERPRETER.search(frame.file))
+    )
+
+
+def place(frames: Stack) -> str:
+    """Where a stack is, in a few words: ``all_reduce ← train.py:91``, ``load_batch at train.py:88``.
+
+    The first is what the user's innermost frame, the second, has called: the innermost function of a package,
+    or else what it has called of Python itself, or of a library without Python.
+    """
+    if not frames:
+        return "no frames"
+    users = next((number for number, frame in enumerate(frames) if frame.is_users), None)
+    if users is None:
+        return _called(frames) or f"{frames[0]}"
+    frame = frames[users]
+    where = f"{frame.file.rpartition('/')[2]}:{frame.line}"
+    called = _called(frames[:users])
+    if called is None or called == frame.short:
+        return f"{frame.short} at {where}"
+    return f"{called} ← {where}"
+
+
+def _called(inner: Stack) -> str | None:
+    """The most telling function of frames within the user's."""
+    python = [frame for frame in inner if frame.is_python]
+    told = [frame for frame in python if not frame.is_standard and not _OURS.search(frame.file)]
+    told = [frame for frame in told if frame.short not in ("wrapper", "<module>")] or told
+    if told:
+        return told[0].short
+    return (python or inner)[-1].short if inner else None
+
+
+def main_stack(process: Process) -> Stack:
+    """The stack of a process's main thread; empty where it isn't known."""
+    threads = process.get("threads") or ()
+    return next((stack(thread) for thread in threads if thread.get("name") == "MainThread"), ())
+
+
+def states(process: Process) -> list[str]:
+    """What is special about a process's state, in words; empty where it just runs, or sleeps."""
+    said = []
+    if process.get("state") == "T":
+        said.append(f"stopped ({process.get('stopped_by') or 'SIGSTOP'})")
+    if process.get("traced_by"):
+        said.append(f"a debugger (pid {process['traced_by']}, {process.get('tracer')}) holds it")
+    for thread in process.get("blocked") or ():
+        if thread.get("file"):
+            said.append(f"in the disk: {thread['call']} of {thread['file']}")
+        elif thread.get("call"):
+            said.append(f"in the disk: {thread['call']}")
+        else:
+            said.append(
+                f"in the kernel, and not to be interrupted: {thread.get('wchan') or 'no more is known'}"
+            )
+    quota = process.get("throttled") or {}
+    if quota.get("share", 0) >= MUCH_THROTTLED:
+        said.append(f"throttled {quota['share']:.0%} by its cgroup".replace("%", " %"))
+    if process.get("swapped", 0) >= MUCH_SWAPPED:
+        said.append(f"{process['swapped'] / (1 << 20):.1f} GB swapped out")
+    file = process.get("file") or ""
+    if process.get("state") == "S" and file.startswith("/") and not file.startswith(("/dev/", "/memfd:")):
+        said.append(f"waits in {process['call']} of {file}")
+    return list(dict.fromkeys(said))
+
+
+def report(seen: Sequence[Seen]) -> str:
+    """What all ranks are doing: their states, and every thread's stack, each once, with its ranks."""
+    return "\n".join(_lines(seen)).lstrip("\n") + "\n"
+
+
+def places(seen: Sequence[Seen]) -> Iterator[str]:
+    """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``."""
+    programs = [each for each in seen if each.processes]
+
+    def where(each: Seen) -> str:
+        frames = main_stack(program := _program(each))
+        return place(frames) if frames else f"{program.get('command')}: {program.get('word')}"
+
+    for found, those in _folded(programs, where):
+        yield f"{who(those, seen)} {found}"
+
+
+def _lines(seen: Sequence[Seen]) -> Iterator[str]:
+    silent = [each for each in seen if each.processes is None]
+    for why, those in _folded(silent, lambda each: each.error):
+        yield f"{who(those, seen)} said nothing" + (f": {why}" if why else "")
+    for why, those in _folded([each for each in seen if each.processes is not None], lambda each: each.error):
+        if why:
+            yield f"{who(those, seen)} {why}"
+    programs = [each for each in seen if each.processes]
+    for said, those in _folded(programs, lambda each: tuple(states(_program(each)))):
+        for words in said:
+            yield f"{who(those, seen)} {words}"
+    for key, those in _folded(programs, _key_of_program):
+        yield ""
+        yield from _program_lines(key, who(those, seen), _program(those[0]))
+        yield from _threads(those, seen)
+    yield from _children(programs, seen)
+
+
+def _program(each: Seen) -> Process:
+    assert each.processes
+    return each.processes[0]
+
+
+def _key_of_program(each: Seen) -> tuple[Stack, str]:
+    """Main thread's stack; where there is none, why."""
+    program = _program(each)
+    frames = main_stack(program)
+    return frames, "" if frames else str(program.get("stacks", "")).removeprefix("none: ")
+
+
+def _program_lines(key: tuple[Stack, str], ranks: str, program: Process) -> Iterator[str]:
+    frames, why = key
+    if frames:
+        yield f"{ranks} {place(frames)}"
+        yield from _frames(frames)
+    else:
+        where = f", in {program['wchan']} of the kernel" if program.get("wchan") else ""
+        yield f"{ranks} {program.get('command')}: {program.get('word')}{where}; no stack: {why or 'unknown'}"
+
+
+def _threads(those: Sequence[Seen], seen: Sequence[Seen]) -> Iterator[str]:
+    """Threads besides the main one, those of the same stack together."""
+    others = [
+        (each, str(thread.get("name")) or "thread", stack(thread))
+        for each in those
+        for thread in _program(each).get("threads") or ()
+        if thread.get("name") != "MainThread"
+    ]
+    for frames, folded in _folded([other for other in others if other[2]], lambda other: other[2]):
+        names = list(dict.fromkeys(name for _, name, _ in folded))
+        ranks = {each.rank for each, _, _ in folded}
+        some = "" if len(ranks) == len(those) else f"{who([each for each, _, _ in folded], seen)} "
+        most = max(sum(each.rank == rank for each, _, _ in folded) for rank in ranks)
+        title = f"thread {names[0]}" if most == 1 else f"{most} threads ({names[0]}, …)"
+        yield f"  {some}{title}: {place(frames)}"
+        if any(frame.is_users for frame in frames):
+            yield from _frames(frames, "      ")
+
+
+def _children(programs: Sequence[Seen], seen: Sequence[Seen]) -> Iterator[str]:
+    """Children of the programs, those of the same stack and state together."""
+    children = [(each, child) for each in programs for child in (each.processes or ())[1:]]
+
+    def key(found: tuple[Seen, Process]) -> tuple[Any, ...]:
+        frames = main_stack(found[1])
+        return frames, tuple(states(found[1])), None if frames else found[1].get("command")
+
+    for (frames, said, command), folded in _folded(children, key):
+        those = list({each.rank: each for each, _ in folded}.values())
+        first = folded[0][1]
+        what = f"child {first.get('pid')}" if len(folded) == 1 else f"{len(folded)} children"
+        yield ""
+        place_or_state = place(frames) if frames else f"{command}: {first.get('word')}"
+        yield f"{who(those, seen)} {what}: {'; '.join([*said, place_or_state])}"
+        yield from _frames(frames)
+
+
+def _frames(frames: Stack, indent: str = "    ") -> Iterator[str]:
+    for frame in frames:
+        yield f"{indent}{frame}"
+
+
+def who(those: Iterable[Seen], seen: Sequence[Seen]) -> str:
+    """``[0-2,4-15]``; with the hosts where there are several in the job, and few here."""
+    those = list(those)
+    ranks = f"[{CoreSet(each.rank for each in those)}]"
+    hosts = list(dict.fromkeys(each.host for each in those))
+    if len({each.host for each in seen}) == 1 or len(hosts) > MANY_HOSTS:
+        return ranks
+    return f"{ranks} on {', '.join(hosts)}:"
+
+
+def _folded(those: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    """Equal ones together; first what the fewest do, as that is what others wait for."""
+    groups: dict[Any, list[T]] = {}
+    for each in those:
+        groups.setdefault(key(each), []).append(each)
+    return sorted(groups.items(), key=lambda group: len(group[1]))

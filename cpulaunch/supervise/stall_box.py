@@ -1,0 +1,50 @@
+"""What is shown of a stall, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpulaunch.messages import Dump
+from cpulaunch.supervise import stacks
+from cpulaunch.supervise.box import box
+from cpulaunch.supervise.events import ReportStall
+
+MAX_WHERE = 12
+"""Lines that say who is where."""
+
+
+def stall_box(report: ReportStall, kept: Path) -> str:
+    """The box; ``kept`` is the file that has all stacks."""
+    return box(title(report), list(_lines(report, kept)), "yellow")
+
+
+def title(report: ReportStall) -> str:
+    """What it comes to."""
+    return f"no progress for {report.stall.seconds:.0f} s: {report.explanation.headline}"
+
+
+def stacks_text(report: ReportStall) -> str:
+    """All that was seen."""
+    return "\n".join([title(report), *report.explanation.lines, "", stacks.report(_seen(report))])
+
+
+def _lines(report: ReportStall, kept: Path) -> Iterator[str]:
+    yield from report.explanation.lines
+    where = list(stacks.places(_seen(report)))
+    yield from ("", "Who is where:", *where[:MAX_WHERE])
+    if len(where) > MAX_WHERE:
+        yield f"… {len(where) - MAX_WHERE} more"
+    here = Path.cwd()
+    yield from ("", f"stacks: {kept.relative_to(here) if kept.is_relative_to(here) else kept}")
+
+
+def _seen(report: ReportStall) -> list[stacks.Seen]:
+    return [
+        stacks.Seen(each.rank, each.host, each.dump and each.dump.processes, _error(each.left, each.dump))
+        for each in report.seen
+    ]
+
+
+def _error(left: str, dump: Dump | None) -> str:
+    return left or (dump.error if dump else "its agent has not answered")

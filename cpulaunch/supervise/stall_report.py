@@ -1,0 +1,356 @@
+"""Why a job makes no progress: the explanation of what all ranks have been seen to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from cpulaunch.messages import Dump
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise import whereabouts
+from cpulaunch.supervise.stacks import Frame, Process
+from cpulaunch.supervise.waiting import Wait, waits
+from cpulaunch.wording import counted, shortened
+
+MAX_SITUATIONS = 4
+"""Ranks that are described one by one."""
+
+MAX_CHILDREN = 4
+"""Children of a rank that are described."""
+
+_NO_LEDGER = (
+    "what it waits for can't be seen: it keeps no ledger, as it has no process group, or isn't Python"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a rank.  ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any."""
+
+    rank: int
+    host: str
+    left: str = ""
+    dump: Dump | None = None
+
+    @property
+    def program(self) -> Process | None:
+        return self.dump.processes[0] if self.dump and self.dump.processes else None
+
+    @property
+    def place(self) -> Frame | None:
+        return whereabouts.place(self.program) if self.program else None
+
+    @property
+    def at(self) -> str:
+        return whereabouts.where(self.program) if self.program else ""
+
+    @property
+    def runs(self) -> bool:
+        return self.program is not None and whereabouts.runs(self.program)
+
+    @property
+    def held(self) -> str:
+        return whereabouts.held(self.program) if self.program else ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is."""
+
+    headline: str
+    lines: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    operation: str | None = None
+    sequence: int | None = None
+
+
+def explain(seen: Sequence[Seen]) -> Explanation:
+    """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order."""
+    groups = {each.rank: each.dump.groups for each in seen if each.dump}
+    return _Case(seen, waits(groups, len(seen))).explain()
+
+
+class _Case:
+    def __init__(self, seen: Sequence[Seen], found: Sequence[Wait]) -> None:
+        self.seen = {each.rank: each for each in seen}
+        # A rank that runs has asked for a message, but doesn't wait for it.
+        self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
+        self.held_in_headline = ""
+
+    def explain(self) -> Explanation:
+        rules = (
+            self._disagreement,
+            self._missing,
+            self._crossed,
+            self._silent,
+            self._incomplete,
+        )
+        return next((found for rule in rules if (found := rule())), None) or self._nobody()
+
+    # ---- the causes
+
+    def _disagreement(self) -> Explanation | None:
+        """Different operations, types or sizes have the same number."""
+        for wait in self.waits:
+            if len(kinds := wait.kinds()) > 1:
+                (_, most), (_, fewest) = next(iter(kinds.items())), list(kinds.items())[-1]
+                ranks = fewest if len(fewest) < len(most) else ()
+                lines = [
+                    f"{self.named(theirs)}: {what(wait, theirs[0])}{self.at(theirs)}"
+                    for theirs in kinds.values()
+                ]
+                headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
+                return self._of(wait, headline, lines, ranks)
+        return None
+
+    def _missing(self) -> Explanation | None:
+        """Ranks have not called an operation that others wait in, and wait in no other themselves."""
+        waiting = {rank for wait in self.waits for rank in wait.waiting}
+        candidates = []
+        for wait in self.waits:
+            absent = {*wait.missing, *(wait.ranks[n] for n in wait.unknown if n in wait.ranks)}
+            if free := sorted(absent - waiting):
+                candidates.append((wait, free))
+        if not candidates:
+            return None
+        wait, free = max(candidates, key=lambda each: len(each[0].waiting))
+        left = [rank for rank in free if self.seen[rank].left]
+        held = [rank for rank in free if self.seen[rank].held]
+        first = left or held or free
+        headline = self._of_absent(wait, free, left, held)
+        others = [rank for rank in free if rank not in first]
+        lines = [self._waiters(wait, free), *self._situations([*first, *others], wait)]
+        return self._of(wait, headline, lines, first)
+
+    def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
+        """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
+        name = what(wait, wait.waiting[0], short=True)
+        if left:
+            how = self.seen[left[0]].left
+            return f"{self.named(left)} {_have(left)} left ({how}), and not called {name}"
+        if all(self.seen[rank].dump is None for rank in free):
+            return f"{self.named(free)} can't be seen; the others wait in {name}"
+        if wait.message:
+            return f"{self.named(free)} {_have(free)} not answered {name} of rank {wait.waiting[0]}"
+        if held:
+            return self._held(held)
+        if locked := self._locked(free):
+            return f"threads of {self.named(locked)} wait for each other's locks"
+        if len(free) > len(wait.waiting):
+            who = f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
+            return f"{who} in {name}, which {counted(len(free), 'rank')} {_have(free)} not called"
+        return f"{self.named(free)} {_have(free)} not called {name}"
+
+    def _crossed(self) -> Explanation | None:
+        """Ranks wait for each other in different groups."""
+        circle = self._circle()
+        if not circle:
+            return None
+        lines = []
+        for rank, (wait, other) in circle.items():
+            lines.append(
+                f"{self.named([rank])} waits for rank {other} in {what(wait, rank)}{self.at([rank])}"
+            )
+        wait = next(iter(circle.values()))[0]
+        what_for = "messages" if wait.message else "different groups"
+        headline = f"{self.named(list(circle))} wait for each other in {what_for}"
+        return self._of(wait, headline, lines, sorted(circle))
+
+    def _circle(self) -> dict[int, tuple[Wait, int]]:
+        """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
+        edges: dict[int, tuple[Wait, int]] = {}
+        for wait in self.waits:
+            for rank in wait.waiting if wait.missing else ():
+                edges.setdefault(rank, (wait, wait.missing[0]))
+        for start in sorted(edges):
+            path: dict[int, tuple[Wait, int]] = {}
+            rank = start
+            while rank in edges and rank not in path:
+                path[rank] = edges[rank]
+                rank = edges[rank][1]
+            if rank in path:
+                ranks = list(path)
+                return {each: path[each] for each in ranks[ranks.index(rank) :]}
+        return {}
+
+    def _silent(self) -> Explanation | None:
+        """Somebody is missing of whom nothing is known."""
+        for wait in self.waits:
+            if wait.unknown and not any(n in wait.ranks for n in wait.unknown):
+                members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
+                name = what(wait, wait.waiting[0], short=True)
+                headline = f"{members} of group {wait.group.name} can't be seen; the others wait in {name}"
+                return self._of(wait, headline, [self._waiters(wait, ())], ())
+        return None
+
+    def _incomplete(self) -> Explanation | None:
+        """All have called an operation, and it doesn't complete."""
+        wait = next((w for w in self.waits if not w.missing), None)
+        if wait is None:
+            return None
+        name = what(wait, wait.waiting[0], short=True)
+        lines = [f"all have called {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"]
+        if held := [rank for rank in wait.members if self.seen[rank].held]:
+            headline = self._held(held)
+            return self._of(wait, headline, [*lines, *self._situations(held, wait)], held)
+        pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
+        if not pairs:
+            return self._of(wait, f"all have called {name}, and it does not complete", lines, ())
+        by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
+        for a, b in pairs:
+            by_hosts.setdefault(frozenset((self.seen[a].host, self.seen[b].host)), []).append((a, b))
+        ends = [self.named([rank]) for rank in pairs[0]]
+        if len(by_hosts) == 1 and len(hosts := next(iter(by_hosts))) == 2:
+            ends = sorted(hosts)
+        headline = f"{name} does not complete between {ends[0]} and {ends[1]}"
+        for those in islice(by_hosts.values(), MAX_SITUATIONS):
+            waiting, others = {a for a, _ in those}, {b for _, b in those}
+            lines.append(f"{self.named(waiting)} {_wait(waiting)} for {self.named(others)}")
+        return self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
+
+    def _peers(self, wait: Wait) -> list[int]:
+        peer = wait.ranks.get(wait.operation.peer)
+        return [] if peer is None else [peer]
+
+    def _nobody(self) -> Explanation:
+        """No rank waits in an operation."""
+        running = [each.rank for each in self.seen.values() if not each.left]
+        programs = {rank: program for rank in running if (program := self.seen[rank].program)}
+        if held := [rank for rank in running if self.seen[rank].held]:
+            headline = self._held(held)
+            return Explanation(headline, tuple(self._situations(held)), tuple(held))
+        if locked := self._locked(running):
+            headline = f"threads of {self.named(locked)} wait for each other's locks"
+            return Explanation(headline, tuple(self._situations(locked)), tuple(locked))
+        if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
+            who = "all ranks wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
+            return Explanation(f"{who} for input", tuple(self._situations(fed)), tuple(fed))
+        return self._somewhere(running)
+
+    def _somewhere(self, running: Sequence[int]) -> Explanation:
+        places: dict[str, list[int]] = {}
+        for rank in running:
+            places.setdefault(self.seen[rank].at, []).append(rank)
+        fewest = min(places.values(), key=len, default=[])
+        ranks = tuple(fewest) if len(places) > 1 or len(running) == 1 else ()
+        if len(places) == 1 and (at := next(iter(places))):
+            who = "all ranks are" if len(running) > 1 else f"{self.named(running)} is"
+            first = self.seen[running[0]]
+            headline = f"{who} {'at ' if first.place else ''}{at}"
+        else:
+            headline = "no rank waits in a collective"
+        lines = [] if any(each.dump and each.dump.groups for each in self.seen.values()) else [_NO_LEDGER]
+        lines += [line for theirs in places.values() for line in self._situations(theirs[:1])]
+        return Explanation(headline, tuple(lines), ranks)
+
+    def _locked(self, ranks: Sequence[int]) -> list[int]:
+        """Those that have a dead lock of their own."""
+        programs = ((rank, self.seen[rank].program) for rank in ranks)
+        return [rank for rank, program in programs if program and whereabouts.dead_lock(program)]
+
+    # ---- words
+
+    def _held(self, ranks: Sequence[int]) -> str:
+        self.held_in_headline = self.seen[ranks[0]].held
+        return f"{self.named(ranks)}: {self.held_in_headline}"
+
+    def named(self, ranks: Iterable[int]) -> str:
+        """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
+        ranks = sorted(ranks)
+        hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
+        return f"rank{'s' if len(ranks) > 1 else ''} {CoreSet(ranks)} on {shortened(hosts)}"
+
+    def at(self, ranks: Iterable[int]) -> str:
+        """``", at train.py:91 main"``: the lines where ranks are."""
+        places = dict.fromkeys(at for rank in ranks if (at := self.seen[rank].at))
+        return f", at {shortened(list(places))}" if places else ""
+
+    def _waiters(self, wait: Wait, missing: Sequence[int]) -> str:
+        others = [rank for rank in self.seen if rank not in missing]
+        who = "all others wait" if list(wait.waiting) == others and missing and len(others) > 1 else None
+        who = who or f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
+        return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"
+
+    def _situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
+        for rank in ranks[:MAX_SITUATIONS]:
+            yield from self._situation(self.seen[rank], wait)
+        if len(ranks) > MAX_SITUATIONS:
+            yield f"and {counted(len(ranks) - MAX_SITUATIONS, 'more rank')}"
+
+    def _situation(self, seen: Seen, wait: Wait | None) -> Iterator[str]:
+        """What a rank has done last, and where it is."""
+        parts = [last] if (last := self._last(seen, wait)) else []
+        name = self.named([seen.rank])
+        if seen.left:
+            yield f"{name} has left: {seen.left}"
+            return
+        if seen.place:
+            feeds = seen.program and whereabouts.waits_for_input(seen.program)
+            parts.append(f"{'waits for input' if feeds else 'is'} at {seen.at}")
+        elif seen.at:
+            parts.append(f"is {seen.at} (no stack: {_why_unseen(seen)})")
+        else:
+            parts.append(f"can't be seen: {_why_unseen(seen)}")
+        yield f"{name} {' and '.join(parts)}"
+        if seen.held and seen.held != self.held_in_headline:
+            yield f"  {seen.held}"
+        if not seen.dump or not seen.program:
+            return
+        for thread, place in whereabouts.dead_lock(seen.program):
+            yield f"  its thread {thread} waits for a lock at {place}"
+        for pid, text in islice(whereabouts.children(seen.dump.processes), MAX_CHILDREN):
+            yield f"  its process {pid}: {text}"
+
+    def _last(self, seen: Seen, wait: Wait | None) -> str:
+        if wait is None or wait.message or seen.dump is None or seen.left:
+            return ""
+        member = wait.members.get(seen.rank)
+        if member is None:
+            return f"is not in group {wait.group.name} any more"
+        if (done := member.completed) is None:
+            return f"has completed nothing in group {wait.group.name} yet"
+        return f"finished #{done.sequence} {seen.dump.at - done.completed:.0f} s ago"
+
+    def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
+        sequence = wait.sequence
+        return Explanation(headline, tuple(lines), tuple(ranks), wait.operation.kind, sequence)
+
+
+def what(wait: Wait, rank: int, *, short: bool = False) -> str:
+    """A rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
+    op = wait.operations[rank]
+    name = f"{op.kind} #{op.sequence}"
+    if wait.message:
+        peer = wait.ranks.get(op.peer)
+        whom = f"number {op.peer} of the group" if peer is None else f"rank {peer}"
+        name += f" {'to' if 'send' in op.kind else 'from'} {whom}"
+    if short:
+        return name
+    return f"{name} of group {wait.group.name}" + (f", {_size(op.bytes)} {op.type}" if op.bytes else "")
+
+
+def _size(count: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.{1 if count < 10 * unit else 0}f}".removesuffix(".0") + f" {name}"
+    return counted(count, "byte")
+
+
+def _why_unseen(seen: Seen) -> str:
+    if seen.dump is None:
+        return "its agent has not answered"
+    program = seen.program
+    return (
+        (program and str(program.get("stacks", "")).removeprefix("none: "))
+        or seen.dump.error
+        or "it has no stack"
+    )
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _wait(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

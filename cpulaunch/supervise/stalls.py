@@ -1,0 +1,296 @@
+"""When a job makes no progress, and what is asked of its agents then.
+
+Pure: like the job's state machine, it is told of what happens with the time, on the launcher's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cpulaunch import messages
+from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
+from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.stall_report import Explanation, Seen, explain
+from cpulaunch.supervise.stragglers import Straggler, Stragglers
+from cpulaunch.supervise.whereabouts import THROTTLED
+
+if TYPE_CHECKING:
+    from cpulaunch.plan.plan import Plan
+
+SHORTEST, TIMES = 60.0, 10.0
+"""``auto``: so many seconds at least, and so many times the longest gap so far."""
+
+ANSWERS = 1.0
+"""Seconds in which ranks can say that there is progress after all."""
+
+DUE = 2.9
+"""Seconds after a stall is due in which it is reported, with what is known by then."""
+
+MIN_NATIVE = 0.8
+"""Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""
+
+MOMENT = 0.1
+"""Seconds by which clocks of hosts may be wrong."""
+
+REPORT, ABORT = "report", "abort"
+
+
+class StallSettings(NamedTuple):
+    """``timeout`` is in seconds, 0 for never, None for ``auto``.  ``ledgers``: the program can keep one."""
+
+    timeout: float | None = None
+    action: str = REPORT
+    ledgers: bool = True
+
+
+class Phase(Enum):
+    """What is being done."""
+
+    WATCHING = auto()
+    ASKING = auto()  # whether there is progress after all
+    LOOKING = auto()  # at what everybody does
+    LOOKING_CLOSER = auto()  # at suspects
+    STALLED = auto()  # and reported
+
+
+@dataclass
+class _Known:
+    """What a rank's beats say; ``heard_at`` is when the last one came."""
+
+    beat: Beat
+    heard_at: float
+
+
+class Stalls:
+    """Told of beats, output and dumps; ``look`` regularly, and at ``wake_at``.
+
+    Each returns what is to be done.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], settings: StallSettings, now: float) -> None:
+        self.settings, self._ranks = settings, ranks
+        self.stalls: list[Stall] = []
+        self._phase = Phase.WATCHING
+        self._progressed_at = self._asked_at = now
+        self._known: dict[int, _Known] = {}
+        self._steps = self._collectives = self._expects_steps = False  # whether any rank has, or does
+        self._due = self._until = inf
+        self._not_due_before = now
+        self._waiting: set[int] = set()  # ranks that haven't answered
+        self._dumps: dict[int, Dump] = {}
+        # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
+        self._request = self._expected = 0
+        self._stragglers = Stragglers([rank.host for rank in ranks])
+        self._slow: dict[int, Straggler] = {}  # request → who is asked why
+
+    # ---- what is heard
+
+    def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
+        """A rank says how far it is."""
+        known, counted = self._known.get(rank.rank), self._counted
+        self._known[rank.rank] = _Known(beat, now)
+        self._steps = self._steps or beat.steps > 0
+        self._collectives = self._collectives or beat.collectives > 0
+        self._expects_steps = self._expects_steps or beat.expects_steps
+        if self._counted and not counted:
+            self._not_due_before = now
+        if self._phase is Phase.ASKING:
+            self._waiting.discard(rank.rank)
+        actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
+        more = known is None or _counts(beat) != _counts(known.beat)
+        if more and beat.progressed_at is not None:
+            actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
+        return actions + self.look(now)
+
+    def printed(self, now: float) -> list[Action]:
+        """A rank has printed something."""
+        return self._progress(now, now)
+
+    def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
+        """A rank says what its program does."""
+        if straggler := self._slow.pop(dump.request, None):
+            return [Tell(f"{straggler}{_why_slow(dump)}")]
+        if dump.request != self._expected or self._phase not in (Phase.LOOKING, Phase.LOOKING_CLOSER):
+            return []
+        self._waiting.discard(rank.rank)
+        if self._phase is Phase.LOOKING or dump.processes:
+            self._dumps[rank.rank] = dump
+        return self.look(now)
+
+    def forgive(self, asleep: float, now: float) -> None:
+        """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
+        self._progressed_at = min(self._progressed_at + asleep, now)
+        self._stragglers.forget()
+        if self._phase is not Phase.STALLED:
+            self._watch()
+
+    # ---- what is due
+
+    @property
+    def wake_at(self) -> float | None:
+        """When ``look`` is due, if nothing else happens before."""
+        if self._phase is Phase.WATCHING and self.settings.timeout != 0:
+            return self._not_due_before
+        return self._until if self._until < inf else None
+
+    def look(self, now: float) -> list[Action]:
+        """What is due by now."""
+        if self.settings.timeout == 0:
+            return []
+        if self._phase is Phase.WATCHING:
+            return self._ask(now) if self._may_be_due(now) else []
+        if self._phase is Phase.STALLED or (self._waiting and now < self._until):
+            return []
+        if self._phase is Phase.ASKING:
+            return self._dump(now) if self._is_due(now) else self._watch()
+        return self._look_closer(now) if self._phase is Phase.LOOKING else self._report(now)
+
+    def _may_be_due(self, now: float) -> bool:
+        """Whether agents have to be asked: a stall would be due by what is known, which may be old.
+
+        All ranks are looked at only if that has been so for long enough.
+        """
+        shortest = SHORTEST if self.settings.timeout is None else self.settings.timeout
+        since = self._progressed_at if self._counted else self._asked_at
+        self._not_due_before = max(since + shortest, self._not_due_before)
+        if now < self._not_due_before:
+            return False
+        if not self._all_run():
+            self._not_due_before = now + ANSWERS
+            return False
+        if self._counted:
+            self._not_due_before = self._progressed_at + self._timeout()
+            return now >= self._not_due_before
+        # Beats that come later than the timeout is long must not keep us from counting.
+        self._asked_at, self._not_due_before = now, now + shortest
+        return len(self._known) < len(self._ranks) or any(
+            now > known.heard_at + shortest for known in self._known.values()
+        )
+
+    @property
+    def _counted(self) -> bool:
+        """Whether the job has begun to make progress, so that a pause is worth a word."""
+        if not self.settings.ledgers:
+            return self.settings.timeout is not None
+        return self._steps or (self._collectives and not self._expects_steps)
+
+    def _all_run(self) -> bool:
+        return all(rank.state is not RankState.NOT_STARTED for rank in self._ranks)
+
+    def _timeout(self) -> float:
+        if self.settings.timeout is not None:
+            return self.settings.timeout
+        # The job's longest gap is shorter than any of its ranks'.
+        gaps = (k.beat.longest_gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
+        return max(SHORTEST, TIMES * min(gaps, default=0.0))
+
+    def _is_due(self, now: float) -> bool:
+        return self._counted and now >= self._progressed_at + self._timeout()
+
+    def _running(self) -> list[int]:
+        return [rank.rank for rank in self._ranks if rank.state is RankState.RUNNING]
+
+    # ---- one step after the other
+
+    def _watch(self) -> list[Action]:
+        self._phase, self._until, self._waiting = Phase.WATCHING, inf, set()
+        return []
+
+    def _ask(self, now: float) -> list[Action]:
+        self._phase, self._asked_at, self._due = Phase.ASKING, now, now
+        return self._send(self._running(), AskProgress(), now + ANSWERS)
+
+    def _dump(self, now: float) -> list[Action]:
+        self._phase, self._dumps = Phase.LOOKING, {}
+        until = max(now, self._due + DUE - MIN_NATIVE)
+        return self._send(self._running(), self._ask_dump(native=False), until)
+
+    def _look_closer(self, now: float) -> list[Action]:
+        suspects = [r for r in explain(self._seen()).ranks if self._ranks[r].state is RankState.RUNNING]
+        if not suspects or self._due + DUE < now + MIN_NATIVE / 2:
+            return self._report(now)
+        self._phase = Phase.LOOKING_CLOSER
+        return self._send(suspects, self._ask_dump(native=True), self._due + DUE)
+
+    def _ask_dump(self, *, native: bool) -> AskDump:
+        self._request -= 1
+        self._expected = self._request
+        return AskDump(self._expected, native)
+
+    def _report(self, now: float) -> list[Action]:
+        explanation = explain(self._seen())
+        self._phase, self._until = Phase.STALLED, inf
+        stall = self._stall(explanation, now - self._progressed_at)
+        self.stalls.append(stall)
+        return [ReportStall(len(self.stalls), stall, explanation, tuple(self._seen()))]
+
+    def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
+        self._waiting, self._until = set(ranks), until
+        return [Send(rank, message) for rank in ranks]
+
+    def _progress(self, at: float, now: float) -> list[Action]:
+        stalled_since = self._progressed_at
+        self._progressed_at = max(self._progressed_at, at)
+        if self._phase is Phase.WATCHING or at <= stalled_since + MOMENT:
+            return []
+        if self._phase is not Phase.STALLED:
+            return self._watch() if not self._is_due(now) else []
+        lasted = at - stalled_since
+        self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
+        self._watch()
+        return [Tell(f"the job goes on, after {lasted:.0f} s without progress")]
+
+    # ---- what comes of it
+
+    def _seen(self) -> list[Seen]:
+        return [
+            Seen(rank.rank, rank.host, rank.status if rank.state.final else "", self._dumps.get(rank.rank))
+            for rank in self._ranks
+        ]
+
+    def _stall(self, explanation: Explanation, seconds: float) -> Stall:
+        first = explanation.ranks[0] if explanation.ranks else None
+        place = next((each.place for each in self._seen() if each.rank == first), None)
+        return Stall(
+            seconds=round(seconds, 1),
+            ranks=explanation.ranks,
+            host=None if first is None else self._ranks[first].host,
+            operation=explanation.operation,
+            sequence=explanation.sequence,
+            file=place and place.file,
+            line=place and place.line,
+            text=explanation.headline,
+        )
+
+    # ---- stragglers
+
+    def _ask_why(self, found: Sequence[Straggler]) -> Iterator[Action]:
+        for straggler in found:
+            self._request -= 1
+            self._slow[self._request] = straggler
+            yield Send(straggler.rank, AskDump(self._request, native=False))
+
+
+def _counts(beat: Beat) -> tuple[int, int, int]:
+    return beat.steps, beat.collectives, beat.printed
+
+
+def _why_slow(dump: Dump) -> str:
+    program: dict[str, Any] = dump.processes[0] if dump.processes else {}
+    quota = program.get("throttled")
+    if quota and quota["share"] >= THROTTLED:
+        return f"; its cgroup throttled it {quota['share']:.0%} of the time"
+    return ""
+
+
+def stall_settings(plan: Plan) -> StallSettings:
+    """What the user has asked for."""
+    timeout = plan.setting("watch.stall_timeout")
+    python = plan.program.python
+    return StallSettings(None if timeout == "auto" else timeout, plan.setting("watch.stall_action"), python)

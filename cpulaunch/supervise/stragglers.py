@@ -1,0 +1,99 @@
+"""Hosts whose ranks compute more slowly than the others', by how long their ranks wait in collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from cpulaunch.messages import Beat
+
+STEPS = 50
+"""Steps of a window at least."""
+
+SLOWER = 1.5
+"""Times the others' median that a slow host takes."""
+
+MATTERS = 0.1
+"""Part of a step that it takes longer."""
+
+WINDOWS = 2
+"""In so many windows in a row."""
+
+
+class Straggler(NamedTuple):
+    """A host that takes ``seconds`` of computing for a step, where the others take ``others``."""
+
+    host: str
+    rank: int
+    seconds: float
+    others: float
+    steps: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host} is slower than the others: {self.seconds * 1e3:.0f} ms of computing per step, "
+            f"the others {self.others * 1e3:.0f} ms, over {self.steps} steps"
+        )
+
+
+class _Window(NamedTuple):
+    computing: float
+    elapsed: float  # both for a step
+    steps: int
+
+
+class Stragglers:
+    """Told of each ``Beat``, says which host is slow, once for each.  Its windows are between beats."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """``hosts`` are those of the ranks, in their order."""
+        self._hosts = hosts
+        self._began: dict[int, tuple[float, Beat]] = {}
+        self._windows: dict[int, _Window] = {}
+        self._slow: dict[str, int] = {}  # hosts, and in how many windows in a row
+        self._steps: dict[str, int] = {}  # in these
+        self._said: set[str] = set()
+        self._several = len(set(hosts)) > 1
+
+    def beat(self, rank: int, beat: Beat, now: float) -> list[Straggler]:
+        """A rank's beat has come."""
+        if not self._several or not beat.steps:
+            return []
+        began, first = self._began.setdefault(rank, (now, beat))
+        steps = beat.steps - first.steps
+        if steps < STEPS:
+            return []
+        elapsed, waiting = now - began, beat.waiting - first.waiting
+        self._began[rank] = now, beat
+        self._windows[rank] = _Window(max(0.0, elapsed - waiting) / steps, elapsed / steps, steps)
+        if len(self._windows) < len(self._hosts):
+            return []
+        windows, self._windows = self._windows, {}
+        return self._compare(windows)
+
+    def forget(self) -> None:
+        """The launcher slept: what it has measured meanwhile says nothing."""
+        self._began.clear()
+        self._windows.clear()
+
+    def _compare(self, windows: dict[int, _Window]) -> list[Straggler]:
+        of_hosts: dict[str, list[_Window]] = {}
+        for rank, window in windows.items():
+            of_hosts.setdefault(self._hosts[rank], []).append(window)
+        computing = {host: median(w.computing for w in theirs) for host, theirs in of_hosts.items()}
+        found = []
+        for host, seconds in computing.items():
+            others = median(other for name, other in computing.items() if name != host)
+            step = median(window.elapsed for window in of_hosts[host])
+            if seconds <= SLOWER * others or seconds - others <= MATTERS * step:
+                self._slow.pop(host, None)
+                self._steps.pop(host, None)
+                continue
+            self._slow[host] = self._slow.get(host, 0) + 1
+            self._steps[host] = self._steps.get(host, 0) + of_hosts[host][0].steps
+            if self._slow[host] >= WINDOWS and host not in self._said:
+                self._said.add(host)
+                rank = self._hosts.index(host)
+                found.append(Straggler(host, rank, seconds, others, self._steps[host]))
+        return found

@@ -1,0 +1,174 @@
+"""Who waits for whom: the ranks' last collectives and messages, matched by group and sequence number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cpulaunch.ledger import COMPLETED, ENQUEUED, STARTED, Group, Operation
+
+_SAME_SIZE = ("all_reduce", "broadcast", "reduce")
+"""Collectives that take as many bytes from each rank."""
+
+
+def is_message(operation: Operation) -> bool:
+    """Whether it goes to or from one rank, which may be any (``peer`` is -1)."""
+    return operation.peer >= 0 or "recv" in operation.kind
+
+
+class Member(NamedTuple):
+    """A rank in a group, by the rank's own ledger."""
+
+    rank: int
+    group: Group
+
+    def record(self, sequence: int) -> Operation | None:
+        """The collective with this number, if it is still known."""
+        return next((op for op in self.collectives if op.sequence == sequence), None)
+
+    @property
+    def collectives(self) -> list[Operation]:
+        return [op for op in self.group.operations if not is_message(op)]
+
+    @property
+    def reached(self) -> int:
+        """The sequence number of the last collective that it has called; -1 where there is none."""
+        return max((op.sequence for op in self.collectives), default=-1)
+
+    @property
+    def completed(self) -> Operation | None:
+        """The last collective that it has completed."""
+        done = (op for op in self.collectives if op.state == COMPLETED)
+        return max(done, key=lambda op: op.sequence, default=None)
+
+
+class Wait(NamedTuple):
+    """A collective, number ``sequence`` of ``group``, that doesn't complete, or a message (``message``).
+
+    ``operations`` are the records of the ranks that have called it, ``waiting`` those of them that still
+    wait, and ``missing`` the ranks that have not called it.  ``unknown`` are numbers in the group of members
+    that haven't said anything.  Ranks are the job's.
+    """
+
+    group: Group
+    sequence: int
+    operations: Mapping[int, Operation]
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    unknown: tuple[int, ...]
+    members: Mapping[int, Member]
+    ranks: Mapping[int, int]  # a rank of the group → one of the job
+    message: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        """The one that waits."""
+        return self.operations[self.waiting[0]]
+
+    def kinds(self) -> dict[tuple[str, str, int], list[int]]:
+        """The ranks by kind, type and bytes of what they have called, those of most ranks first."""
+        found: dict[tuple[str, str, int], list[int]] = {}
+        for rank, op in sorted(self.operations.items()):
+            size = op.bytes if op.kind in _SAME_SIZE else -1
+            found.setdefault((op.kind, op.type, size), []).append(rank)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Ranks that wait, and for whom, as the process group says; only those that wait for each other, \
+where there are any."""
+        waits = {
+            (rank, self.ranks[other])
+            for rank in self.waiting
+            for other in numbers(self.operations[rank].waits_for)
+            if other in self.ranks
+        }
+        mutual = {(a, b) for a, b in waits if (b, a) in waits}
+        return sorted((a, b) for a, b in mutual if a < b) or sorted(waits)
+
+
+def numbers(text: str) -> list[int]:
+    """Those in ``"3, 7"``; one that was cut off is left out."""
+    return [int(word) for word in text.replace(",", " ").split() if word.isdigit()]
+
+
+def waits(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int) -> list[Wait]:
+    """What doesn't complete, by the ``groups`` of each rank's ``Dump``; collectives of large groups first."""
+    found: list[Wait] = []
+    for members in _by_group(groups):
+        names = {member.group.rank: member.rank for member in members}
+        size = members[0].group.size
+        if size == world_size:
+            names = {number: names.get(number, number) for number in range(size)}
+        found += _collective(members, names)
+        found += _messages(members, names)
+    return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
+
+
+def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[list[Member]]:
+    found: dict[tuple[str, str, int], list[Member]] = {}
+    for rank, theirs in sorted(groups.items()):
+        for document in theirs:
+            operations = tuple(Operation(**op) for op in document["operations"])
+            group = Group(**{**document, "operations": operations})
+            found.setdefault((group.name, group.backend, group.size), []).append(Member(rank, group))
+    for members in found.values():
+        again = Counter(member.group.rank for member in members)
+        if max(again.values()) == 1:  # else several groups have this name
+            yield members
+
+
+def _collective(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:
+    open_ones = {
+        member.rank: [op for op in member.collectives if op.state in (ENQUEUED, STARTED)]
+        for member in members
+    }
+    sequences = [op.sequence for ops in open_ones.values() for op in ops]
+    if not sequences:
+        return
+    sequence = min(sequences)
+    called = {member.rank: op for member in members if (op := member.record(sequence))}
+    waiting = [rank for rank, ops in open_ones.items() if any(op.sequence == sequence for op in ops)]
+    missing = [member.rank for member in members if member.reached < sequence]
+    known = {member.group.rank for member in members}
+    unknown = [number for number in range(members[0].group.size) if number not in known]
+    yield Wait(
+        members[0].group,
+        sequence,
+        called,
+        tuple(waiting),
+        tuple(missing),
+        tuple(unknown),
+        {member.rank: member for member in members},
+        names,
+    )
+
+
+def _messages(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:
+    """Of each member the first message that doesn't complete."""
+    for member in members:
+        pending = [op for op in member.group.operations if is_message(op) and op.state in (ENQUEUED, STARTED)]
+        if not pending:
+            continue
+        first = min(pending, key=lambda op: op.sequence)
+        peer = names.get(first.peer)
+        there = peer is not None and any(_answers(first, m.group, member) for m in members if m.rank == peer)
+        yield Wait(
+            member.group,
+            first.sequence,
+            {member.rank: first},
+            (member.rank,),
+            () if there or peer is None else (peer,),
+            (),
+            {each.rank: each for each in members},
+            names,
+            message=True,
+        )
+
+
+def _answers(message: Operation, peers: Group, member: Member) -> bool:
+    """Whether the peer is at a message's other end."""
+    return any(
+        op.peer == member.group.rank and op.state in (ENQUEUED, STARTED) and op.kind != message.kind
+        for op in peers.operations
+    )

@@ -1,0 +1,101 @@
+"""Where a rank's program is, and what keeps it there: what a report of a stall says of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from cpulaunch.supervise.stacks import Frame, Process, Stack, main_stack, stack, states
+
+_DATA_LOADER = "torch/utils/data/dataloader.py"
+_LOADS = ("_next_data", "_get_data", "_try_get_data")
+"""Functions of torch's DataLoader that wait for its workers."""
+
+_WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
+"""What a DataLoader's worker runs, and where it waits for the next sample to load."""
+
+_LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
+"""What the names of functions have in common that wait for a lock."""
+
+THROTTLED = 0.2
+"""Share of the time that a process must have lost to its control group for this to be why it is late."""
+
+
+def place(process: Process) -> Frame | None:
+    """The innermost line of the main thread that is the user's, or else the innermost one of Python."""
+    return _place(main_stack(process))
+
+
+def _place(frames: Stack) -> Frame | None:
+    users = [frame for frame in frames if frame.is_users]
+    python = [frame for frame in frames if frame.is_python]
+    return next(iter(users or python or frames), None)
+
+
+def where(process: Process) -> str:
+    """Where the main thread is; without its stack, what the kernel says."""
+    if frame := place(process):
+        return at(frame)
+    waits = f" in {process['wchan']} of the kernel" if process.get("wchan") else ""
+    return f"{process.get('word')}{waits}"
+
+
+def at(frame: Frame) -> str:
+    """``train.py:88 load_batch``."""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame.line else frame.function
+
+
+def runs(process: Process) -> bool:
+    """Whether the main thread is known to compute, outside of collectives: these may well poll."""
+    main = next((each for each in process.get("threads") or () if each["name"] == "MainThread"), None)
+    if main is None or main["idle"] is not False:
+        return False
+    return not any("torch/distributed/" in frame.file for frame in stack(main))
+
+
+def waits_for_input(process: Process) -> bool:
+    """Whether the script waits for a DataLoader's workers."""
+    return any(
+        f.file.endswith(_DATA_LOADER) and f.function.rpartition(".")[2] in _LOADS for f in main_stack(process)
+    )
+
+
+def is_idle_worker(process: Process) -> bool:
+    """Whether it is a DataLoader's worker that has nothing to load."""
+    files = [frame.file for frame in main_stack(process)]
+    return any(a.endswith(_QUEUE) and b.endswith(_WORKER) for a, b in pairwise(files))
+
+
+def dead_lock(process: Process) -> list[tuple[str, str]]:
+    """Threads that wait for locks, and where, if several do and no other runs.  Needs frames of C."""
+    threads = process.get("threads") or ()
+    waiting = [thread for thread in threads if _waits_for_lock(thread)]
+    running = [thread for thread in threads if thread["idle"] is False and thread not in waiting]
+    places = [(str(t["name"]) or f"thread {t['id']}", _place(stack(t))) for t in waiting]
+    return [(name, at(f)) for name, f in places if f] if len(places) > 1 and not running else []
+
+
+def _waits_for_lock(thread: Process) -> bool:
+    """For one that the user's code takes, and not in a library's queue or condition."""
+    frames = [Frame(*frame) for frame in thread["frames"]]
+    python = next((number for number, frame in enumerate(frames) if frame.is_python), len(frames))
+    if python == len(frames) or not frames[python].is_users:
+        return False
+    return any(lock in frame.function for frame in frames[:python] for lock in _LOCKS)
+
+
+def held(process: Process) -> str:
+    """What keeps the process from running, in words; empty where nothing does that is known."""
+    quota = process.get("throttled") or {}
+    stopped = process.get("state") == "T" or process.get("traced_by") or process.get("blocked")
+    words = states(process)
+    waits = any(word.startswith("waits in") for word in words)
+    return "; ".join(words) if stopped or waits or quota.get("share", 0) >= THROTTLED else ""
+
+
+def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
+    """The program's children that have a place or a state to tell, and that; no workers that are idle."""
+    for process in processes[1:]:
+        frame, state = place(process), held(process)
+        if state or (frame and not is_idle_worker(process)):
+            yield process["pid"], "; ".join(filter(None, (state, frame and f"at {at(frame)}")))

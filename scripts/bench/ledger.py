@@ -1,0 +1,120 @@
+"""What a rank's ledger costs: small collectives with and without one, in turn.
+
+    python scripts/bench/ledger.py [--rounds 5] [--calls 20000] [--ranks 1] [--backend ccl|gloo]
+
+Printed: nanoseconds of an all_reduce of 4 bytes in the fastest of 20 batches (min, median, max of the
+rounds), what the ledger adds (median of the rounds' differences), and what that is of a training step of 5 ms
+with 20 collectives.  For gloo also what the thread takes that copies torch's flight recorder.  One rank waits
+for nobody, so that it shows differences of nanoseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+from cpulaunch import ledger
+
+STEP, COLLECTIVES = 5e6, 20
+"""Nanoseconds of the step, and its collectives."""
+
+BATCHES = 20
+LIMIT = 300
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=20_000)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--backend", default="ccl")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        return be_rank(options.backend, options.calls, with_ledger=options.rank == "with")
+    times: dict[str, list[float]] = {"without": [], "with": []}
+    looks = []
+    for _ in range(options.rounds):
+        for how, found in times.items():
+            said = run(options.ranks, how, options)
+            found.append(said["ns"])
+            looks.append(said["look"])
+    added = statistics.median(b - a for a, b in zip(times["without"], times["with"], strict=True))
+    print(f"{options.backend}, ranks: {options.ranks}; ns for each all_reduce of 4 bytes:")
+    for how, found in times.items():
+        print(f"  {how:8} {min(found):7.0f} {statistics.median(found):7.0f} {max(found):7.0f}")
+    print(f"  adds {added:.0f} ns, {100 * added * COLLECTIVES / STEP:.3f} % of the step")
+    if look := max(looks):
+        print(f"  a look of the thread takes {look / 1e3:.0f} us at most")
+    return 0
+
+
+def run(ranks: int, how: str, options: argparse.Namespace) -> dict[str, float]:
+    """What rank 0 says."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, __file__, "--backend", options.backend, "--calls", str(options.calls)]
+    started = [
+        subprocess.Popen(
+            [*command, "--rank", how],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        out = [each.communicate(timeout=LIMIT)[0] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    return json.loads(out[0].splitlines()[-1])
+
+
+def be_rank(backend: str, calls: int, *, with_ledger: bool) -> int:
+    import torch
+    import torch.distributed as dist
+
+    from cpulaunch.runtime import ledger as of_runtime
+
+    if with_ledger:
+        ledger.of_this_process = mmap.mmap(-1, ledger.SIZE)
+        of_runtime.keep(torch)
+    dist.init_process_group(backend)
+    x = torch.ones(1)
+    for _ in range(calls // 10):
+        dist.all_reduce(x)
+    batches = []
+    for _ in range(BATCHES):
+        dist.barrier()
+        before = time.perf_counter_ns()
+        for _ in range(calls // BATCHES):
+            dist.all_reduce(x)
+        batches.append((time.perf_counter_ns() - before) / (calls // BATCHES))
+    look = 0
+    if with_ledger and backend != "ccl":
+        (mirror,) = of_runtime.mirrors
+        before = time.thread_time_ns()
+        mirror.look()
+        look = time.thread_time_ns() - before
+    if dist.get_rank() == 0:
+        print(json.dumps({"ns": min(batches), "look": look}))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""`cpulaunch run`: what is shown of the ranks' output, and what is kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.command import TIMEOUT, Run, bounded, clean_environment
+from support.jobs import job
+
+
+class TestOutput:
+    def test_lines_never_mix_and_nothing_is_lost(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "talk.py").write_text(
+            "import os, sys\nr = os.environ['RANK']\n"
+            "for i in range(20000): print(r * 50, i)\n"
+            "sys.stderr.write('end ' + r)\n"
+        )
+        done = cpulaunch("run", "-n", "2", "talk.py")
+        for rank in "01":
+            mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+            assert mine == [f"[{rank}] {rank * 50} {i}" for i in range(20000)]
+            assert f"[{rank}] end {rank}\n" in done.stderr
+            (log,) = tmp_path.glob(f"runs/*/rank-{rank}.log")
+            assert log.read_text() == "".join(f"{rank * 50} {i}\n" for i in range(20000)) + f"end {rank}"
+
+    def test_tee_of_one_rank_has_no_prefix_and_binary_passes(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "binary.py").write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
+        done = cpulaunch("run", "-n", "2", "--tee", "1", "binary.py", text=False)
+        assert done.stdout == bytes(range(256)) * 1000
+        assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
+
+    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
+        assert done.stdout == ""
+        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
+
+    def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
+        (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
+        done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
+        assert done.returncode == 0
+        assert done.stdout.count("x") == 20_000_000
+        assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
+        assert done.stdout.count("end") == 2
+
+    def test_a_line_is_there_when_it_was_printed(self, marked, tmp_path) -> None:
+        with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
+            pass  # entering has read the lines, while the program still runs
+
+    def test_a_job_goes_on_when_nobody_reads_its_output_any_more(self, marked, tmp_path) -> None:
+        (tmp_path / "count.py").write_text("for number in range(100_000): print(number)")
+        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "count.py"]
+        with bounded(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=clean_environment(**marked),
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+            )
+        ) as launcher:
+            assert launcher.stdout
+            assert launcher.stdout.readline() == "0\n"
+            launcher.stdout.close()
+            assert launcher.wait(TIMEOUT) == 0
+        (log,) = tmp_path.glob("runs/*/rank-0.log")
+        assert log.read_text().splitlines() == [str(number) for number in range(100_000)]
+
+    def test_unwritable_log_directory_is_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
+        (tmp_path / "file").write_text("")
+        done = cpulaunch("run", "-n", "2", "--log-dir", "file", "show.py", env={"TMPDIR": str(tmp_path)})
+        assert done.returncode == 0
+        assert done.stderr.count("can't be written") == 1
+
+    def test_stdin_goes_to_rank_0(self, launcher_options, tmp_path) -> None:
+        if "openmpi" in launcher_options:
+            pytest.skip("Open MPI's mpiexec never tells rank 0 that its stdin has ended")
+        (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
+        done = subprocess.run(
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *launcher_options, "read.py"],
+            cwd=tmp_path,
+            input="hello",
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            env=clean_environment(),
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 'hello'", "[1] ''"]

@@ -1,0 +1,247 @@
+"""``cpulaunch stacks`` and ``cpulaunch jobs``: real jobs, asked while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, clean_environment
+from support.jobs import job, outcome
+
+needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+
+# Ranks say "ready", wait for each in its own way, and end once there is a file "go".
+SLEEPS = """\
+import os, pathlib, time
+def load_batch():
+    while not pathlib.Path("go").exists(): time.sleep(1)
+def wait_for_all():
+    while not pathlib.Path("go").exists(): time.sleep(1)
+print("ready", flush=True)
+load_batch() if os.environ["RANK"] == "1" else wait_for_all()
+print("done", flush=True)
+"""
+
+Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """With a list of jobs of its own."""
+    (runtime := tmp_path / "runtime").mkdir(mode=0o700)
+    return {**marked, "XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def ask(env: dict[str, str], tmp_path: Path) -> Ask:
+    """Run ``cpulaunch ARGS`` beside a job."""
+
+    def run(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cpulaunch", *map(str, arguments)],
+            cwd=cwd,
+            env=clean_environment(**env),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=TIMEOUT,
+        )
+
+    return run
+
+
+def directory_of(tmp_path: Path) -> Path:
+    (found,) = tmp_path.glob("runs/*")
+    return found
+
+
+@needs_py_spy
+def test_stacks_are_those_of_all_ranks_and_change_nothing(
+    launcher_options: list[str], env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    with job(tmp_path, env, launcher_options, SLEEPS) as launcher:
+        for arguments in (
+            [],
+            [directory_of(tmp_path)],
+            ["runs", "--native"],
+            [directory_of(tmp_path).name[:20]],
+        ):
+            done = ask("stacks", *arguments)
+            assert done.returncode == 0, done.stderr
+            called = "clock_nanosleep ←" if "--native" in arguments else "{} at"
+            assert f"[1] {called.format('load_batch')} program.py:3\n" in done.stdout
+            assert f"[0] {called.format('wait_for_all')} program.py:5\n" in done.stdout
+            assert "bootstrap.py" not in done.stdout
+        (tmp_path / "go").touch()
+        assert launcher.stdout
+        assert sorted(launcher.stdout.read().splitlines()) == ["[0] done", "[1] done"]
+        assert launcher.wait(TIMEOUT) == 0
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+    assert not (directory_of(tmp_path) / "control.json").exists()
+    assert list(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")) == []
+
+
+def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    assert ask("jobs").stdout == "no job of yours is running here\n"
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        directory = directory_of(tmp_path)
+        (first, where, what) = ask("jobs").stdout.splitlines()
+        assert first.startswith(f"{directory.name}  running · 1 host, 2 ranks · ")
+        assert (where.strip(), what.split()[-1]) == (str(directory), "program.py")
+        env["XDG_RUNTIME_DIR"] = str(tmp_path / "another")
+        assert ask("jobs").stdout == "no job of yours is running here\n"
+        assert ask("jobs", "runs").stdout.splitlines()[1:] == [f"    {Path('runs', directory.name)}", what]
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
+
+
+def test_a_job_that_is_not_there(ask: Ask, tmp_path: Path) -> None:
+    done = ask("stacks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no job of yours is running on this host" in done.stderr
+    assert "7: no such running job" in ask("stacks", "7").stderr
+    assert "runtime: no job is running there" in ask("stacks", "runtime").stderr
+
+
+def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        (entry,) = Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")
+        said = json.loads(entry.read_text())
+        # The number of a process that is there, but was started at another time.
+        reused = entry.with_name("reused.json")
+        reused.write_text(json.dumps({**said, "start": "1"}))
+        elsewhere = entry.with_name("elsewhere.json")
+        elsewhere.write_text(json.dumps({**said, "host": "another", "machine": "x", "directory": "/nowhere"}))
+        assert len(ask("jobs").stdout.splitlines()) == 3
+        assert list(entry.parent.iterdir()) == [entry]
+        launcher.kill()
+        launcher.wait(TIMEOUT)
+        assert ask("jobs").stdout == "no job of yours is running here\n"
+        assert list(entry.parent.iterdir()) == []
+
+
+def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        launcher.send_signal(signal.SIGSTOP)
+        try:
+            done = ask("stacks")
+            assert done.returncode == 3
+            assert "does not answer: timed out" in done.stderr
+        finally:
+            launcher.send_signal(signal.SIGCONT)
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
+
+
+@needs_py_spy
+def test_two_who_ask_at_once_are_both_answered(env: dict[str, str], tmp_path: Path) -> None:
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        asking = [
+            subprocess.Popen(
+                [sys.executable, "-m", "cpulaunch", "stacks", *native],
+                cwd=tmp_path,
+                env=clean_environment(**env),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for native in ([], [], ["--native"], ["--native"])
+        ]
+        for each in asking:
+            assert f"    load_batch  {tmp_path}/program.py:3\n" in each.communicate(timeout=TIMEOUT)[0]
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+
+
+def test_what_is_known_of_a_job_is_the_owners_alone(env: dict[str, str], tmp_path: Path) -> None:
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        control = directory_of(tmp_path) / "control.json"
+        (entry,) = Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")
+        assert stat.S_IMODE(control.stat().st_mode) == 0o600
+        assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
+        token = json.loads(control.read_text())["token"]
+        for file in (entry, directory_of(tmp_path) / "events.jsonl"):
+            assert token not in file.read_text()
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that everybody can read, with all above it."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@needs_root
+def test_another_user_learns_nothing_of_a_job(
+    env: dict[str, str], ask: Ask, open_directory: Path, tmp_path: Path
+) -> None:
+    """Neither by the command, nor with the token, at the job's own socket."""
+    with job(open_directory, env, [], SLEEPS) as launcher:
+        directory = directory_of(open_directory)
+        contact = json.loads((directory / "control.json").read_text())
+        assert (directory / "events.jsonl").stat().st_mode & 0o004
+        theirs = (
+            "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+            "import socket; from pathlib import Path\n"
+            "from cpulaunch.supervise.registry import read_contact\n"
+            f"assert read_contact(Path({str(directory)!r})) is None\n"
+            "s = socket.socket(socket.AF_UNIX)\n"
+            f"s.connect({chr(0) + contact['address'][1:]!r})\n"
+            "assert s.recv(100) == b''\n"
+        )
+        code = f"import sys; sys.path[:0] = {sys.path!r}\nimport cpulaunch.supervise.registry\n{theirs}"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, cwd="/"
+        )
+        assert done.returncode == 0, done.stderr
+        (open_directory / "go").touch()
+        launcher.wait(TIMEOUT)
+
+
+@needs_root
+def test_a_control_file_of_somebody_else_is_not_read(ask: Ask, tmp_path: Path) -> None:
+    """They would have us connect wherever they like, and show what they say."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        (tmp_path / "theirs").mkdir()
+        (control := tmp_path / "theirs/control.json").write_text(
+            json.dumps(
+                {
+                    "job": "x",
+                    "pid": 1,
+                    "host": "x",
+                    "started": 0,
+                    "address": f"127.0.0.1:{server.getsockname()[1]}",
+                    "token": "",
+                    "command": [],
+                }
+            )
+        )
+        os.chown(control, 65534, 65534)
+        assert "no job is running there" in ask("stacks", "theirs").stderr
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    """And is found by its directory."""
+    shutil.rmtree(env["XDG_RUNTIME_DIR"])
+    Path(env["XDG_STATE_HOME"]).write_text("no directory")
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        assert ask("stacks").returncode == 2
+        assert ask("stacks", "runs").returncode == 0
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0

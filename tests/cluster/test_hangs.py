@@ -1,0 +1,127 @@
+"""Jobs on four hosts that hang, or that one host slows down: who is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import bounded, clean_environment, mpi_options
+from support.faults import Cluster
+from support.hangs import PROGRAM, line_of, shown_in_docs
+from support.jobs import box, outcome
+
+from cluster.conftest import Run
+from cpulaunch.ccl.installed import state
+from cpulaunch.launchers import MPIS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+STALLS = ("--stall-timeout", "4", "--stall-action", "abort", "--grace-period", "1")
+
+
+def stall(tmp_path: Path) -> dict:
+    result = outcome(tmp_path)
+    assert (result["kind"], result["exit_code"]) == ("stalled", 4)
+    (found,) = result["stalls"]
+    return found
+
+
+@pytest.mark.parametrize(("backend", "mpi"), [*(("ccl", mpi) for mpi in MPIS), ("gloo", MPIS[0])])
+def test_a_rank_that_is_late_is_named_with_its_host_and_line(
+    backend: str, mpi: str, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    wanted = ("-f", four, "-ppn", "1", "--backend", backend, *STALLS, *mpi_options(mpi))
+    done = cpulaunch("run", *wanted, "train.py", backend, "late")
+    found = stall(tmp_path)
+    title, lines = box(done.stderr)
+    assert "rank 2 on node2 has not called all_reduce #" in title
+    assert lines[0].startswith("all others wait in all_reduce #")
+    assert backend == "gloo" or shown_in_docs(done.stderr), done.stderr
+    assert (found["ranks"], found["host"], found["line"]) == (
+        [2],
+        "node2",
+        line_of("time.sleep(600)", "def load_batch"),
+    )
+
+
+@pytest.mark.parametrize("case", ["crossed", "stopped", "worker"])
+def test_other_hangs_are_named_on_four_hosts_too(
+    case: str, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = cpulaunch("run", "-f", four, "-ppn", "1", *STALLS, "train.py", "ccl", case)
+    title, lines = box(done.stderr)
+    assert 2 in stall(tmp_path)["ranks"]
+    named = {
+        "crossed": "wait for each other in different groups",
+        "stopped": "rank 2 on node2: stopped (SIGSTOP)",
+        "worker": "rank 2 on node2 has not called all_reduce",
+    }
+    assert named[case] in title
+    assert case != "worker" or any("its process" in line and "read_item" in line for line in lines)
+
+
+ALL_REDUCE = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+ones = torch.ones(1_000_000)
+number = 0
+while True:
+    dist.all_reduce(ones)
+    if (number := number + 1) == 20 and dist.get_rank() == 0:
+        print("up", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_network_that_is_cut_between_two_hosts_is_named_by_them(
+    cluster: Cluster, four: Path, tmp_path: Path
+) -> None:
+    """Of 16 ranks; the other two hosts only wait for these."""
+    (tmp_path / "program.py").write_text(ALL_REDUCE)
+    options = ["-f", str(four), "-ppn", "4", "--oversubscribe", *STALLS, "program.py"]
+    argv = [sys.executable, "-m", "cpulaunch", "run", "--tee", "all", *options]
+    environment = clean_environment(LC_ALL="C.UTF-8")
+    process = cluster.start("node0", argv, directory=tmp_path, env=environment)
+    with bounded(process):
+        assert process.stdout
+        assert process.stdout.readline() == "[0] up\n"
+        with cluster.parted("node1", "node3"):
+            _, errors = process.communicate()
+    stall(tmp_path)
+    title, _ = box(errors)
+    assert "does not complete between node1 and node3" in title, errors
+    assert shown_in_docs(errors), errors
+
+
+STEPS = """
+import socket, sys, time, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+weight = torch.nn.Parameter(torch.ones(10))
+optimizer = torch.optim.SGD([weight])
+seconds = 0.02 if dist.get_rank() == 2 else 0.01
+for _ in range(500):
+    time.sleep(seconds)
+    weight.grad = torch.ones(10)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_host_that_is_slower_than_the_others_is_named_once(
+    cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    done = cpulaunch("run", "-f", four, "-ppn", "1", "--heartbeat-timeout", "3", "steps.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "slower than the others" in line]
+    assert line.startswith("cpulaunch: node2 is slower than the others: 2")
+    (events,) = tmp_path.glob("runs/*/events.jsonl")
+    assert not any(json.loads(each)["type"] == "stall" for each in events.read_text().splitlines())

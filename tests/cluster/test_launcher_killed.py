@@ -1,0 +1,36 @@
+"""A launcher that is killed before it has heard any of its agents, which are on other hosts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, bounded, clean_environment, mpiexec_after
+from support.faults import Cluster
+from support.namespaces import until
+
+from cpulaunch import launchers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("mpi", launchers.MPIS)
+def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_no_host_a_process(
+    mpi: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """It is stopped when it starts mpiexec: the agents connect, but are never answered."""
+    options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", mpi)
+    (tmp_path / "sleep.py").write_text(
+        "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"
+    )
+    hosts = ("--hosts", "node0,node1", "--grace-period", "0.5")
+    argv = [sys.executable, "-m", "cpulaunch", "run", *hosts, *options, "sleep.py"]
+    with bounded(cluster.start("login", argv, directory=tmp_path, env=clean_environment())) as launcher:
+        started = [tmp_path / "started-0", tmp_path / "started-1"]
+        until(lambda: all(path.exists() for path in started), "both ranks to start", TIMEOUT)
+        cluster.signal(launcher, signal.SIGKILL)
+        launcher.send_signal(signal.SIGCONT)  # nsenter has stopped with it
+        launcher.wait(TIMEOUT)
+        until(lambda: not cluster.processes(), "all processes to end", TIMEOUT)

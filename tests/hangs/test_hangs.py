@@ -1,0 +1,173 @@
+"""Jobs that hang, on real ranks: who is named, and where."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command import Run
+from support.hangs import PROGRAM, boxes, line_of, shown_in_docs
+from support.hung_files import hung_file
+from support.jobs import box, outcome
+
+pytestmark = pytest.mark.slow
+
+Hang = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hang(cpulaunch: Run, built, marked, tmp_path: Path) -> Hang:
+    """Run a program that hangs in the way that is named, until it is reported and ended."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    def run(
+        case: str, *options: str, backend: str = "ccl", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        settings = ("--stall-timeout", "3", "--stall-action", "abort", "--grace-period", "1")
+        wanted = ("-n", "2", "--backend", backend, *settings, *options)
+        return cpulaunch("run", *wanted, "train.py", backend, case, env={**marked, **environment})
+
+    return run
+
+
+def stall(
+    tmp_path: Path, done: subprocess.CompletedProcess[str], *, in_docs: bool = False
+) -> tuple[str, list[str], dict]:
+    """Title and lines of the box, which may have to be in the documentation; what outcome.json says of it."""
+    assert done.returncode == 4, done.stderr
+    result = outcome(tmp_path)
+    assert (result["kind"], len(result["stalls"])) == ("stalled", 1)
+    title, lines = box(done.stderr)
+    assert not in_docs or shown_in_docs(done.stderr), done.stderr
+    return title, lines, result["stalls"][0]
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_rank_that_is_late_is_named_with_its_line(backend: str, hang: Hang, tmp_path: Path) -> None:
+    done = hang("late", backend=backend)
+    title, lines, found = stall(tmp_path, done)
+    assert "rank 1 on localhost has not called all_reduce #" in title
+    at, others = line_of("time.sleep(600)", "def load_batch"), line_of("dist.all_reduce(tensor)")
+    assert f"at train.py:{others} step" in lines[0]
+    assert f"train.py:{at} load_batch" in lines[1]
+    assert (found["ranks"], found["operation"]) == ([1], "all_reduce")
+    assert (found["host"], found["file"], found["line"]) == ("localhost", str(tmp_path / "train.py"), at)
+    first = outcome(tmp_path)["first_failure"]
+    assert (first["rank"], first["file"], first["line"]) == (1, str(tmp_path / "train.py"), at)
+    (events,) = tmp_path.glob("runs/*/events.jsonl")
+    (logged,) = [
+        entry for line in events.read_text().splitlines() if (entry := json.loads(line))["type"] == "stall"
+    ]
+    assert {key: logged[key] for key in found if key != "seconds"} == {
+        k: v for k, v in found.items() if k != "seconds"
+    }
+    (stacks,) = tmp_path.glob("runs/*/stacks-1.txt")
+    assert "load_batch" in stacks.read_text()
+
+
+def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Path) -> None:
+    title, lines, _ = stall(tmp_path, hang("other_operation", backend="gloo"), in_docs=True)
+    assert "call different operations" in title
+    at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
+    assert any(line.startswith("rank 0 on localhost: all_reduce") and at in line for line in lines)
+    at = f"train.py:{line_of('dist.broadcast(')} other_operation"
+    assert any(line.startswith("rank 1 on localhost: broadcast") and at in line for line in lines)
+
+
+@pytest.mark.parametrize("case", ["other_operation", "other_size"])
+def test_ccl_itself_finds_operations_that_differ(case: str, hang: Hang, tmp_path: Path) -> None:
+    """It says what both sides call, within moments: no stall comes of it."""
+    done = hang(case, "--stall-timeout", "30")
+    assert done.returncode == 1
+    result = outcome(tmp_path)
+    assert (result["kind"], result["stalls"]) == ("error", [])
+    assert "calls broadcast" in done.stderr if case == "other_operation" else "of 2000 numbers" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_path: Path) -> None:
+    title, lines, _ = stall(tmp_path, hang("crossed", backend=backend), in_docs=backend == "ccl")
+    assert "ranks 0-1 on localhost wait for each other in different groups" in title
+    for text in ('groups["culprit"]', 'groups["other"]'):
+        assert f"train.py:{line_of(text)} crossed" in "\n".join(lines)
+
+
+def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
+    title, lines, _ = stall(tmp_path, hang("worker"), in_docs=True)
+    assert "rank 1 on localhost has not called all_reduce" in title
+    assert any(
+        "its process" in line and f"train.py:{line_of('time.sleep', 'def read_item')} read_item" in line
+        for line in lines
+    )
+
+
+def test_a_rank_that_was_stopped_is_said_to_be(hang: Hang, tmp_path: Path) -> None:
+    title, _, found = stall(tmp_path, hang("stopped"), in_docs=True)
+    assert "rank 1 on localhost: stopped (SIGSTOP)" in title
+    assert found["ranks"] == [1]
+
+
+def test_a_disk_that_hangs_is_said_to(hang: Hang, tmp_path: Path) -> None:
+    with hung_file(tmp_path / "disk") as file:
+        _, lines, found = stall(tmp_path, hang("disk", HUNG_FILE=str(file)))
+    assert found["text"] == f"rank 1 on localhost: in the disk: read of {file}"
+    at = f"is at train.py:{line_of('file.read(1)')} read_file"
+    assert any(line.endswith(at) for line in lines), lines
+    assert found["ranks"] == [1]
+
+
+def test_a_rank_that_its_cgroup_throttles_is_said_to_be(hang: Hang, cpu_group: Path, tmp_path: Path) -> None:
+    title, lines, found = stall(tmp_path, hang("throttled", CPU_GROUP=str(cpu_group)))
+    assert re.search(r"rank 1 on localhost: throttled \d+ % by its cgroup", title)
+    assert "compute" in lines[1]
+    assert found["ranks"] == [1]
+
+
+def test_a_lock_in_c_is_shown_in_the_stack(hang: Hang, tmp_path: Path) -> None:
+    title, _, _ = stall(tmp_path, hang("c_lock"), in_docs=True)
+    assert "rank 1 on localhost has not called all_reduce" in title
+    (stacks,) = tmp_path.glob("runs/*/stacks-1.txt")
+    assert "lock" in stacks.read_text()
+
+
+def test_a_dead_lock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_path: Path) -> None:
+    title, lines, _ = stall(tmp_path, hang("dead_lock"), in_docs=True)
+    assert "rank 1 on localhost" in title
+    for line in (line_of("two.acquire()", "while not"), line_of("one.acquire()", "def other_thread")):
+        assert any("waits for a lock at" in text and f"train.py:{line} " in text for text in lines), lines
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, tmp_path: Path) -> None:
+    title, _, found = stall(tmp_path, hang("receive", backend=backend))
+    assert "rank 1 on localhost has not answered recv" in title
+    assert found["ranks"] == [1]
+
+
+def test_a_job_that_goes_on_after_the_report_is_said_to(hang: Hang, tmp_path: Path) -> None:
+    done = hang("goes_on", "--stall-action", "report")
+    assert done.returncode == 0, done.stderr
+    # A busy machine may well need as long to end the ranks, which is a stall of its own.
+    assert "rank 1 on localhost has not called all_reduce #3" in boxes(done.stderr)[0][0]
+    assert re.search(r"cpulaunch: the job goes on, after \d+ s without progress\n", done.stderr)
+    assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
+
+
+def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
+    done = hang("save", "--stall-timeout", "8")
+    assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr
+    assert "no progress" not in done.stderr
+
+
+def test_a_program_without_a_ledger_is_reported_by_a_number_only(
+    hang: Hang, cpulaunch: Run, tmp_path: Path
+) -> None:
+    settings = ("--stall-timeout", "2", "--stall-action", "abort")
+    done = cpulaunch("run", "-n", "1", *settings, "--no-python", "sleep", "600")
+    title, lines, _ = stall(tmp_path, done)
+    assert "sleeping" in title
+    assert "keeps no ledger" in lines[0]

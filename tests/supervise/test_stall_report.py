@@ -1,0 +1,275 @@
+"""From what ranks were seen to do to the reason why they make no progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cpulaunch.ledger import COMPLETED, STARTED
+from cpulaunch.messages import Dump
+from cpulaunch.supervise.stall_report import Explanation, Seen, explain
+
+NOW = 1000.0
+Frame = tuple[str, str, int]
+MAIN: Frame = ("main", "/home/me/train.py", 91)
+LOAD: Frame = ("load_batch", "/home/me/train.py", 88)
+TORCH: Frame = ("all_reduce", "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 5)
+
+
+def operation(
+    sequence: int, kind: str = "all_reduce", *, done: float = 0.0, **different: Any
+) -> dict[str, Any]:
+    """One that is waited in, or was ``done`` so long ago."""
+    return {
+        "sequence": sequence, "state": COMPLETED if done else STARTED, "kind": kind, "type": "float32",
+        "bytes": 25_000_000, "enqueued": NOW - 93, "started": NOW - 93, "completed": NOW - done if done else 0.0,
+        "peer": -1, "waits_for": "", **different,
+    }  # fmt: skip
+
+
+def group(rank: int, *operations: dict[str, Any], size: int = 4, name: str = "0") -> dict[str, Any]:
+    return {
+        "name": name, "backend": "ccl", "size": size, "rank": rank, "count": len(operations),
+        "operations": list(operations),
+    }  # fmt: skip
+
+
+def thread(*frames: Frame, name: str = "MainThread", idle: bool = True) -> dict[str, Any]:
+    return {
+        "id": 1,
+        "name": name,
+        "gil": False,
+        "idle": idle,
+        "frames": [list(f) for f in frames],
+        "left_out": 0,
+    }
+
+
+def process(*frames: Frame, pid: int = 1, **different: Any) -> dict[str, Any]:
+    return {
+        "pid": pid, "parent": 0, "command": "python", "state": "S", "word": "sleeping", "stopped_by": None,
+        "wchan": None, "call": None, "file": None, "blocked": [], "traced_by": 0, "tracer": None, "swapped": 0,
+        "cpu": 1.0, "throttled": None, "threads": [thread(*frames)] if frames else [], "stacks": "py-spy",
+        **different,
+    }  # fmt: skip
+
+
+def seen(
+    rank: int,
+    groups: Sequence[dict[str, Any]] = (),
+    *processes: dict[str, Any],
+    hosts: int = 2,
+    left: str = "",
+) -> Seen:
+    """Ranks are dealt to two hosts in turns; one that has ``left`` says nothing."""
+    dump = Dump(1, NOW, list(groups), list(processes or (process(TORCH, MAIN),)), "")
+    return Seen(rank, f"node{rank % hosts}", left, None if left else dump)
+
+
+def others(*but: int, size: int = 4) -> list[Seen]:
+    """All others wait in their seventh all_reduce."""
+    return [
+        seen(rank, [group(rank, operation(6, done=94), operation(7))])
+        for rank in range(size)
+        if rank not in but
+    ]
+
+
+def explained(*ranks: Seen) -> Explanation:
+    return explain(sorted(ranks, key=lambda each: each.rank))
+
+
+def test_a_rank_that_has_not_called_the_collective_is_named_with_its_line() -> None:
+    late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
+    found = explained(*others(3), late)
+    assert found.headline == "rank 3 on node1 has not called all_reduce #7"
+    assert found.lines == (
+        "all others wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "rank 3 on node1 finished #6 93 s ago and is at train.py:88 load_batch",
+    )
+    assert (found.ranks, found.operation, found.sequence) == ((3,), "all_reduce", 7)
+
+
+def test_what_keeps_the_missing_rank_comes_first() -> None:
+    stopped = process(LOAD, state="T", stopped_by="SIGSTOP")
+    found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], stopped))
+    assert found.headline == "rank 1 on node1: stopped (SIGSTOP)"
+    assert "finished #6 93 s ago" in found.lines[1]
+
+
+def test_the_children_of_the_missing_rank_are_shown() -> None:
+    loader = ("_next_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
+    torchs = ("_worker_loop", "/venv/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py", 275)
+    worker = process(("__getitem__", "/home/me/data.py", 30), torchs, MAIN, pid=77)
+    idle = process(("get", "/usr/lib/python3.12/multiprocessing/queues.py", 113), torchs, MAIN, pid=78)
+    late = seen(1, [group(1, operation(6, done=93))], process(loader, MAIN), worker, idle)
+    assert explained(*others(1), late).lines[1:] == (
+        "rank 1 on node1 finished #6 93 s ago and waits for input at train.py:91 main",
+        "  its process 77: at data.py:30 __getitem__",
+    )
+
+
+def test_a_rank_that_waits_alone_is_named_where_the_others_have_gone_on() -> None:
+    alone = seen(0, [group(0, operation(6, done=94), operation(7, "barrier", bytes=0))])
+    rest = [seen(rank, [group(rank, operation(6, done=94))], process(LOAD, MAIN)) for rank in (1, 2, 3)]
+    found = explained(alone, *rest)
+    assert found.headline == "rank 0 on node0 waits in barrier #7, which 3 ranks have not called"
+    assert found.ranks == (1, 2, 3)
+
+
+def test_a_rank_that_has_left_is_named() -> None:
+    found = explained(*others(2), seen(2, left="exit 0"))
+    assert found.headline == "rank 2 on node0 has left (exit 0), and not called all_reduce #7"
+    assert found.ranks == (2,)
+
+
+def test_a_rank_whose_agent_is_silent_is_named() -> None:
+    found = explained(*others(2), Seen(2, "node0"))
+    assert found.headline == "rank 2 on node0 can't be seen; the others wait in all_reduce #7"
+    assert "its agent has not answered" in found.lines[1]
+
+
+def test_different_operations_under_one_number_are_shown_with_both_lines() -> None:
+    other = seen(1, [group(1, operation(6, done=94), operation(7, "broadcast"))], process(TORCH, LOAD))
+    found = explained(*others(1), other)
+    assert found.headline == "ranks call different operations as #7 of group 0"
+    assert found.lines == (
+        "ranks 0,2-3 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
+    )
+    assert found.ranks == (1,)
+
+
+def test_one_that_has_completed_another_operation_and_gone_on_is_shown_too() -> None:
+    """As the root of a broadcast may."""
+    other = seen(1, [group(1, operation(7, "broadcast", done=93), operation(8))])
+    assert explained(*others(1), other).headline == "ranks call different operations as #7 of group 0"
+
+
+def test_different_sizes_are_shown() -> None:
+    other = seen(1, [group(1, operation(7, bytes=400))])
+    assert (
+        explained(*others(1), other)
+        .lines[1]
+        .startswith("rank 1 on node1: all_reduce #7 of group 0, 400 bytes")
+    )
+
+
+def test_ranks_of_a_gather_may_have_different_sizes() -> None:
+    ranks = [seen(rank, [group(rank, operation(7, "gather", bytes=rank))]) for rank in range(4)]
+    assert explained(*ranks).headline == "all have called gather #7, and it does not complete"
+
+
+def test_crossed_groups_are_shown_with_both_lines() -> None:
+    first, second = group(0, operation(3), size=2, name="1"), group(0, size=2, name="2")
+    zero = seen(0, [first, second], process(TORCH, MAIN))
+    one = seen(
+        1, [group(1, size=2, name="1"), group(1, operation(5), size=2, name="2")], process(TORCH, LOAD)
+    )
+    found = explained(zero, one, seen(2, [], process(MAIN)))
+    assert found.headline == "ranks 0-1 on node0, node1 wait for each other in different groups"
+    assert found.lines == (
+        "rank 0 on node0 waits for rank 1 in all_reduce #3 of group 1, 25 MB float32, at train.py:91 main",
+        "rank 1 on node1 waits for rank 0 in all_reduce #5 of group 2, 25 MB float32, at train.py:88 load_batch",
+    )
+
+
+def test_a_chain_of_groups_leads_to_the_rank_that_computes() -> None:
+    """Rank 0 waits for 1 in one group, which waits for 2 in another."""
+    zero = seen(0, [group(0, operation(3), size=2, name="1")])
+    one = seen(1, [group(1, size=2, name="1"), group(0, operation(5), size=2, name="2")])
+    two = seen(2, [group(1, size=2, name="2")], process(LOAD))
+    assert explained(zero, one, two).headline == "rank 2 on node0 has not called all_reduce #5"
+
+
+def test_a_message_that_nobody_answers_names_the_peer() -> None:
+    receiver = seen(0, [group(0, operation(1, "recv", peer=2))])
+    found = explained(receiver, *(seen(rank, [group(rank)], process(LOAD)) for rank in (1, 2, 3)))
+    assert found.headline == "rank 2 on node0 has not answered recv #1 from rank 2 of rank 0"
+    assert found.lines[0].startswith("rank 0 on node0 waits in recv #1 from rank 2")
+
+
+def test_two_that_both_want_to_receive_wait_for_each_other() -> None:
+    zero = seen(0, [group(0, operation(1, "recv", peer=1), size=2)])
+    one = seen(1, [group(1, operation(1, "recv", peer=0), size=2)])
+    assert explained(zero, one).headline == "ranks 0-1 on node0, node1 wait for each other in messages"
+
+
+def test_a_message_that_the_missing_rank_has_asked_for_is_not_what_it_waits_in() -> None:
+    """A rank may listen all the time, and compute."""
+    program = process(LOAD)
+    program["threads"][0]["idle"] = False
+    late = seen(3, [group(3, operation(6, done=93), operation(1, "recv", peer=0))], program)
+    assert explained(*others(3), late).headline == "rank 3 on node1 has not called all_reduce #7"
+
+
+def test_a_network_that_is_cut_between_two_hosts_is_named_by_them() -> None:
+    waits_for = {0: "2", 1: "3", 2: "0", 3: "1"}  # node0 has 0 and 2, so that the groups' numbers tell
+    names = ["node0", "node0", "node1", "node1"]
+    ranks = [
+        Seen(rank, names[rank], "", Dump(1, NOW, [group(rank, operation(7, waits_for=waits_for[rank]))], [process(MAIN)], ""))
+        for rank in range(4)
+    ]  # fmt: skip
+    found = explained(*ranks)
+    assert found.headline == "all_reduce #7 does not complete between node0 and node1"
+    assert found.ranks == (0, 1, 2, 3)
+
+
+def test_ranks_that_wait_for_others_that_wait_are_not_the_pair() -> None:
+    """Of four hosts, the network is cut between 1 and 3; 0 and 2 only wait for them."""
+    waits_for = {0: "1", 1: "3", 2: "3", 3: "1"}
+    ranks = [seen(rank, [group(rank, operation(7, waits_for=waits_for[rank]))], hosts=4) for rank in range(4)]
+    found = explained(*ranks)
+    assert found.headline == "all_reduce #7 does not complete between node1 and node3"
+    assert found.ranks == (1, 3)
+
+
+def test_a_rank_that_was_stopped_within_the_collective_is_named() -> None:
+    stopped = seen(2, [group(2, operation(7))], process(TORCH, MAIN, state="T", stopped_by="SIGSTOP"))
+    assert explained(*others(2), stopped).headline == "rank 2 on node0: stopped (SIGSTOP)"
+
+
+def test_all_that_wait_for_input_are_said_to() -> None:
+    loader = ("_get_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
+    found = explained(*(seen(rank, [group(rank)], process(loader, MAIN)) for rank in range(4)))
+    assert found.headline == "all ranks wait for input"
+
+
+def test_a_dead_lock_of_threads_is_named_with_their_lines() -> None:
+    lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
+    program = process(MAIN)
+    program["threads"] = [thread(lock, MAIN), thread(lock, LOAD, name="Thread-1")]
+    found = explained(seen(0, [], program), *(seen(rank, [], process(MAIN)) for rank in (1, 2, 3)))
+    assert found.headline == "threads of rank 0 on node0 wait for each other's locks"
+    assert found.lines[1:] == (
+        "  its thread MainThread waits for a lock at train.py:91 main",
+        "  its thread Thread-1 waits for a lock at train.py:88 load_batch",
+    )
+
+
+def test_threads_that_wait_in_queues_are_no_dead_lock() -> None:
+    lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
+    wait = ("wait", "/usr/lib/python3.12/threading.py", 355)
+    program = process(MAIN)
+    program["threads"] = [thread(lock, MAIN), thread(lock, wait, LOAD, name="Thread-1")]
+    assert explained(seen(0, [], program)).headline == "rank 0 on node0 is at train.py:91 main"
+
+
+def test_a_disk_that_hangs_is_named() -> None:
+    blocked = [
+        {"thread": 1, "name": "python", "wchan": "request_wait_answer", "call": "fsync", "file": "/mnt/x"}
+    ]
+    found = explained(
+        *(seen(rank, [], process(MAIN, blocked=blocked if rank == 2 else [])) for rank in range(4))
+    )
+    assert found.headline == "rank 2 on node0: in the disk: fsync of /mnt/x"
+
+
+def test_nobody_in_a_collective_is_said_with_all_places() -> None:
+    found = explained(*(seen(rank, [], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
+    assert found.headline == "no rank waits in a collective"
+    assert found.ranks == (1,)
+
+
+def test_nothing_known_is_no_error() -> None:
+    assert explained(*(Seen(rank, "node0") for rank in range(2))).headline == "no rank waits in a collective"

@@ -1,0 +1,242 @@
+"""When a job counts as stalled, and what its agents are asked then, by a made-up clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from support.played import running
+
+from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, LauncherMessage
+from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.stalls import ABORT, DUE, Stalls, StallSettings
+
+AUTO = StallSettings()
+BEAT = 10.0
+"""Seconds between beats."""
+
+
+class Job:
+    """Two ranks whose agents beat and answer, until they are told not to; what they do is in ``beats``."""
+
+    def __init__(self, settings: StallSettings = AUTO, steps: int = 0, ahead: float = 0.0) -> None:
+        self.ranks = [Rank(0, "node0", RankState.RUNNING), Rank(1, "node1", RankState.RUNNING, clock=-ahead)]
+        self.now, self.ahead = 0.0, ahead
+        self.stalls = Stalls(self.ranks, settings, 0.0)
+        self.beats = [Beat(expects_steps=True) for _ in self.ranks]
+        self.answering, self.dumping = {0, 1}, {0, 1}
+        self.done: list[tuple[float, Action]] = []
+        self._beat_at = BEAT
+        if steps:
+            self.steps(steps)
+
+    def steps(self, count: int, *ranks: int, gap: float = 0.1) -> None:
+        """Ranks have made so many more steps just now."""
+        for rank in ranks or (0, 1):
+            before, at = self.beats[rank], self.now + self.ahead * rank
+            self.beats[rank] = before._replace(
+                steps=before.steps + count, progressed_at=at, longest_gap=max(before.longest_gap, gap)
+            )
+
+    def until(self, moment: float) -> None:
+        while self.now < moment:
+            self.now = min(moment, self.now + 0.25, self.stalls.wake_at or moment)
+            if self.now >= self._beat_at:
+                self._beat_at += BEAT
+                for rank in self.ranks:
+                    self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+            self._act(self.stalls.look(self.now))
+
+    def prints(self) -> None:
+        self._act(self.stalls.printed(self.now))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        self.done += [(self.now, action) for action in actions]
+        for action in actions:
+            if not isinstance(action, Send):
+                continue
+            rank, message = action.rank, action.message
+            if isinstance(message, AskProgress) and rank in self.answering:
+                self._act(self.stalls.beat(self.ranks[rank], self.beats[rank], self.now))
+            elif isinstance(message, AskDump) and rank in self.dumping:
+                self._act(
+                    self.stalls.dumped(
+                        self.ranks[rank], Dump(message.request, self.now, [], [], ""), self.now
+                    )
+                )
+
+    def sent(self, kind: type[LauncherMessage]) -> list[float]:
+        return [
+            at for at, action in self.done if isinstance(action, Send) and isinstance(action.message, kind)
+        ]
+
+    @property
+    def reports(self) -> list[float]:
+        return [at for at, action in self.done if isinstance(action, ReportStall)]
+
+    @property
+    def told(self) -> list[str]:
+        return [action.line for _, action in self.done if isinstance(action, Tell)]
+
+
+def test_a_job_that_makes_steps_is_never_asked() -> None:
+    job = Job(steps=1)
+    for second in range(300):
+        job.until(float(second))
+        job.steps(1)
+    assert not job.done
+
+
+def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> None:
+    job = Job(steps=5)
+    job.until(200)
+    assert job.reports == [pytest.approx(60, abs=DUE)]
+    assert job.stalls.stalls[0].seconds == pytest.approx(60, abs=DUE)
+    job.until(300)
+    job.steps(1)
+    job.until(320)
+    assert job.told == ["the job goes on, after 300 s without progress"]
+    assert job.stalls.stalls[0].seconds == 300
+    assert len(job.reports) == 1
+
+
+def test_a_second_stall_is_reported_too_and_auto_learns_from_the_first() -> None:
+    job = Job(steps=5)
+    job.until(100)
+    job.steps(1, gap=100)
+    job.until(1099)
+    assert len(job.reports) == 1
+    job.until(1110)
+    assert job.reports[1] == pytest.approx(1100, abs=DUE)
+
+
+def test_auto_goes_by_the_rank_with_the_shortest_gap() -> None:
+    """A rank's own gaps are at least as long as the job's."""
+    job = Job()
+    job.steps(1, 0, gap=30)
+    job.steps(1, 1, gap=20)
+    job.until(195)
+    assert not job.reports
+    job.until(210)
+    assert job.reports == [pytest.approx(200, abs=DUE)]
+
+
+def test_nothing_is_counted_before_the_first_step() -> None:
+    job = Job(StallSettings(3))
+    job.beats = [Beat(0, 12, 0.1, 0, True, 100, 1.0)] * 2  # DDP has broadcast the model
+    job.until(100)
+    assert not job.reports
+
+
+def test_collectives_count_where_no_rank_has_an_optimizer() -> None:
+    job = Job(StallSettings(3))
+    job.beats = [Beat(0, 12, 0.1, 0, False, 0, 1.0)] * 2
+    job.until(100)
+    assert len(job.reports) == 1
+
+
+def test_a_short_timeout_is_kept_though_beats_are_rare() -> None:
+    job = Job(StallSettings(3), steps=7)
+    job.until(9)
+    (at,) = job.reports
+    assert 3 <= at <= 3 + DUE
+
+
+def test_a_stall_that_has_begun_before_anything_was_heard_is_not_late() -> None:
+    job = Job(StallSettings(3))
+    job.until(1)
+    job.steps(7)
+    job.until(9)
+    assert job.reports == [pytest.approx(4, abs=0.3)]
+
+
+def test_what_one_rank_does_is_progress_of_the_job() -> None:
+    job = Job(steps=1)
+    for second in range(0, 300, 20):
+        job.until(float(second))
+        job.steps(1, 1)
+    assert not job.reports
+
+
+def test_output_is_progress() -> None:
+    job = Job(steps=1)
+    for second in range(0, 300, 20):
+        job.until(float(second))
+        job.prints()
+    assert not job.reports
+
+
+def test_clocks_that_differ_change_nothing() -> None:
+    job = Job(steps=1, ahead=5000)
+    job.until(200)
+    assert job.reports == [pytest.approx(60, abs=DUE)]
+
+
+def test_progress_that_only_the_answer_tells_of_is_no_stall() -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.until(14)  # the last beat came at 10
+    job.steps(1)
+    job.until(28)
+    assert job.sent(AskProgress)
+    assert not job.sent(AskDump)
+
+
+def test_zero_means_never() -> None:
+    job = Job(StallSettings(0), steps=1)
+    job.until(1000)
+    assert not job.done
+
+
+def test_silent_agents_do_not_keep_the_report() -> None:
+    job = Job(steps=1)
+    job.answering, job.dumping = {0}, {0}
+    job.until(100)
+    assert job.reports == [pytest.approx(60, abs=DUE)]
+
+
+def test_a_program_without_a_ledger_stalls_only_by_a_number() -> None:
+    for settings, reports in ((StallSettings(None, ledgers=False), 0), (StallSettings(5, ledgers=False), 1)):
+        job = Job(settings)
+        job.beats = [Beat()] * 2
+        job.until(300)
+        assert len(job.reports) == reports
+
+
+def test_the_launchers_own_sleep_is_forgiven() -> None:
+    job = Job(steps=1)
+    job.until(20)
+    job.now += 1000
+    job.stalls.forgive(1000, job.now)
+    job.until(1059)
+    assert not job.reports
+    job.until(1100)
+    assert len(job.reports) == 1
+
+
+def test_abort_ends_all_ranks_and_names_who_is_waited_for() -> None:
+    job = running(stalls=StallSettings(2, ABORT))
+    for rank in range(4):
+        job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
+    job.beating.clear()
+    job.until(7)
+    assert job.of(ReportStall)
+    assert all(job.sent(rank, End) for rank in range(4))
+    job.obeys(0, 1, 2, 3)
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, len(outcome.stalls)) == ("stalled", 4, 1)
+    assert outcome.first_failure
+    assert (
+        outcome.first_failure.error
+        == f"no progress for {outcome.stalls[0].seconds:.0f} s: " + outcome.stalls[0].text
+    )
+
+
+def test_report_lets_the_job_run() -> None:
+    job = running(stalls=StallSettings(4))
+    for rank in range(4):
+        job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
+    while not job.of(ReportStall):
+        assert job.now < 20
+        job.until(job.now + 1)
+    assert not job.state.ending

@@ -1,0 +1,185 @@
+"""Programs that hang, each in a way of its own: ``train.py BACKEND CASE``.  The rank after the first half does."""
+
+import re
+
+from support.command import REPOSITORY
+
+PROGRAM = """
+import ctypes, glob, os, signal, sys, threading, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+
+backend, case = sys.argv[1:]
+dist.init_process_group(backend)
+rank, size = dist.get_rank(), dist.get_world_size()
+is_culprit = rank == size // 2
+ones, more = torch.ones(1000), torch.ones(2000)
+
+def step(tensor=ones):
+    dist.all_reduce(tensor)
+
+def steps(count):
+    for _ in range(count):
+        step()
+
+def load_batch():
+    time.sleep(600)
+
+def late():
+    steps(6)
+    if is_culprit:
+        load_batch()
+    step()
+
+def other_operation():
+    steps(3)
+    if is_culprit:
+        dist.broadcast(ones, rank)
+    else:
+        step()
+    step()
+
+def other_size():
+    steps(3)
+    if is_culprit:
+        step(more)
+    else:
+        step(ones)
+    step()
+
+def crossed():
+    first, second = dist.new_group(), dist.new_group()
+    steps(3)
+    groups = {"culprit": second, "other": first}
+    if is_culprit:
+        dist.all_reduce(ones, group=groups["culprit"])
+    else:
+        dist.all_reduce(ones, group=groups["other"])
+
+class Items:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index > 3 and is_culprit:
+            read_item()
+        return index
+
+def read_item():
+    time.sleep(600)
+
+def worker():
+    for _ in DataLoader(Items(), num_workers=1):
+        step()
+
+def stopped():
+    steps(3)
+    if is_culprit:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    step()
+
+def c_lock():
+    steps(3)
+    if is_culprit:
+        hold_the_gil()
+    step()
+
+def hold_the_gil():
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+def dead_lock():
+    steps(3)
+    if is_culprit:
+        one, two = threading.Lock(), threading.Lock()
+        one.acquire()
+        threading.Thread(target=other_thread, args=(one, two), daemon=True).start()
+        while not two.locked():
+            time.sleep(0.01)
+        two.acquire()
+    step()
+
+def other_thread(one, two):
+    two.acquire()
+    one.acquire()
+
+def receive():
+    steps(3)
+    if rank == 0:
+        dist.recv(ones, size // 2)
+    else:
+        load_batch()
+
+def disk():
+    steps(3)
+    if is_culprit:
+        read_file()
+    step()
+
+def read_file():
+    with open(os.environ["HUNG_FILE"], "rb") as file:
+        file.read(1)
+
+def throttled():
+    steps(3)
+    if is_culprit:
+        with open(os.path.join(os.environ["CPU_GROUP"], "cgroup.procs"), "w") as group:
+            group.write(str(os.getpid()))
+        compute()
+    step()
+
+def compute():
+    while True:
+        pass
+
+def goes_on():
+    steps(3)
+    if is_culprit:
+        while not glob.glob("runs/*/stacks-1.txt"):
+            time.sleep(0.05)
+        print("on", flush=True)
+    step()
+
+def save():
+    steps(3)
+    if rank == 0:
+        time.sleep(2)
+    step()
+
+globals()[case]()
+dist.destroy_process_group()
+"""
+
+
+def line_of(text: str, after: str = "") -> int:
+    """Its number in the program; the first such line after one that has ``after``."""
+    lines = PROGRAM.splitlines()
+    start = next((number for number, line in enumerate(lines) if after in line), 0)
+    return next(number + 1 for number, line in enumerate(lines) if number >= start and text in line)
+
+
+def shown_in_docs(text: str) -> bool:
+    """Whether ``docs/hangs.md`` shows the one box in ``text``."""
+    (found,) = boxes(text)
+    return found in boxes((REPOSITORY / "docs/hangs.md").read_text())
+
+
+def boxes(text: str) -> list[list[str]]:
+    """Title and lines of the boxes in ``text``, without what differs between two runs."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("╭"):
+            found.append([_the_same(line.strip("╭╮─ "))])
+        elif line.startswith("│"):
+            found[-1].append(_the_same(line.strip("│ ")))
+    return found
+
+
+def _the_same(line: str) -> str:
+    for varies, word in (
+        (r"\b\d+ s\b", "N s"),
+        (r"runs/[\w-]+/", "runs/JOB/"),
+        (r"process \d+", "process N"),
+    ):
+        line = re.sub(varies, word, line)
+    return line
