@@ -1,10 +1,11 @@
 """Ends an mpiexec whose launcher was killed, after its agents had the time to end their programs themselves::
 
-    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER MPIEXEC SECONDS JOB DIRECTORY
+    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER SECONDS JOB DIRECTORY
 
 Open MPI's mpiexec would go on with ranks whose agents the launcher had not heard yet, and at a signal, it
-kills agents sooner than they can end a program's children.  Standard library only.  It ends with mpiexec,
-and removes DIRECTORY then, unless that is '': what mpiexec leaves when it is killed itself.
+kills agents sooner than they can end a program's children.  Standard library only.  mpiexec's process
+id comes by stdin.  The guard ends with mpiexec, and removes DIRECTORY then, unless that is '': what mpiexec
+leaves when it is killed itself, with ``{pid}`` for its id.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ PAUSE = 5.0
 """Seconds that mpiexec has after each signal."""
 
 
-def main(launcher: int, mpiexec: int, patience: float, job_id: str, directory: str) -> None:
+def main(launcher: int, patience: float, job_id: str, directory: str) -> None:
     """Wait for either to end; where that is the launcher, end the other ``patience`` seconds later."""
+    mpiexec = sys.stdin.read()
+    if not mpiexec:  # it was never started
+        return
     try:
-        its = os.pidfd_open(mpiexec)
+        its = os.pidfd_open(int(mpiexec))
     except OSError:  # it has ended, or the kernel is older than 5.3
         return
     ours = None  # the launcher has ended
@@ -40,7 +44,7 @@ def main(launcher: int, mpiexec: int, patience: float, job_id: str, directory: s
         _end(its, patience)
         sweep(job_id)
     if directory:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory.replace("{pid}", mpiexec), ignore_errors=True)
 
 
 def _end(its: int, patience: float) -> None:
@@ -56,4 +60,4 @@ def _has_ended(pidfd: int, seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
+    main(int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:])

@@ -143,9 +143,16 @@ class Starter:
             self._out = self._err = -1
 
     def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
-        prepare = partial(_when_orphaned, command.when_orphaned) if command.when_orphaned else None
+        prepare = tells = None
+        if command.orphaned_for:
+            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
+                # Before the command, so that we can't be killed at a moment at which nobody guards it.
+                guard, tells = start_guard(command.orphaned_for, self._env[variables.JOB_ID], command.leaves)
+                self._guards.append(guard)
+        if command.when_orphaned or tells is not None:
+            prepare = partial(_in_child, command.when_orphaned, tells)
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command.argv,
                 env={**self._env, **command.env, **command.watched_env},
                 cwd=self._directory.place,
@@ -157,11 +164,9 @@ class Starter:
             )
         except OSError as e:
             raise HostError(cannot_run(command.argv[0], e)) from None
-        if command.orphaned_for:
-            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
-                job_id, leaves = self._env[variables.JOB_ID], command.leaves.format(pid=process.pid)
-                self._guards.append(_guard(process.pid, command.orphaned_for, job_id, leaves))
-        return process
+        finally:
+            if tells is not None:
+                os.close(tells)
 
 
 def at_once() -> int:
@@ -194,27 +199,41 @@ _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _when_orphaned(number: int) -> None:
-    """Get a signal when our parent dies: a launcher that is killed can end nobody any more."""
-    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+def _in_child(when_orphaned: int | None, tells: int | None) -> None:
+    """Before the command is run: get a signal when our parent dies, and tell our guard who we are.
 
-
-def _guard(pid: int, patience: float, job_id: str, leaves: str) -> subprocess.Popen[bytes]:
-    """Have the process ``pid`` ended ``patience`` seconds after our own end, and what it ``leaves`` removed.
-
-    Raises OSError.
+    A launcher that is killed can end nobody any more.
     """
-    temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # PRRTE's order
-    left = leaves and os.path.join(temporary, leaves)
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), pid, patience, job_id, left))],
-        env={},
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    if when_orphaned:
+        _libc.prctl(_PR_SET_PDEATHSIG, when_orphaned, 0, 0, 0)
+    if tells is not None:
+        os.write(tells, str(os.getpid()).encode())
+
+
+def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Have a command ended ``patience`` seconds after our own end, and what it ``leaves`` removed.
+
+    The command's process id is to be written to the pipe that comes with the guard.  Raises OSError.
+    """
+    temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # as PRRTE does
+    leaves = leaves and os.path.join(temporary, leaves)
+    read, write = os.pipe()
+    try:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), patience, job_id, leaves))],
+            env={},
+            cwd="/",
+            stdin=read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
+    return guard, write
 
 
 def _own_address(plan: Plan) -> str:

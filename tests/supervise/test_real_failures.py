@@ -70,17 +70,26 @@ def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path
     assert list(temporary.glob("ompi.*")) == []
 
 
-@pytest.mark.parametrize(("leaves", "left"), [("ompi.{pid}", ["other"]), ("", ["ompi.1", "other"])])
+@pytest.mark.parametrize(("leaves", "left"), [("ompi.{pid}", 0), ("", 1)])
 def test_a_guard_removes_what_mpiexec_leaves_and_nothing_else(
-    leaves: str, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    leaves: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for name in ("ompi.1", "other"):
-        (tmp_path / name).mkdir()
     with bounded(subprocess.Popen(["true"], text=True)) as mpiexec:
-        guard = start._guard(mpiexec.pid, 0.0, "no job", leaves.format(pid=1))
+        its, other = tmp_path / f"ompi.{mpiexec.pid}", tmp_path / "other"
+        its.mkdir()
+        other.mkdir()
+        guard, told = start.start_guard(0.0, "no job", leaves)
+        os.write(told, str(mpiexec.pid).encode())
+        os.close(told)
         assert guard.wait(TIMEOUT) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert (its.exists(), other.exists()) == (left, True)
+
+
+def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
+    guard, told = start.start_guard(0.0, "no job", "")
+    os.close(told)
+    assert guard.wait(TIMEOUT) == 0
 
 
 @pytest.mark.slow
