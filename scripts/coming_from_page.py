@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
 HEAD = """\
 # Coming from torchrun, accelerate, mpirun or ipexrun
 
-Leave out the other launcher, and `python`; most options may stay as you type them:
+Leave out the other launcher and `python`; most options work unchanged:
 
 ```
 instead of                                          now type
@@ -26,9 +26,9 @@ mpirun -f hosts -n 8 -genv A 1 python train.py      cpulaunch run -f hosts -n 8 
 `cpulaunch config import F -o cpulaunch.yaml` converts accelerate's configuration file
 ([config.md](config.md#from-accelerate)).
 
-Hyphens and underscores are the same in an option's name, and so are one dash and two. Everything after the
-script is passed to it, and `-m` may stand before other options. `scripts/coming_from_page.py` generates the
-tables from `cpulaunch/cli/habits.py`.
+Hyphens and underscores are interchangeable in an option's name, and so are one leading dash and two.
+Everything after the script is passed to it, and `-m` may come before other options.
+`scripts/coming_from_page.py` generates the tables from `cpulaunch/cli/habits.py`.
 """
 
 PROCESSES = """\
@@ -37,16 +37,16 @@ PROCESSES = """\
 A script gets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` as under torchrun, and joins
 the other ranks with `init_process_group()`.
 
-- A script that wants its local rank as an argument, as torch.distributed.launch passes it without
+- A script that expects its local rank as an argument, which torch.distributed.launch passes without
   `--use-env`, has to read `LOCAL_RANK` instead.
-- Where a script takes its rank from an MPI's variables, as `os.environ["PMI_RANK"]`, start it with
-  `--launcher mpirun`: cpulaunch itself sets torchrun's variables only.
+- If a script takes its rank from an MPI's variables, such as `os.environ["PMI_RANK"]`, start it with
+  `--launcher mpirun`: cpulaunch itself sets only torchrun's variables.
 - `cpulaunch run` within a rank, or under mpirun or srun, is an error: each of the processes would start
   a job.
 - torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
   processes, which share the cores of that rank. With several ranks, each does so and trains a model of its
-  own, and one line on stderr says so. Start such a script with `-n 1`, or take the start of processes out of
-  it and leave that to `cpulaunch run -n N`.
+  own, and a message on stderr says so. Start such a script with `-n 1`, or let `cpulaunch run -n N` start
+  the processes instead of the script.
 """
 
 
@@ -55,7 +55,7 @@ def page() -> str:
     rows = {
         kind: [row for row in TABLE if type(row) is kind] for kind in (Means, Ignored, Refused, Restricted)
     }
-    parts = [HEAD, "## Options that work\n", "| option | of | the setting here |\n|---|---|---|"]
+    parts = [HEAD, "## Options that work\n", "| option | from | setting here |\n|---|---|---|"]
     for row in rows[Means]:
         setting = SETTINGS[row.key]
         flags = " ".join(f"`{flag}`" for flag in setting.flags)
@@ -66,23 +66,23 @@ def page() -> str:
     )
     parts += [
         "",
-        "These have the same name, but do something else here:\n",
-        "| option | of | here it |\n|---|---|---|",
+        "These options have the same name here, but do something else:\n",
+        "| option | from | here it |\n|---|---|---|",
     ]
     parts += [f"| `{name}` | {programs} | {what} |" for name, (programs, what) in DIFFERENT.items()]
     parts += [
         "",
         "## Options that are ignored\n",
-        "One line says so, and why.\n",
-        "| option | of | why |\n|---|---|---|",
+        "A message says so, and why.\n",
+        "| option | from | why |\n|---|---|---|",
     ]
     parts += [f"| {_names(row.names)} | {row.programs} | {row.why} |" for row in rows[Ignored]]
-    parts += ["", "## Options that are refused\n", "| option | of | why | instead |\n|---|---|---|---|"]
+    parts += ["", "## Options that are refused\n", "| option | from | why | instead |\n|---|---|---|---|"]
     parts += [
         f"| {_names(row.names)} | {row.programs} | {row.why} | {row.instead} |" for row in rows[Refused]
     ]
     for row in rows[Restricted]:
-        but = [f"another value than {row.only}"] if row.only is not None else []
+        but = [f"a value other than {row.only}"] if row.only is not None else []
         but += ["several hosts"] if row.on_one_host else []
         parts.append(
             f"| {_names(row.names)} with {' or '.join(but)} | {row.programs} | {row.why} | {row.instead} |"
