@@ -157,7 +157,9 @@ def test_texts_use_the_fields_words(path: Path) -> None:
 
 
 def test_each_line_on_security_names_tests_that_are_there() -> None:
-    rows = re.findall(r"^\| (?!attempt |event |---)(.*) \|$", (REPOSITORY / "docs" / "security.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| (?!attempt |event |---)(.*) \|$", (REPOSITORY / "docs" / "security.md").read_text(), re.M
+    )
     assert len(rows) > 20
     missing = []
     for row_of_table in rows:

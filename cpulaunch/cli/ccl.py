@@ -18,7 +18,7 @@ USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the in
 EPILOG = """\
 examples:
   cpulaunch ccl build                 once on each machine, or on a shared home directory
-  cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without compiler or network
+  cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without a compiler or network
 """
 
 
@@ -44,8 +44,8 @@ def _build(arguments: list[str]) -> int:
     parser = Parser(
         "cpulaunch ccl build", "Compile the oneCCL process group for the installed torch.", EPILOG
     )
-    parser.add_argument("--wheel", type=Path, metavar="DIR", help="write it as a wheel into DIR, too")
-    parser.add_argument("--force", action="store_true", help="compile even if it is built")
+    parser.add_argument("--wheel", type=Path, metavar="DIR", help="also write it as a wheel into DIR")
+    parser.add_argument("--force", action="store_true", help="compile even if it is already built")
     options = parser.parse(arguments)
     from cpulaunch.ccl.build import build
     from cpulaunch.cli.progress import BuildProgress

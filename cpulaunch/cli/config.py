@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 USAGE = """cpulaunch config [OPTIONS]                   ask, and write a YAML file
        cpulaunch config show [--origin] [OPTIONS]   the merged settings, as YAML
        cpulaunch config validate [FILE]             check a file; exit 0 or 2
-       cpulaunch config import FILE [-o OUT]        take over accelerate's YAML"""
+       cpulaunch config import FILE [-o OUT]        convert accelerate's YAML"""
 
 EPILOG = """\
 examples:
@@ -59,7 +59,7 @@ def _configure(arguments: list[str]) -> int:
     )
     add_settings(parser, ())
     parser.add_argument("--defaults", action="store_true",
-                        help="ask nothing: the defaults, and what --set says")  # fmt: skip
+                        help="ask nothing: take the defaults, and the values of --set")  # fmt: skip
     parser.add_argument("--force", action="store_true",
                         help="with --defaults: overwrite, and keep the old file as .bak")  # fmt: skip
     options = parser.parse(arguments)
@@ -96,7 +96,7 @@ def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
     try:
         old = load(file=path, environ={})
     except ConfigError as e:
-        yield f"{e}: its values are not taken over"
+        yield f"{e}: its values are not kept"
         return
     for key, setting in SETTINGS.items():
         new = draft.values.get(key, setting.default)
@@ -110,7 +110,7 @@ def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
 
     if not is_interactive():
         raise UsageError("config asks questions, but there is no terminal to ask them on",
-                         hint="--defaults asks nothing, and --set KEY=VALUE says what differs")  # fmt: skip
+                         hint="--defaults asks nothing, and --set KEY=VALUE changes a default")  # fmt: skip
     from cpulaunch.cli.ask import Terminal
     from cpulaunch.cli.files import read_if_there
     from cpulaunch.cli.machine import look
@@ -167,7 +167,7 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
 def _show(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config show", "The merged settings, as YAML.",
                     "example: cpulaunch config show --origin --set ccl.worker_count=2")  # fmt: skip
-    parser.add_argument("--origin", action="store_true", help="say where each value is from")
+    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
     add_settings(parser)
     options = parser.parse(arguments)
     config = load_config(options)
@@ -191,7 +191,7 @@ def _validate(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config validate", "Check a YAML file, and say what is unwise on this machine.",
                     "example: cpulaunch config validate cpulaunch.yaml")  # fmt: skip
     parser.add_argument(
-        "file", type=Path, nargs="?", help="the file to check; without it, the one that a run would read"
+        "file", type=Path, nargs="?", help="the file to check; default: the one that a run would read"
     )
     options = parser.parse_args(arguments)
     file = options.file or find_file(os.environ)
@@ -210,18 +210,18 @@ def _validate(arguments: list[str]) -> int:
 
     warnings = list(unwise_settings(config))
     if problems and warnings:
-        say("without what is wrong there:")
+        say("apart from these errors:")
     for warning in warnings:
         say(f"warning: {warning}")
     return ConfigError.exit_code if problems else 0
 
 
 def _import(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch config import", "Settings from a configuration of accelerate, old or new.",
+    parser = Parser("cpulaunch config import", "Convert an accelerate configuration, old or new.",
                     "example: cpulaunch config import accelerate.yaml -o cpulaunch.yaml",
                     "cpulaunch config import FILE [-o OUT] [--force]")  # fmt: skip
     parser.add_argument("file", type=Path, nargs="?", help="accelerate's YAML or JSON")
-    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="file to write; else to stdout")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="file to write; default: stdout")
     parser.add_argument("--force", action="store_true", help="overwrite OUT, and keep the old file as .bak")
     options = parser.parse_args(arguments)
 
@@ -235,10 +235,10 @@ def _import(arguments: list[str]) -> int:
     settings = dict(imported.settings)
     if hostfile := settings.get("hosts.hostfile"):
         settings["hosts.hostfile"] = _checked_hostfile(hostfile)
-    text = yaml_text(settings, [f"Taken over from {options.file}, a configuration of accelerate."])
+    text = yaml_text(settings, [f"Converted from {options.file}, an accelerate configuration."])
     load(file=options.output or options.file, text=text, environ={})  # what we write must be right
     for dropped in imported.dropped:
-        say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not taken over: {dropped.reason}")
+        say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not converted: {dropped.reason}")
     if imported.off:
         say(f"dropped, as they are empty or switched off: {', '.join(imported.off)}")
     for advice in imported.advice:

@@ -17,7 +17,7 @@ from cpulaunch.wording import counted
 
 EPILOG = """\
 Versions, the machine, the MPIs, which process group `ccl` would be and why, related environment variables,
-and the settings that are not the defaults.  With a hostfile, each host of it too, asked over ssh.
+and the settings that are not the defaults.  With a hostfile, also each of its hosts, over ssh.
 The values of `env:` and of variables that may hold a secret are left out.
 
 examples:

@@ -112,7 +112,7 @@ class HostPrompt:
 
 def _wrong_hostfile(text: str) -> str | None:
     if not text:
-        return "the name of a file, please"
+        return "enter the name of a file"
     try:
         read_hostfile(Path(text))
     except CpulaunchError as e:
@@ -122,7 +122,7 @@ def _wrong_hostfile(text: str) -> str | None:
 
 def _wrong_hosts(text: str) -> str | None:
     if not text:
-        return "at least one host, please"
+        return "enter at least one host"
     try:
         parse_hosts(_commas(text), "here")
     except CpulaunchError as e:

@@ -15,7 +15,7 @@ from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Jobs that were started on this host are found by themselves, others by their directories, or one above them.
+Jobs started on this host are found automatically; name others by their directory, or one that holds them.
 
 examples:
   cpulaunch jobs
@@ -24,9 +24,9 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch jobs", "Your running jobs, and how far they are.", EPILOG)
+    parser = Parser("cpulaunch jobs", "Your running jobs and their progress.", EPILOG)
     parser.add_argument(
-        "directories", metavar="DIR", nargs="*", type=Path, help="a job's directory, or one of jobs"
+        "directories", metavar="DIR", nargs="*", type=Path, help="a job's directory, or a directory of jobs"
     )
     options = parser.parse_args(arguments)
     jobs = running_jobs(options.directories)

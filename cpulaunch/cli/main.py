@@ -21,7 +21,7 @@ COMMANDS = {
     "config": "write a settings file by answering questions; show, check or import one",
     "topology": "show this machine's cores and where ranks would be placed",
     "hosts": "check that the hosts are ready",
-    "jobs": "list the running jobs, and how far they are",
+    "jobs": "list the running jobs and their progress",
     "stacks": "show what every rank of a running job is doing",
     "env": "print a report to paste into an issue",
     "ccl": "build the oneCCL process group, or show what is built",

@@ -13,7 +13,7 @@ def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
     if job := environ.get(variables.JOB_ID):
         raise UsageError(
             f"this is a rank of the job {job}, and each of its ranks would start a job",
-            hint="start it outside of the job",
+            hint="start it outside the job",
         )
     # An sbatch script is in no step, and `srun --pty bash` leaves one process to type in.
     if "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ:

@@ -188,7 +188,7 @@ def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) ->
     parser.set_defaults(given=[], restricted=[])
     source = parser.add_argument_group("Settings")
     source.add_argument(
-        "--config-file", metavar="F", type=Path, help="YAML file; else ./cpulaunch.yaml, if it is there"
+        "--config-file", metavar="F", type=Path, help="YAML file; default: ./cpulaunch.yaml, if it exists"
     )
     source.add_argument("--set", metavar="KEY=VALUE", action=_Set, help="any setting, by its key (repeat)")
     for section in sections:

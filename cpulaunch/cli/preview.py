@@ -122,4 +122,4 @@ def _with_only(config: Config, keys: Set[str]) -> Config:
 def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:
     for name in PINNING:
         if name in env:
-            yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may fight"
+            yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may conflict"

@@ -137,7 +137,7 @@ def _picture(plan: Plan, facts: Facts) -> str:
 
 def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
-    parser.add_argument("--dry-run", action="store_true", help="show the plan, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and start nothing")
     parser.add_argument("--format", choices=("text", "json", "shell"), help="how --dry-run prints the plan")
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
@@ -151,7 +151,7 @@ def run_parser() -> Parser:
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument(
         "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
-        help="directory that the ranks run in, and that the script's path starts from; else this one",
+        help="working directory of the ranks, to which the script's path is relative; default: this one",
     )  # fmt: skip
     add_settings(parser)
     return parser
@@ -163,7 +163,7 @@ def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
     try:
         directory = Path.cwd() / wdir
     except FileNotFoundError:
-        raise UsageError("the working directory has been deleted", hint="cd to one that is there") from None
+        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
     if not directory.is_dir():
         raise UsageError(f"--wdir {wdir}: no such directory", hint="ranks run in it, on every host")
     python = sys.executable

@@ -47,7 +47,7 @@ def find_job(named: str | None) -> Running:
     if len(found) == 1:
         return found[0]
     hint = "`cpulaunch jobs` lists those that are running"
-    raise UsageError(f"{named}: {'several jobs begin so' if found else 'no such running job'}", hint=hint)
+    raise UsageError(f"{named}: {'several jobs match' if found else 'no such running job'}", hint=hint)
 
 
 def _places(directory: Path) -> Iterator[Path]:

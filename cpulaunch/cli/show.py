@@ -26,7 +26,7 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     """What is about to run, in a line or two."""
     threads = plan.setting("cpu.threads")
     hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
-    each = counted(threads, "thread") if isinstance(threads, int) else "threads by host"
+    each = counted(threads, "thread") if isinstance(threads, int) else "threads vary by host"
     if isinstance(threads, int) and plan.world_size > 1:
         each += " each"
     parts = (
@@ -47,7 +47,7 @@ def _trains_with(plan: Plan) -> str:
         return "as written"
     backend = plan.env[variables.BACKEND]
     if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
-        backend = "ccl by oneccl_bind_pt"
+        backend = "ccl from oneccl_bind_pt"
     return f"planned: {backend}, {plan.env[variables.PRECISION]}"
 
 
@@ -65,7 +65,7 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
         cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
-            yield f"{config.where('cpu.threads')}: {threads} threads on {counted(cores, 'core')} of each rank"
+            yield f"{config.where('cpu.threads')}: {threads} threads per rank of {counted(cores, 'core')}"
             return
 
 
@@ -94,16 +94,16 @@ def plan_as_text(
     lines += ["", picture]
     lines += ["", "Environment of every rank", *_environment_as_text(plan, names)]
     if verbose:
-        lines += ["", "Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)"]
+        lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
         lines += _masks_as_text(plan, names)
     lines += [
         "",
-        "Command" if len(commands) == 1 else "Command of rank 0 (the others have another rank)",
+        "Command" if len(commands) == 1 else "Command of rank 0 (those of the others differ in the rank)",
     ]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
-    lines += ["", "Settings" if verbose else "Settings that are not defaults (-v: all)"]
+    lines += ["", "Settings" if verbose else "Settings that differ from the defaults (-v: all)"]
     lines += _settings_as_text(plan, verbose)
     return "\n".join(lines) + "\n"
 

@@ -8,8 +8,8 @@ from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.stacks import Seen, report
 
 EPILOG = """\
-JOB is an id or its beginning, or a directory (of the job, or of jobs); without it, the newest job here.
-The job goes on: a program is stopped for some milliseconds, with --native for up to half a second.
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job here.
+The job goes on: a program is stopped for a few milliseconds, with --native for up to half a second.
 
 examples:
   cpulaunch stacks
@@ -19,8 +19,8 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch stacks", "What every thread of every rank of a running job is doing.", EPILOG)
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; else the newest one")
-    parser.add_argument("--native", action="store_true", help="show frames of C and C++, too")
+    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
+    parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
     options = parser.parse_args(arguments)
     directory, contact = find_job(options.job)
     with Observer(contact) as observer:

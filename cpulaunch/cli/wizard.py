@@ -293,7 +293,7 @@ class Wizard:
     def another(self) -> None:
         """Change any setting of the table."""
         sections = [Option(section, section or "general", title) for section, title in SECTIONS.items()]
-        section = self.asker.ask(Question("Of which section?", "", "", sections))
+        section = self.asker.ask(Question("In which section?", "", "", sections))
         rows = [s for s in SETTINGS.values() if s.section == section]
         while True:
             values = self.draft.values
@@ -319,7 +319,8 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
     yield from summary(plan)
     for key, value in draft.values.items():
         if config[key] != value and config.origins[key].startswith("$"):
-            yield f"note: {config.origins[key]} wins over this file: {key} is {scalar(config[key])}"
+            origin = config.origins[key]
+            yield f"note: {origin} takes precedence over this file: {key} is {scalar(config[key])}"
 
 
 def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
@@ -331,7 +332,7 @@ def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
             values = {key: config[key] for key in SETTINGS if config.is_set(key)}
             say(f"{path} exists: its values are the defaults of the questions.\n")
         except ConfigError as e:
-            say(f"{path} exists, but does not fit ({e}): the questions start afresh.\n")
+            say(f"{path} exists, but is not valid ({e}): the questions start with the usual defaults.\n")
     return Draft(path, {**values, **fixed})
 
 

@@ -101,7 +101,7 @@ def test_a_script_that_imports_them_keeps_the_group_of_the_job(
     assert done.stdout.count(f"sum 2.0 by {whose}") == 2
     told = "imports oneccl_bindings_for_pytorch, but ccl stays cpulaunch's own"
     assert done.stderr.count(told) == ours
-    assert ("planned: ccl by oneccl_bind_pt, " in done.stderr) is not ours
+    assert ("planned: ccl from oneccl_bind_pt, " in done.stderr) is not ours
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_without_a_compiler_gloo_is_taken_and_said(cpulaunch: Run, show) -> None
 
 def test_more_threads_than_cores_are_pointed_out(cpulaunch: Run, show) -> None:
     done = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env={"OMP_NUM_THREADS": "1000"})
-    assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads on" in done.stderr
+    assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads per rank of" in done.stderr
 
 
 @pytest.mark.parametrize(("locale", "dot"), [("C", " - "), ("C.UTF-8", " · ")])

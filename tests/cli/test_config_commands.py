@@ -188,7 +188,7 @@ def test_validate_names_line_key_and_what_is_valid(
         ("hosts: {hostfile: nowhere}", "it can't run from this machine: hostfile nowhere"),
         ("ccl: {worker_count: 1}\ntraining: {backend: gloo}", "ccl.worker_count (c.yaml:1): has no effect"),
         ("ccl: {interface: nowhere0}", "this machine has no interface nowhere0"),
-        ("cpu: {threads: 1000}", "cpu.threads (c.yaml:1): 1000 threads on"),
+        ("cpu: {threads: 1000}", "cpu.threads (c.yaml:1): 1000 threads per rank of"),
         ("watch: {heartbeat_timeout: 1}", "would count as lost"),
         ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY binds as well"),
     ],
@@ -220,7 +220,7 @@ def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path
         "7: 'watch' is a section",
         "8 OMP_NUM_THREADS: 'two' does not fit cpu.threads",
     ]
-    assert lines[-2] == "cpulaunch: without what is wrong there:"
+    assert lines[-2] == "cpulaunch: apart from these errors:"
     assert "KMP_AFFINITY binds as well" in lines[-1]
 
 
@@ -277,7 +277,7 @@ def test_import_gives_a_valid_file_and_says_what_it_left(cpulaunch: Run, tmp_pat
     )
     shown = cpulaunch("config", "import", "old.yaml")
     assert yaml.safe_load(shown.stdout)["hosts"] == {"hostfile": "hosts", "nnodes": 2, "nproc_per_node": 1}
-    assert "old.yaml:5: same_network: true: not taken over" in shown.stderr
+    assert "old.yaml:5: same_network: true: not converted" in shown.stderr
     done = cpulaunch("config", "import", "old.yaml", "-o", "new.yaml")
     assert (done.returncode, done.stdout) == (0, "")
     assert "Written: new.yaml" in done.stderr

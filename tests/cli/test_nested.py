@@ -33,7 +33,7 @@ def test_within_a_rank(cpulaunch: Run, train: Path) -> None:
     error, hint = (line.removeprefix("[0] ") for line in done.stdout.splitlines()[:2])
     assert error.startswith("2 cpulaunch: error: this is a rank of the job ")
     assert error.endswith(", and each of its ranks would start a job")
-    assert hint == "cpulaunch: hint: start it outside of the job"
+    assert hint == "cpulaunch: hint: start it outside the job"
     assert "trained" not in done.stdout
 
 

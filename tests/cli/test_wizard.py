@@ -155,13 +155,13 @@ def test_any_other_setting_can_be_changed_at_the_end(wizard: Start, tmp_path: Pa
     terminal = wizard(*GLOO)
     accept(terminal, asked(ONE_MACHINE[:-1]))
     terminal.answers(NOW, DOWN, DOWN)
-    terminal.answers("Of which section?", DOWN)
+    terminal.answers("In which section?", DOWN)
     terminal.answers("Which setting?", *[DOWN] * 7)
     terminal.answers("hosts.master_port", "70000")
     terminal.sees("70000: expected a whole number from 1 to 65535")
     terminal.answers("hosts.master_port", "29501")
     terminal.answers(NOW, DOWN, DOWN)
-    terminal.answers("Of which section?", *[DOWN] * 4)
+    terminal.answers("In which section?", *[DOWN] * 4)
     terminal.answers("Which setting?", *[DOWN] * 3)
     terminal.answers("cpu.bind_numa", UP)
     terminal.answers(NOW)
@@ -310,7 +310,7 @@ def test_a_value_of_the_file_that_is_refused_is_no_default(
 def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:
     terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32")
     accept(terminal, asked(ONE_MACHINE[:-1]))
-    terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION wins over this file")
+    terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION takes precedence over this file")
     terminal.answers(NOW)
     assert terminal.ends() == 0
 

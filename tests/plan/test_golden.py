@@ -94,7 +94,7 @@ def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
 def test_masks_are_shown_to_those_who_think_in_them() -> None:
     text = dry_run("-f", FOUR, "-v", format="text")
     masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
-    assert f"Masks, as I_MPI_PIN_DOMAIN has them (workers' cores included)\n  {masks}\n" in text
+    assert f"Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)\n  {masks}\n" in text
 
 
 def test_secrets_are_not_in_argument_lists() -> None:
