@@ -24,7 +24,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-VERSION = 3
+VERSION = 4
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 MAX_LINE = 1 << 20
@@ -87,6 +87,12 @@ class Leaving(NamedTuple):
     code: int
 
 
+class Resumes(NamedTuple):
+    """The program has loaded the state after so many steps, and goes on from there."""
+
+    step: int
+
+
 # ---- agent → launcher
 
 
@@ -123,8 +129,8 @@ class Beat(NamedTuple):
     """A sign of life, and how far the program is, as ``ledger.Progress`` says, but for times in seconds.
 
     The defaults are those of a program that keeps no ledger and is silent.  ``printed`` are bytes;
-    ``progressed_at`` is when anything of this last rose, None where nothing has.  Sent regularly, and as the
-    answer to ``AskProgress``.
+    ``progressed_at`` is when anything of this last rose, None where nothing has; ``keeps_ledger``: its steps
+    would be seen.  Sent regularly, as the answer to ``AskProgress``, and before ``Exit``.
     """
 
     steps: int = 0
@@ -134,6 +140,7 @@ class Beat(NamedTuple):
     expects_steps: bool = False
     printed: int = 0
     progressed_at: float | None = None
+    keeps_ledger: bool = False
 
 
 class Time(NamedTuple):
@@ -186,6 +193,12 @@ class Note(NamedTuple):
     note: str
 
 
+class Resumed(NamedTuple):
+    """What a rank's ``Resumes`` said."""
+
+    step: int
+
+
 class Refused(NamedTuple):
     """The program was not started, or is not where it should be and was ended."""
 
@@ -197,6 +210,7 @@ class Exit(NamedTuple):
 
     ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own;
     ``by_signal`` is the signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
+    ``unexplained``: its Python has not said that it would (``Leaving``).
     """
 
     code: int | None
@@ -205,6 +219,7 @@ class Exit(NamedTuple):
     by_launcher: bool
     by_signal: int
     note: str | None
+    unexplained: bool = False
 
 
 # ---- launcher → agent
@@ -248,8 +263,10 @@ class Release(NamedTuple):
     """The end of the program was heard; the agent may go."""
 
 
-Report = Ready | Torch | Raised | Leaving
-AgentMessage = Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Refused | Exit
+Report = Ready | Torch | Raised | Leaving | Resumes
+AgentMessage = (
+    Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Resumed | Refused | Exit
+)
 LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | End | Release
 Message = Report | AgentMessage | LauncherMessage
 
@@ -258,6 +275,7 @@ FROM_RANK: Mapping[str, type[Report]] = {
     "torch": Torch,
     "raised": Raised,
     "leaving": Leaving,
+    "resumes": Resumes,
 }
 FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "hello": Hello,
@@ -269,6 +287,7 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "failure": Failure,
     "found": Found,
     "note": Note,
+    "resumed": Resumed,
     "refused": Refused,
     "exit": Exit,
 }

@@ -18,6 +18,7 @@ JOB_ID = "CPULAUNCH_JOB_ID"
 LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
 JOB_RANK = "CPULAUNCH_JOB_RANK"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
+MAX_RESTARTS = "CPULAUNCH_MAX_RESTARTS"
 PLACEMENT = ("CPULAUNCH_PLACEMENT", *(f"CPULAUNCH_PLACEMENT_{part}" for part in range(2, 9)))
 REPORT_FD = "CPULAUNCH_REPORT_FD"
 STACKS = "CPULAUNCH_STACKS"
@@ -69,6 +70,7 @@ TABLE = (
     Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers agent <script>", "integer", "how often the job was restarted"),
+    Variable(MAX_RESTARTS, "supervise", "launchers agent <script>", "integer", "how often it may be"),
     Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),
     *(Variable(part, "plan", "agent plan", "text", "what the variable before it has no room for") for part in PLACEMENT[1:]),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),

@@ -93,7 +93,7 @@ def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
         "ROLE_WORLD_SIZE": env["WORLD_SIZE"],
         "TORCHELASTIC_RUN_ID": env[variables.JOB_ID],
         "TORCHELASTIC_RESTART_COUNT": env.get(variables.RESTART_COUNT, "0"),
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_MAX_RESTARTS": env.get(variables.MAX_RESTARTS, "0"),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 

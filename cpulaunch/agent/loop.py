@@ -238,10 +238,11 @@ class Agent:
 
     def _beat(self) -> messages.Beat:
         kept = self.running.ledger if self.running else None
-        steps, collectives, at, gap, waiting, expects = (kept and ledger.progress(kept)) or ledger.NONE
-        last = max(at / 1e9, self.printed_at)
+        progress = ledger.progress(kept) if kept else None
+        steps, collectives, at, gap, waiting, expects = progress or ledger.NONE
+        last = max(at / 1e9, self.printed_at) or None
         return messages.Beat(
-            steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last if last else None
+            steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last, progress is not None
         )
 
     def _unknown(self, what: str, kind: str) -> None:
@@ -273,6 +274,8 @@ class Agent:
         elif isinstance(report, messages.Leaving):
             if not self.by_launcher:
                 self.exiting = report.code, time.monotonic()
+        elif isinstance(report, messages.Resumes):
+            self._tell(messages.Resumed(report.step))
         elif isinstance(report, Unknown):
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:
@@ -330,6 +333,7 @@ class Agent:
                 self._read(fd)
         self.pipes.forget()
         if self.running and not self.refused:
+            self._tell(self._beat())  # how far it has come
             self._tell(self._exit(self.running, self.ended))
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
         while self.link and not self.link.closed and not self.released:
@@ -352,7 +356,8 @@ class Agent:
             note = f"its agent got signal {self.by_signal}, from mpiexec or a batch system, not from us"
         elif number == signal.SIGKILL and not by_launcher:
             note = why_killed(running.program.pid, self.oom_kills)
-        return messages.Exit(code, number, at, by_launcher, self.by_signal, note)
+        unexplained = self.placement.python and self.exiting is None
+        return messages.Exit(code, number, at, by_launcher, self.by_signal, note, unexplained)
 
 
 def _raise_open_files() -> int:

@@ -119,15 +119,6 @@ def _numa(option: str, value: str) -> str:
     return "true"
 
 
-def nodes(option: str, value: str) -> str:
-    """A number of hosts; torchrun's MIN:MAX where both are the same."""
-    least, colon, most = value.partition(":")
-    if colon and least != most:
-        raise UsageError(f"{option} {value}: a job has as many hosts as it began with",
-                         hint=f"{option} {most or least}")  # fmt: skip
-    return least
-
-
 def ranks_per_node(option: str, value: str) -> str:
     """A number of ranks, or auto; not one of torchrun's devices."""
     if value in ("cpu", "gpu", "xpu"):
@@ -158,7 +149,6 @@ _HAND_ON = "hand it on, word by word: --mpi-args=WORD --mpi-args=WORD"
 _LABELS = "with several ranks, every line begins with its rank"
 _ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
 _IN_SCRIPT = "set it up in the script itself"
-_RESTARTS = "a failed job isn't restarted"
 _ONE_PROGRAM = "all ranks run the same program"
 _ONE_JOB = "the ranks of a job train one model, and independent instances aren't started"
 _EACH_A_JOB = "for each instance start cpulaunch run -n 1 --cores LIST; for ranks: -n N --cores-per-rank C"
@@ -287,8 +277,6 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
             values=1, why="the end of a rank is noticed at once"),
-    Restricted(f"{TORCHRUN}, {ACCELERATE}", "--max-restarts", only="0", why=_RESTARTS,
-               instead="leave it out, and start from the last checkpoint"),
     Refused(TORCHRUN, "--signals-to-handle",
             why="Ctrl-C, SIGTERM and SIGHUP end all ranks", instead="leave it out"),
     Refused(TORCHRUN, "--event-log-handler",
@@ -317,7 +305,6 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
 )  # fmt: skip
 
 OWN_VALUES: dict[str, Read] = {
-    "hosts.nnodes": nodes,
     "hosts.nproc_per_node": ranks_per_node,
     "output.tee": shown,
 }
@@ -325,6 +312,10 @@ OWN_VALUES: dict[str, Read] = {
 
 DIFFERENT = {
     "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
+    "--max-restarts": (
+        f"{TORCHRUN}, {ACCELERATE}",
+        "counts for the whole job, since it last got further; exceptions take `--restart-on error`, too",
+    ),
     "--env": (ACCELERATE, "sets a variable of the ranks: NAME=VALUE"),
     "--config-file": (
         ACCELERATE,

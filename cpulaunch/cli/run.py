@@ -21,6 +21,7 @@ from cpulaunch.cli.options import (
     refuse_restricted,
     tell_of_restricted,
 )
+from cpulaunch.config.config import Config
 from cpulaunch.errors import UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
@@ -117,7 +118,7 @@ def main(arguments: list[str]) -> int:
                                 verbose=config["output.verbose"], unicode=has_unicode())  # fmt: skip
             print(text, end="")
         return 0
-    return _run(plan, commands, facts.free_port)
+    return _run(plan, commands, config, facts, program)
 
 
 def _picture(plan: Plan, facts: Facts) -> str:
@@ -211,7 +212,7 @@ def _check_script(directory: Path, shown: str) -> None:
         raise UsageError(f"{shown}: cannot be read: {e.strerror}", hint="check its permissions") from None
 
 
-def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
+def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, program: Program) -> int:
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
@@ -223,7 +224,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size)
     verbose: bool = plan.setting("output.verbose")
-    attempt = first_attempt(plan, commands, free_port)
+    attempt = first_attempt(plan, commands, facts.free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
     screen = Screen(status=has_last_line())
 
@@ -232,6 +233,15 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
 
     everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
     output = Output(directory, shown, screen, tell, fold=not everything)
+
+    console = Console(directory, output, tell, verbose)
+
+    following = None
+    if plan.setting("watch.max_restarts") and plan.setting("watch.restart_on") != "never":
+        from cpulaunch.cli.replan import Replanner
+        from cpulaunch.supervise.following import Following
+
+        following = Following(plan, Replanner(config, facts, program, tell), console)
 
     def meanwhile() -> None:
         from cpulaunch.cli.show import headline, plan_as_json
@@ -243,7 +253,7 @@ def _run(plan: Plan, commands: Sequence[Command], free_port: int | None) -> int:
         output.keep("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
     try:
-        outcome = execute(attempt, Console(directory, output, tell, verbose), meanwhile)
+        outcome = execute(attempt, console, meanwhile, following)
     except BaseException:
         output.close(LAST_WORDS)
         screen.close(LAST_WORDS)

@@ -105,13 +105,6 @@ class Choice(Kind):
         return text
 
 
-class StallAction(Choice):
-    """What is done about a job that makes no progress."""
-
-    def expected(self) -> str:
-        return f"{self.describe}; it can't be restarted yet"
-
-
 class ChoiceOrPlugin(Choice):
     """One of a few words, or the name of an installed plug-in: an entry point of ``group``."""
 
@@ -173,6 +166,24 @@ class Number(Kind):
         if number == float("inf"):
             raise ValueError
         return int(number) if number == int(number) else number
+
+
+class Nodes(Number):
+    """How many hosts, at least and at most: ``3:4``, or one number for both; or one of a few words."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__(1, *words)
+        self.metavar = "|".join(("N", "MIN:MAX", *words))
+        self.describe = ", or ".join(("a whole number of at least 1", "MIN:MAX", *words))
+
+    def from_text(self, text: str) -> Any:
+        least, colon, most = text.partition(":")
+        if not colon:
+            return super().from_text(text)
+        first, last = super().from_text(least), super().from_text(most)
+        if type(first) is not int or type(last) is not int or first > last:
+            raise ValueError
+        return first if first == last else f"{first}:{last}"
 
 
 class Ranks(Kind):

@@ -14,10 +14,10 @@ from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
     Kind,
+    Nodes,
     Number,
     Numbers,
     Ranks,
-    StallAction,
     Switch,
     Text,
     Variables,
@@ -112,9 +112,9 @@ _TABLE = (
     Setting("hosts.exclude", Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",)),
     Setting(
         "hosts.nnodes",
-        Number(1, "all"),
+        Nodes("all"),
         "all",
-        "number of hosts to use, from the start of the list",
+        "number of hosts to use, from the start of the list; MIN:MAX: a restart may leave out hosts that fail",
         ("--nnodes",),
     ),
     Setting(
@@ -393,10 +393,33 @@ _TABLE = (
     ),
     Setting(
         "watch.stall_action",
-        StallAction("report", "abort"),
+        Choice("report", "abort", "restart"),
         "report",
-        "what is done about a stalled job, besides showing where it is",
+        "what is done about a stalled job, besides showing where it is; restart: it is ended, and started "
+        "again as watch.max_restarts allows",
         ("--stall-action",),
+    ),
+    Setting(
+        "watch.max_restarts",
+        Number(0),
+        0,
+        "how often a job that fails is started again; those before it got further than ever don't count",
+        ("--max-restarts",),
+    ),
+    Setting(
+        "watch.restart_on",
+        Choice("failure", "error", "never"),
+        "failure",
+        "what a job is started again after; failure: signals, lost hosts, a network that failed; error: "
+        "exceptions of the script and its exit codes, too",
+        ("--restart-on",),
+    ),
+    Setting(
+        "watch.restart_always",
+        Switch(),
+        False,
+        "start a job again even if it failed before its first optimizer step",
+        ("--restart-always",),
     ),
     Setting(
         "output.log_dir",

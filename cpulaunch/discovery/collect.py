@@ -49,7 +49,8 @@ def collect_facts(
     Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
     lines for the user, and ``progress`` is told how far the asking is.
     """
-    listed = listed_hosts(config, tell)
+    named = named_hosts(config, tell)
+    listed = first_hosts(config, named) if named else ()
     here = facts_here()
     names = names_here() if listed else here.names
     if all(host.name in names for host in listed):  # else preflight asks all hosts
@@ -58,26 +59,43 @@ def collect_facts(
             _demand_master_address(config)
     once_each(listed, names)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
-    launcher = expected_launcher(config, here_alone=all_here(listed, names))
     facts = Facts(
         like=here,
         listed=listed,
+        spares=named[len(listed) :],
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
     )
-    skipped = config["hosts.skip_preflight"] or launcher.this_host_only
-    if not program or len(facts.hosts) == len(listed) or skipped:
-        return facts
+    return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
+
+
+def ask_hosts(
+    config: Config,
+    facts: Facts,
+    program: Program,
+    ccl_files: Callable[[], tuple[str, ...]],
+    tell: Tell,
+    progress: Progress,
+) -> Facts:
+    """``facts`` with what the listed hosts say of themselves, and a port that is free on the first.
+
+    They are asked over ssh, unless the user skips that; HostError where they aren't ready.
+    """
+    listed, names = facts.listed, facts.here
+    launcher = expected_launcher(config, here_alone=all_here(listed, names))
+    elsewhere = any(host.name not in names for host in listed)
+    if not elsewhere or config["hosts.skip_preflight"] or launcher.this_host_only:
+        return replace(facts, free_port=None)
     # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.preflight import demand_ready
 
     ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
-    files = (str(Path(program.directory, script)), *(mpi.path for mpi in mpis[:1]))
-    required = Required(program.interpreter, program.directory, files, ccl.files())
+    files = (str(Path(program.directory, script)), *(mpi.path for mpi in (facts.mpis or ())[:1]))
+    required = Required(program.interpreter, program.directory, files, ccl_files())
     preflight = check_hosts(config, listed, names, required, launcher.reach, progress)
     demand_ready(preflight.reports, tell)
     return replace(
@@ -142,12 +160,18 @@ def _demand_master_address(config: Config) -> None:
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
+    named = named_hosts(config, tell)
+    return first_hosts(config, named) if named else ()
+
+
+def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
+    """All hosts that the user named, or else those of the allocation that we are in."""
     hosts = _named(config)
     elsewhere = not expected_launcher(config, here_alone=False).this_host_only
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
         tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
-    return first_hosts(config, hosts) if hosts else ()
+    return hosts
 
 
 def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:

@@ -27,6 +27,7 @@ JOB_VARIABLES = (
     variables.CONTROL,
     variables.JOB_ID,
     variables.RESTART_COUNT,
+    variables.MAX_RESTARTS,
     variables.TOKEN,
     "MASTER_PORT",
 )

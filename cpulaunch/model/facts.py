@@ -85,6 +85,7 @@ class Facts:
     """All that planning needs to know.
 
     ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
+    ``spares``: those that were named, too, but aren't needed as long as the others are there.
     ``hosts``: those that were probed or recorded, by name.  ``like``: what any other host is taken to be
     like, and ``like_what`` what messages call that.
     ``here``: this host's names; empty where the facts describe other machines.
@@ -96,6 +97,7 @@ class Facts:
 
     like: HostFacts
     listed: tuple[Host, ...] = ()
+    spares: tuple[Host, ...] = ()
     hosts: Mapping[str, HostFacts] = field(default_factory=dict)
     here: frozenset[str] = frozenset()
     mpis: tuple[Mpi, ...] | None = None

@@ -33,6 +33,7 @@ from cpulaunch.plan.plan import HostPlan, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
     ChosenLauncher,
+    check_restarts,
     checked_world_size,
     chosen_hosts,
     chosen_launcher,
@@ -48,6 +49,7 @@ _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.valu
 
 def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
+    check_restarts(config)
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
     backend = decide_backend(config, facts)
@@ -187,7 +189,7 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[s
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     found = {
         "launcher": chosen.setting,
-        "hosts.nnodes": len(job.hosts),
+        **({"hosts.nnodes": len(job.hosts)} if config["hosts.nnodes"] == "all" else {}),
         "hosts.nproc": len(ranks),
         "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in job.hosts]),
         "ccl.provider": job.provider or config["ccl.provider"],

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from cpulaunch import launchers
 from cpulaunch.config.config import Config
-from cpulaunch.errors import ConfigError, PlanError
+from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here
 from cpulaunch.plan.environment import to_forward
-from cpulaunch.wording import shortened
+from cpulaunch.wording import counted, shortened
+
+FEW = 3
+"""Hosts that can't be used whose reasons are told."""
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
@@ -20,17 +23,51 @@ def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
     return first_hosts(config, facts.listed or (Host(LOCALHOST),))
 
 
+def check_restarts(config: Config) -> None:
+    """ConfigError where a stalled job should be started again, and none may be."""
+    if config["watch.stall_action"] == "restart" and not config["watch.max_restarts"]:
+        where = config.where("watch.stall_action")
+        raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N says how many may be")
+
+
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     """As many of ``hosts`` as the user wants.  Raises PlanError where he wants more than there are."""
+    least, most = wanted_hosts(config, len(hosts))
+    if least > len(hosts):
+        raise PlanError(
+            f"{config.where('hosts.nnodes')}: {least} hosts, but only {len(hosts)} named",
+            hint="name them in a hostfile, or with --hosts a,b",
+        )
+    return hosts[:most]
+
+
+def wanted_hosts(config: Config, named: int) -> tuple[int, int]:
+    """How many hosts the job takes, at least and at most, where so many are ``named``."""
     wanted = config["hosts.nnodes"]
-    if wanted != "all":
-        if wanted > len(hosts):
-            raise PlanError(
-                f"{config.where('hosts.nnodes')}: {wanted} hosts, but only {len(hosts)} named",
-                hint="name them in a hostfile, or with --hosts a,b",
-            )
-        hosts = hosts[:wanted]
-    return hosts
+    if wanted == "all":
+        return named, named
+    least, _, most = str(wanted).partition(":")
+    return int(least), int(most or least)
+
+
+def remaining_hosts(
+    config: Config, named: Sequence[Host], avoid: Container[str], unusable: Mapping[str, str]
+) -> tuple[Host, ...]:
+    """The hosts for another attempt of a job, in order: none of the ``unusable`` ones, which have reasons.
+
+    Those to ``avoid`` are among them only where there would be too few.  Raises HostError where there are.
+    """
+    least, most = wanted_hosts(config, len(named))
+    usable = [host for host in named if host.name not in unusable]
+    good = [host.name for host in usable if host.name not in avoid][:most]
+    if missing := max(0, least - len(good)):
+        good += [host.name for host in usable if host.name in avoid][:missing]
+    if len(good) < least:
+        why = "; ".join(f"{host}: {reason}" for host, reason in list(unusable.items())[:FEW])
+        left = f"{counted(len(good), 'host')} of at least {least} {'is' if len(good) == 1 else 'are'} left"
+        hint = "--nnodes MIN:MAX goes on with fewer hosts, and further hosts in the list are spares"
+        raise HostError(f"{left} ({why})", hint=hint)
+    return tuple(host for host in usable if host.name in good)
 
 
 def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ class Attempt(NamedTuple):
             variables.JOB_ID: self.job_id,
             variables.LAUNCHER_PID: str(os.getpid()),
             variables.RESTART_COUNT: str(self.restart_count),
+            variables.MAX_RESTARTS: str(self.plan.setting("watch.max_restarts")),
             variables.TOKEN: self.token,
             "MASTER_PORT": str(self.master_port),
         }
@@ -70,10 +72,14 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
     return Attempt(plan, commands, identity, _new_token(), port, port_keeper=keeper)
 
 
-def next_attempt(previous: Attempt, free_port: int | None = None) -> Attempt:
-    """The same plan once more.  Nothing that the previous attempt may have left can be taken for it."""
-    port, keeper = _master_port(previous.plan, free_port)
+def next_attempt(
+    previous: Attempt, plan: Plan, commands: Sequence[Command], free_port: int | None = None
+) -> Attempt:
+    """The job once more.  Nothing that the previous attempt may have left can be taken for it."""
+    port, keeper = _master_port(plan, free_port)
     return previous._replace(
+        plan=plan,
+        commands=commands,
         token=_new_token(),
         master_port=port,
         restart_count=previous.restart_count + 1,
@@ -104,6 +110,17 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
         attempt.let_port_go()
         raise
     return RunningAttempt(attempt, listener, address, starter)
+
+
+def let_signals_raise() -> None:
+    """While no loop takes the signals, one that would end us ends the job first."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
 
 
 def _new_token() -> str:

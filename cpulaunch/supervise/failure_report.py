@@ -19,6 +19,7 @@ from cpulaunch.supervise.outcome import (
     Outcome,
     signal_name,
 )
+from cpulaunch.supervise.output import SEPARATOR
 
 MEANING = {
     4: "illegal instruction: built for another CPU?",
@@ -73,7 +74,8 @@ def _story(failure: Failure, directory: JobDirectory | None, kept: bytes) -> Ite
     log = f"rank-{failure.rank}.log"
     logged = None if directory is None else _tail(directory, log)
     # Where the disk was full, or has hung, the log lacks the end.
-    said = (logged if logged and logged.endswith(kept) else kept).decode(errors="replace")
+    said = logged if logged and kept and logged.endswith(kept) else kept
+    words = said.rpartition(SEPARATOR)[2].decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
         yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
@@ -92,7 +94,7 @@ def _story(failure: Failure, directory: JobDirectory | None, kept: bytes) -> Ite
         if lines:
             yield ""
         yield from _shortened(lines)
-    elif (failure.error is None or failure.signal is not None) and (last := _last_words(said)):
+    elif (failure.error is None or failure.signal is not None) and (last := _last_words(words)):
         yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
         yield from _shortened(last)
     if directory is not None and logged is not None:

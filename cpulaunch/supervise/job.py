@@ -44,17 +44,15 @@ from cpulaunch.supervise.events import (
 )
 from cpulaunch.supervise.heartbeats import Heartbeats
 from cpulaunch.supervise.notes import Notes
-from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure, Outcome, RankOutcome, signal_name
 from cpulaunch.supervise.processes import SETTLE, Processes
-from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
 from cpulaunch.supervise.root_cause import Candidate, root_cause
-from cpulaunch.supervise.stalls import ABORT, Stalls, StallSettings
+from cpulaunch.supervise.stalls import REPORT, Stalls, StallSettings
 from cpulaunch.supervise.status import Up, status_line
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
-
-WITHOUT_A_WORD = "its agent ended without a word"
 
 
 class Watching(NamedTuple):
@@ -160,6 +158,11 @@ class JobState:
         """Ranks whose agent hasn't said that nothing of them is left."""
         return [rank for rank in self.ranks if not rank.tidy]
 
+    @property
+    def failed(self) -> bool:
+        """Whether any rank has failed by itself."""
+        return self.interrupted is None and any(rank.candidate() for rank in self.ranks)
+
     # ---- agents
 
     def _connected(self, rank: Rank, hello: messages.Hello, here: bool) -> None:
@@ -215,6 +218,8 @@ class JobState:
                 self._notes.add(rank, note, self._now)
         elif isinstance(message, messages.Note):
             self._notes.add(rank, message.note, self._now)
+        elif isinstance(message, messages.Resumed):
+            rank.resumed_from = message.step
         elif isinstance(message, messages.Failure):
             rank.raised = rank.raised or message
             # Its traceback is shown at the end if it is the cause.
@@ -401,7 +406,7 @@ class JobState:
                 stall = action.stall
                 rank = self.ranks[next(iter(stall.ranks), 0)]
                 self._log(rank, "stall", asdict(stall))
-                if self.watching.stalls.action == ABORT:
+                if self.watching.stalls.action != REPORT:
                     error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
                     failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)
                     rank.failed = Candidate(self._now, kinds.STALLED, STALLED_EXIT_CODE, failure)
@@ -499,7 +504,9 @@ class JobState:
         elif self._processes.unreached and (code := self._processes.exit_code):
             kind = kinds.EXIT
         ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)
-        return Outcome(code, kind, now - self._began, first, ranks, stalls=tuple(self._stalls.stalls))
+        attempt = attempt_outcome(self.ranks, kind, now - self._started)
+        stalls = tuple(self._stalls.stalls)
+        return Outcome(code, kind, now - self._began, first, ranks, stalls=stalls, attempts=(attempt,))
 
     # ---- helpers
 

@@ -27,7 +27,7 @@ from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
 from cpulaunch.supervise.stop import end_processes
-from cpulaunch.supervise.sweep import sweep, sweep_hosts
+from cpulaunch.supervise.sweep import Unswept, of_ours, sweep, sweep_hosts
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -57,10 +57,24 @@ SHOWN_FIELDS = (
 
 
 class AttemptLoop:
-    """One attempt, from the start of its processes to its outcome."""
+    """One attempt, from the start of its processes to its outcome.
 
-    def __init__(self, running: RunningAttempt, console: Console, began: float) -> None:
-        """``began`` is when the job's first attempt did, on the monotonic clock."""
+    ``unswept`` are hosts that may have something of it left then.
+    """
+
+    def __init__(
+        self,
+        running: RunningAttempt,
+        console: Console,
+        began: float,
+        *,
+        stalls: int = 0,
+        thorough: bool = False,
+    ) -> None:
+        """``began`` is when the job's first attempt did, on the monotonic clock; ``stalls`` it had before.
+
+        ``thorough``: look at every host if it fails, as another attempt may follow.
+        """
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
         self._address = running.address
         self.processes = self.starter.processes
@@ -82,7 +96,9 @@ class AttemptLoop:
         self.observers = Observers(self.attempt.token, self.job.ranks, self._status, self._want_dump)
         strangers = max_strangers(plan.here_alone)
         self.control = Control(self.attempt.token, plan.world_size, self, self.observers, strangers)
-        self._began = began
+        self.unswept: list[Unswept] = []
+        self._began, self._stalls, self._thorough = began, stalls, thorough
+        self._hosts_here: set[str] = set()  # names of this one
         self._due = asyncio.Event()  # a tick is
         self._soon: asyncio.TimerHandle | None = None
         self._child_ended = asyncio.Event()
@@ -114,8 +130,7 @@ class AttemptLoop:
         ]
         starting = asyncio.create_task(self._start_others())
         try:
-            if not self.full:  # which it can only say once somebody has asked for room
-                await self.room()
+            self.output.screen.serve_loop()
             await self._watch()
         finally:
             self.attempt.let_port_go()
@@ -193,6 +208,8 @@ class AttemptLoop:
     def agent_connected(self, rank: int, hello: messages.Hello, *, here: bool) -> None:
         self._has_arrived(rank)
         self._look_soon()
+        if here:
+            self._hosts_here.add(self.job.ranks[rank].host)
         self._happens(events.AgentConnected(rank, hello, here))
 
     def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
@@ -294,6 +311,7 @@ class AttemptLoop:
     def _report_stall(self, action: events.ReportStall) -> None:
         from cpulaunch.supervise import stall_box
 
+        action = action._replace(number=self._stalls + action.number)
         name = f"stacks-{action.number}.txt"
         self.output.keep(name, stall_box.stacks_text(action).encode(errors="replace"), private=True)
         self.output.screen.say(stall_box.stall_box(action, self.console.directory.path / name))
@@ -315,17 +333,28 @@ class AttemptLoop:
         lost = any(rank.state is RankState.LOST for rank in untidy)
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
         try:
-            *_, unswept = await asyncio.gather(
+            await asyncio.gather(
                 *self._ending,
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
-                sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach),
+                self._sweep(hosts),
             )
-            if unswept:
+            if unswept := of_ours(self.unswept):
                 self.console.tell(unswept)
         finally:
             if untidy:
                 sweep(self.attempt.job_id)
         self._look_at_processes()
+        if self._thorough and self.job.failed:
+            await self._sweep_others(hosts)
+
+    async def _sweep_others(self, swept: set[str]) -> None:
+        """Agents have said that nothing is left on these hosts; make sure of it."""
+        sweep(self.attempt.job_id)
+        if not self.attempt.plan.here_alone:
+            await self._sweep({rank.host for rank in self.job.ranks} - swept - self._hosts_here)
+
+    async def _sweep(self, hosts: set[str]) -> None:
+        self.unswept += await sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach)
 
     async def _end_processes(self, patience: float) -> None:
         await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SCHEMA = 1
 OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
 NODE_LOST, STALLED = "node_lost", "stalled"
 INTERRUPTED, START_FAILED = "interrupted", "start_failed"
+
+WITHOUT_A_WORD = "its agent ended without a word"
+"""The error of a rank whose agent was killed."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Failure:
 
     ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
     was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
-    the cause.  ``rank`` and ``host`` are None where none is to blame.
+    the cause.  ``rank`` and ``host`` are None where none is to blame.  ``unexplained``: it is an exit code
+    of a Python program that neither an exception nor ``sys.exit`` explains.
     """
 
     rank: int | None = None
@@ -31,6 +36,7 @@ class Failure:
     line: int | None = None
     traceback: str | None = None
     note: str | None = None
+    unexplained: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,28 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class AttemptOutcome:
+    """How one of a job's attempts ended, and what it did.
+
+    ``hosts`` are those that it ran on.  ``resumed_from``: the step after which it went on, where its ranks
+    have said so.  ``steps`` of an optimizer were made in it; None where none could be seen.
+    """
+
+    kind: str
+    seconds: float
+    hosts: tuple[str, ...]
+    resumed_from: int | None = None
+    steps: int | None = None
+
+    @property
+    def reached(self) -> int | None:
+        """The step that it has come to; None where steps can't be seen."""
+        return None if self.steps is None else (self.resumed_from or 0) + self.steps
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """A job's end, as in ``outcome.json``."""
+    """A job's end, as in ``outcome.json``.  ``attempts`` are all of them, the rest is the last one's."""
 
     exit_code: int
     kind: str
@@ -74,6 +100,16 @@ class Outcome:
     ranks: tuple[RankOutcome, ...]
     restarts: int = 0
     stalls: tuple[Stall, ...] = ()
+    attempts: tuple[AttemptOutcome, ...] = ()
+
+    def after(self, earlier: Sequence[AttemptOutcome], stalls: Sequence[Stall]) -> Outcome:
+        """The job's outcome, where ``earlier`` attempts, in which it had ``stalls``, came before this one."""
+        return replace(
+            self,
+            restarts=len(earlier),
+            stalls=(*stalls, *self.stalls),
+            attempts=(*earlier, *self.attempts),
+        )
 
     def to_text(self) -> str:
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self), "seconds": round(self.seconds, 3)}

@@ -34,15 +34,23 @@ BAR_PERIOD = 1.0
 """Seconds between two looks at a line that is drawn over and over, as progress bars are."""
 
 
-def shown_ranks(tee: str, world_size: int) -> frozenset[int]:
-    """The ranks that ``--tee`` names: ``all``, ``none``, or a list such as ``0,4-7``."""
+SEPARATOR = b"\n==== cpulaunch: restart "
+"""How the line begins in a rank's log that stands between two attempts."""
+
+
+def shown_ranks(tee: str, world_size: int, *, strict: bool = True) -> frozenset[int]:
+    """The ranks that ``tee`` names: ``all``, ``none``, or a list such as ``0,4-7``.
+
+    ``strict``: ConfigError where there aren't as many; else those that there are.
+    """
+    everybody = frozenset(range(world_size))
     if tee in ("all", "none"):
-        return frozenset(range(world_size) if tee == "all" else ())
+        return everybody if tee == "all" else frozenset()
     ranks = frozenset(CoreSet.parse(tee))
-    if not ranks <= frozenset(range(world_size)):
+    if strict and not ranks <= everybody:
         hint = "leave it out to see the output of all ranks"
         raise ConfigError(f"--tee {tee}: the ranks are 0 to {world_size - 1}", hint=hint, part=tee)
-    return ranks
+    return ranks & everybody
 
 
 class Console(NamedTuple):
@@ -81,10 +89,15 @@ class Output:
         self._bars: dict[tuple[int, int], float] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
+        self._restart = 0
+        self._separated: set[int] = set()  # ranks whose logs say so
         self._fold = Fold() if fold else None
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
+        if self._restart and rank not in self._separated:
+            self._separated.add(rank)
+            self._logs.append(f"rank-{rank}.log", SEPARATOR + b"%d ====\n" % self._restart)
         self._logs.append(f"rank-{rank}.log", data, droppable=True)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         now = time.monotonic()
@@ -101,6 +114,11 @@ class Output:
             lines.append(rest)
         self._rest[rank, stream] = rest
         self._show(rank, stream, lines)
+
+    def restart(self, number: int, shown: frozenset[int]) -> None:
+        """Another attempt begins, of which these ranks are shown."""
+        self._restart, self._shown = number, shown
+        self._separated, self._last = set(), {}
 
     def hide(self, rank: int, stream: int) -> None:
         """Show nothing more of it; the log goes on."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
 from cpulaunch import messages
 from cpulaunch.supervise import outcome as kinds
-from cpulaunch.supervise.outcome import Failure
+from cpulaunch.supervise.outcome import AttemptOutcome, Failure
 from cpulaunch.supervise.root_cause import Candidate
 
 
@@ -52,8 +53,8 @@ class Rank:
     that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
     no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and
     ``rates`` are its steps and collectives per second since the one before.  ``raised`` and ``exit``
-    are what its agent has said; ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its
-    agent says that nothing of it is left.
+    are what its agent has said, ``resumed_from`` what its program has; ``failed`` is a failure that the
+    launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Rank:
     cores: str | None = None
     raised: messages.Failure | None = None
     exit: messages.Exit | None = None
+    resumed_from: int | None = None
     failed: Candidate | None = None
     tidy: bool = False
 
@@ -122,6 +124,18 @@ class Rank:
             failure = Failure(self.rank, self.host, signal=own.signal, note=own.note)
             return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
         if own.code:
-            failure = Failure(self.rank, self.host, exit_code=own.code, note=own.note)
+            failure = Failure(
+                self.rank, self.host, exit_code=own.code, note=own.note, unexplained=own.unexplained
+            )
             return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
         return None
+
+
+def attempt_outcome(ranks: Collection[Rank], kind: str, seconds: float) -> AttemptOutcome:
+    """How an attempt of these ``ranks`` has ended."""
+    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+    resumed = [rank.resumed_from for rank in ranks if rank.resumed_from is not None]
+    steps = [rank.beat.steps for rank in ranks if rank.beat and rank.beat.keeps_ledger]
+    return AttemptOutcome(
+        kind, round(seconds, 3), hosts, min(resumed, default=None), max(steps, default=None)
+    )

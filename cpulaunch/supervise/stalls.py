@@ -38,7 +38,7 @@ MIN_NATIVE = 0.8
 MOMENT = 0.1
 """Seconds by which clocks of hosts may be wrong."""
 
-REPORT, ABORT = "report", "abort"
+REPORT, ABORT, RESTART = "report", "abort", "restart"
 
 
 class StallSettings(NamedTuple):

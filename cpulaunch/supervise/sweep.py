@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.wording import shortened
@@ -21,13 +21,21 @@ TIMEOUT = 3.0
 AT_ONCE = 64
 """Hosts that are swept at the same time: a connection costs this host some 50 ms of CPU time, and 6 MB."""
 
-# What sweeps another host, where there is surely a shell.  The way there hands our own mark on only where
-# somebody has told it to, so this doesn't find itself.
+# What sweeps another host, where there is surely a shell: code 1 if something is left.  The way there hands
+# our own mark on only where somebody has told it to, so this doesn't find itself.
 _SCRIPT = (
-    "for p in /proc/[0-9]*; do "
-    r"if tr '\0' '\n' <$p/environ | grep -qx {mark}; then kill -KILL ${{p#/proc/}}; fi; "
-    "done 2>/dev/null"
+    "for i in 1 2 3 4 5; do "
+    r"set -- $(grep -lzxF {mark} /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'); "
+    "test $# = 0 && exit 0; kill -KILL $@ 2>/dev/null; sleep 0.1; done; exit 1"
 )
+
+
+class Unswept(NamedTuple):
+    """A host that may have something of the job left, and why.  ``ours``: nobody could be sent from here."""
+
+    host: str
+    why: str
+    ours: bool = False
 
 
 def sweep(job_id: str) -> list[int]:
@@ -50,32 +58,32 @@ def sweep(job_id: str) -> list[int]:
     return killed
 
 
-async def sweep_hosts(hosts: Iterable[str], job_id: str, reach: Reach) -> str:
-    """Kill all processes of the job ``job_id`` on ``hosts``, as far as those can be reached.
-
-    Returns a line on those to which nobody could be sent from here; empty where there are none.
-    """
+async def sweep_hosts(hosts: Iterable[str], job_id: str, reach: Reach) -> list[Unswept]:
+    """Kill all processes of the job ``job_id`` on ``hosts``.  Returns those where it may have some left."""
     import asyncio  # not at the top, as `execute` starts the job before it takes the time to import it
 
     script = _SCRIPT.format(mark=_mark(job_id))
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def sweep_one(host: str) -> str | None:
+    async def sweep_one(host: str) -> Unswept | None:
         command = reach.command(host, script)
         async with gate:
-            return await _run(command) if command else None
+            return await _run(host, command) if command else None
 
-    names = sorted(hosts)
-    errors = await asyncio.gather(*(sweep_one(host) for host in names))
-    failed = {host: error for host, error in zip(names, errors, strict=True) if error}
+    return [left for left in await asyncio.gather(*map(sweep_one, sorted(hosts))) if left]
+
+
+def of_ours(unswept: Sequence[Unswept]) -> str:
+    """A line on the hosts to which nobody could be sent from here; empty where there are none."""
+    failed = [left for left in unswept if left.ours]
     if not failed:
         return ""
-    why = next(iter(failed.values()))
-    return f"processes may be left on {shortened(list(failed))}, as ssh can't be started here: {why}"
+    hosts = shortened([left.host for left in failed])
+    return f"processes may be left on {hosts}, as ssh can't be started here: {failed[0].why}"
 
 
-async def _run(command: tuple[str, ...]) -> str | None:
-    """Run it for TIMEOUT seconds at most; why it can't be started, or None."""
+async def _run(host: str, command: tuple[str, ...]) -> Unswept | None:
+    """Run it for TIMEOUT seconds at most."""
     import asyncio
 
     try:
@@ -87,14 +95,17 @@ async def _run(command: tuple[str, ...]) -> str | None:
             start_new_session=True,
         )
     except (OSError, RuntimeError) as e:  # no more files, processes, or threads to wait for them
-        return str(getattr(e, "strerror", None) or e)
+        return Unswept(host, str(getattr(e, "strerror", None) or e), ours=True)
     try:
-        await asyncio.wait_for(process.wait(), TIMEOUT)
+        code = await asyncio.wait_for(process.wait(), TIMEOUT)
     except asyncio.TimeoutError:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
         await process.wait()
-    return None
+        return Unswept(host, f"it has not answered within {TIMEOUT:g} s")
+    if code == 0:
+        return None
+    return Unswept(host, "processes of the job are left there" if code == 1 else "ssh can't reach it")
 
 
 def _mark(job_id: str) -> str:

@@ -66,11 +66,18 @@ class Screen:
         """Whether somebody has to wait."""
         return self._room is not None and not self._room.is_set()
 
+    def serve_loop(self) -> None:
+        """From now on, those who wait for room do so in the running loop."""
+        with self._changed:
+            self._room, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            if self._bytes <= MAX_WAITING or self._dropping:
+                self._room.set()
+
     async def room(self) -> None:
         """Wait until little enough waits to be shown."""
         if self._room is None:
-            self._room, self._loop = asyncio.Event(), asyncio.get_running_loop()
-            self._room.set()
+            self.serve_loop()
+        assert self._room
         await self._room.wait()
 
     def hurry(self) -> None:

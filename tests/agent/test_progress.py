@@ -29,7 +29,7 @@ def test_an_agent_says_at_once_how_far_its_program_is(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), program) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready\n")
-        assert asked(launcher) == messages.Beat(7, 140, 0.5, 1.25, True, len("ready\n"), 10.0**6)
+        assert asked(launcher) == messages.Beat(7, 140, 0.5, 1.25, True, len("ready\n"), 10.0**6, True)
 
 
 def test_what_a_program_prints_is_progress(tmp_path: Path) -> None:

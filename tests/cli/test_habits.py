@@ -270,9 +270,11 @@ def test_as_many_hosts_at_least_as_at_most_is_a_number(
     assert settings_of(["-f", "hosts", "--nnodes", "2:2", *lscpu], capsys)["hosts.nnodes"] == 2
 
 
-def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--max_restarts", "0", "--dry-run", "--format", "shell", "train.py"]) == 0
-    assert "restart" not in capsys.readouterr().err
+def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+    lscpu = ["--lscpu", str(REPOSITORY / "tests/plan/2x28.lscpu")]
+    elastic = ["-f", "hosts", "--nnodes", "1:2", "--max_restarts", "3"]
+    found = settings_of([*elastic, *lscpu], capsys)
+    assert (found["hosts.nnodes"], found["watch.max_restarts"]) == ("1:2", 3)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +302,8 @@ def test_max_restarts_0_is_what_happens_anyway(script: None, capsys: pytest.Capt
         ),
         ("--tee 0:3", "--tee 0:3: it takes ranks, and both streams", "leave it out"),
         ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or say a number"),
-        ("--nnodes 1:4", "--nnodes 1:4: a job has as many hosts as it began with", "--nnodes 4"),
-        ("--max-restarts 3", "--max-restarts 3: a failed job isn't restarted", "checkpoint"),
+        ("--nnodes 3:4", "hosts.nnodes (--nnodes): 3 hosts, but only 1 named", "--hosts a,b"),
+        ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),
         ("--mixed_precision fp16", "--mixed-precision fp16: CPUs train in bf16 or fp32", "bf16"),
         ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),

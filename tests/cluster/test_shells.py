@@ -63,7 +63,7 @@ def test_hosts_with_another_login_shell_are_swept(other_shell: None, cluster: Cl
         until(lambda: sum("sleep 300" in line for line in cluster.processes()) == 5, "all to run")
         code = SWEEP.format(hosts=list(HOSTS))
         swept = cluster.run("login", [sys.executable, "-c", code], env=clean_environment())
-        assert (swept.stdout, swept.stderr) == ("\n", "")
+        assert (swept.stdout, swept.stderr) == ("[]\n", "")
         for process in left:
             process.wait(timeout=10)
         assert other.poll() is None

@@ -30,6 +30,7 @@ from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.supervise.following import restart_rules
 from cpulaunch.supervise.stalls import stall_settings
 
 PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")
@@ -132,6 +133,9 @@ EFFECTS = {
     "watch.grace_period": Effect("3", placement("grace_period"), 3),
     "watch.stall_timeout": Effect("90", lambda config: stall_settings(planned(config)).timeout, 90),
     "watch.stall_action": Effect("abort", lambda config: stall_settings(planned(config)).action, "abort"),
+    "watch.max_restarts": Effect("3", lambda config: restart_rules(planned(config)).max_restarts, 3),
+    "watch.restart_on": Effect("error", lambda config: restart_rules(planned(config)).on, "error"),
+    "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip

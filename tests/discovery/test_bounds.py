@@ -54,7 +54,7 @@ def without_files() -> Iterator[None]:
 
 def test_hosts_are_swept_so_many_at_once(tmp_path: Path) -> None:
     reach = Counting(tmp_path, "sleep 0.05")
-    assert asyncio.run(sweep.sweep_hosts(HOSTS, "job", reach)) == ""
+    assert asyncio.run(sweep.sweep_hosts(HOSTS, "job", reach)) == []
     total, most = reach.counts()
     assert total == len(HOSTS)
     assert most <= sweep.AT_ONCE
@@ -123,7 +123,7 @@ def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
     async def sweep_without_files() -> str:
         with without_files():
             assert sweep.sweep("job") == []
-            return await sweep.sweep_hosts(HOSTS, "job", Counting(tmp_path, "true"))
+            return sweep.of_ours(await sweep.sweep_hosts(HOSTS, "job", Counting(tmp_path, "true")))
 
     line = asyncio.run(sweep_without_files())
     names = "node0000, node0001, node0002, node0003 and 196 more"

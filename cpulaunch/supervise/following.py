@@ -1,0 +1,113 @@
+"""What follows an attempt that has ended: by the rules, in lines for the user, with a plan for the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cpulaunch.launchers.command import Command
+from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.attempt import Attempt, next_attempt
+from cpulaunch.supervise.attempts import Ended
+from cpulaunch.supervise.outcome import Failure, Outcome, signal_name
+from cpulaunch.supervise.output import Console, shown_ranks
+from cpulaunch.supervise.restarts import Restarts, Rules
+from cpulaunch.supervise.stalls import RESTART
+from cpulaunch.supervise.status import duration
+from cpulaunch.wording import counted, shortened
+
+
+class Without(NamedTuple):
+    """Hosts that a plan should do without (``avoid``), and those that it has to, each with a reason."""
+
+    avoid: frozenset[str]
+    unusable: dict[str, str]
+
+
+class Planned(NamedTuple):
+    """A plan for another attempt.  ``free_port`` is free on its first host, where that is known.
+
+    ``document`` is the plan as the job's directory gets it.
+    """
+
+    plan: Plan
+    commands: Sequence[Command]
+    document: str
+    free_port: int | None = None
+
+
+Replan = Callable[[Without], Planned]
+"""Plans the job once more, for hosts that are ready.  Raises CpulaunchError."""
+
+
+class Following:
+    """Decides what follows each attempt of a job."""
+
+    def __init__(self, plan: Plan, replan: Replan, console: Console) -> None:
+        self._restarts = Restarts(restart_rules(plan))
+        self._replan, self._console = replan, console
+
+    def __call__(self, ended: Ended) -> Attempt | None:
+        """The next attempt, where there is one.  Raises CpulaunchError."""
+        outcome, previous = ended.outcome, ended.attempt
+        verdict = self._restarts.judge(outcome)
+        if not verdict.again:
+            if verdict.why:
+                self._console.tell(f"the job is not started again: {verdict.why}")
+            return None
+        self._console.tell(what_happened(outcome))
+        unusable = {left.host: left.why for left in ended.unswept}
+        unusable |= dict.fromkeys(verdict.unusable, "nothing could be started there")
+        planned = self._replan(Without(verdict.avoid, unusable))
+        following = next_attempt(previous, planned.plan, planned.commands, planned.free_port)
+        self._announce(previous.plan, following, planned.document)
+        return following
+
+    def _announce(self, before: Plan, following: Attempt, document: str) -> None:
+        number, plan, output = following.restart_count, following.plan, self._console.output
+        name = f"plan-{number}.json"
+        output.keep(name, document.encode(), private=True)
+        hosts = [host.host for host in plan.hosts]
+        event = {"type": "restart", "restart": number, "hosts": hosts}
+        output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        shown = shown_ranks(plan.setting("output.tee"), plan.world_size, strict=False)
+        output.restart(number, shown)
+        gone = [host.host for host in before.hosts if host.host not in hosts]
+        new = [host for host in hosts if host not in {host.host for host in before.hosts}]
+        where = "this machine" if plan.here_alone else shortened(hosts)
+        change = f", without {shortened(gone)}" if gone else ""
+        change += f", with {shortened(new)}" if new else ""
+        ranks = counted(plan.world_size, "rank")
+        self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name})")
+
+
+def restart_rules(plan: Plan) -> Rules:
+    """What the user has asked for."""
+    return Rules(
+        max_restarts=plan.setting("watch.max_restarts"),
+        on=plan.setting("watch.restart_on"),
+        always=plan.setting("watch.restart_always"),
+        stalls=plan.setting("watch.stall_action") == RESTART,
+        python=plan.program.python,
+    )
+
+
+def what_happened(outcome: Outcome) -> str:
+    """How an attempt has failed, and how far it had come, in a line."""
+    attempt = outcome.attempts[-1]
+    when = f"after {duration(attempt.seconds)}"
+    if attempt.reached is not None:
+        when += f", at step {attempt.reached}"
+    return f"{_failure(outcome.first_failure)} ({when})" if outcome.first_failure else f"it failed {when}"
+
+
+def _failure(failure: Failure) -> str:
+    who = f"rank {failure.rank} on {failure.host}"
+    if failure.signal is not None:
+        told = ": ".join(filter(None, (failure.error, failure.note)))
+        return f"{who} got {signal_name(failure.signal)}" + (f": {told}" if told else "")
+    if failure.error:
+        place = f", at {failure.file}:{failure.line}" if failure.file else ""
+        return f"{who}: {failure.error}{place}"
+    return f"{who} ended with exit code {failure.exit_code}"
