@@ -12,22 +12,22 @@ from typing import Any
 from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import outcome
 
-# cpulaunch with a decision of its own: what ended badly is started once more.
+# cpulaunch which notes that it plans once more.
 LAUNCH = """
-import functools, os
+import os
+from cpulaunch.cli import replan
 from cpulaunch.cli.main import entry
 from cpulaunch.errors import HostError
-from cpulaunch.supervise import execute
-from cpulaunch.supervise.attempt import next_attempt
 
-def decide(outcome, attempt):
-    with open("decided", "a") as f:
-        print(outcome.kind, file=f)
+plan = replan.Replanner.__call__
+
+def plan_again(self, without):
+    open("planned", "a").write("again\\n")
     if os.path.exists("refuse"):
         raise HostError("no host is free", hint="ask later")
-    return next_attempt(attempt) if outcome.kind != "ok" and attempt.restart_count == 0 else None
+    return plan(self, without)
 
-execute.execute = functools.partial(execute.execute, decide=decide)
+replan.Replanner.__call__ = plan_again
 entry()
 """
 
@@ -78,7 +78,22 @@ def start(directory: Path, env: dict[str, str], launch: str = LAUNCH) -> subproc
     (directory / "launch.py").write_text(launch)
     (directory / "train.py").write_text(PROGRAM)
     return subprocess.Popen(
-        [sys.executable, "launch.py", "run", "-n", "2", "--tee", "all", "--grace-period", "2", "train.py"],
+        [
+            sys.executable,
+            "launch.py",
+            "run",
+            "-n",
+            "2",
+            "--tee",
+            "all",
+            "--grace-period",
+            "2",
+            "--max-restarts",
+            "1",
+            "--restart-on",
+            "error",
+            "train.py",
+        ],
         cwd=directory,
         env=clean_environment(**env),
         stdin=subprocess.DEVNULL,
@@ -94,7 +109,7 @@ def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
     with bounded(start(tmp_path, marked)) as launcher:
         _, stderr = launcher.communicate(timeout=TIMEOUT)
     assert launcher.returncode == 0, stderr
-    assert (tmp_path / "decided").read_text().split() == ["error", "ok"]
+    assert (tmp_path / "planned").read_text().split() == ["again"]
     result = outcome(tmp_path)
     assert (result["kind"], result["restarts"], result["first_failure"]) == ("ok", 1, None)
     assert [rank["status"] for rank in result["ranks"]] == ["exit 0", "exit 0"]
@@ -114,7 +129,7 @@ def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
     assert log.read_text().count("ready") == 2
 
 
-def test_after_ctrl_c_nothing_is_decided(marked: dict[str, str], tmp_path: Path) -> None:
+def test_after_ctrl_c_nothing_is_planned(marked: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     with bounded(start(tmp_path, marked)) as launcher:
         assert launcher.stdout
@@ -122,7 +137,7 @@ def test_after_ctrl_c_nothing_is_decided(marked: dict[str, str], tmp_path: Path)
         launcher.send_signal(signal.SIGINT)
         launcher.communicate(timeout=TIMEOUT)
     assert launcher.returncode == 130
-    assert not (tmp_path / "decided").exists()
+    assert not (tmp_path / "planned").exists()
     assert outcome(tmp_path)["restarts"] == 0
 
 
