@@ -229,10 +229,10 @@ class _YamlReader:
     def _put(self, layer: _Layer, setting: Setting, node: Any, origin: str) -> None:
         if node.id == "mapping":
             value: Any = {name: self._text(entry) for name, entry, _ in self._entries(node, setting.key)}
-        elif node.tag.endswith((":int", ":float")) and ":" in node.value:
-            value = node.value  # YAML 1.1 takes 3:4 for a time, 184 seconds
         else:
             value = self._plain(node)
+            if type(value) is int and ":" in node.value:
+                value = node.value  # YAML 1.1 takes 3:4 for a time, 184 seconds
         try:
             layer.put(setting, setting.kind.from_yaml(value), origin)
         except ValueError:

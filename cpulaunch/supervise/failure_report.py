@@ -66,15 +66,19 @@ def failure_report(
         return f"cpulaunch: the job was ended: {failure.error}\n"
     title = TITLES.get(outcome.kind, "rank {0.rank} on {0.host} failed first").format(failure)
     others = "; ".join(_others(outcome, failure.rank))
-    story = _story(failure, directory, last_output(failure.rank))
+    kept = last_output(failure.rank)
+    story = _story(failure, directory, kept, said_nothing=outcome.restarts > 0 and not kept)
     return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
 
 
-def _story(failure: Failure, directory: JobDirectory | None, kept: bytes) -> Iterator[str]:
+def _story(
+    failure: Failure, directory: JobDirectory | None, kept: bytes, *, said_nothing: bool
+) -> Iterator[str]:
+    """``said_nothing``: what its log has is from earlier attempts."""
     log = f"rank-{failure.rank}.log"
     logged = None if directory is None else _tail(directory, log)
     # Where the disk was full, or has hung, the log lacks the end.
-    said = logged if logged and kept and logged.endswith(kept) else kept
+    said = logged if logged and logged.endswith(kept) and not said_nothing else kept
     words = said.rpartition(SEPARATOR)[2].decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
