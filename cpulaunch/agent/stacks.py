@@ -6,6 +6,7 @@ A thread is a dict: id (None where it isn't known), name, gil, idle, and its fra
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -87,32 +88,39 @@ def _spelled(found: re.Match[str]) -> str:
 
 _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ (?:\[(.*)\] )?\(most recent call first\)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_MORE = "..."
 
 
 def from_faulthandler(text: str) -> list[dict[str, Any]]:
-    """The threads in what ``faulthandler`` writes; the last one is Python's main thread."""
+    """The threads in what ``faulthandler`` writes: a hundred, and where these are all, the main one is last.
+
+    That one has no name there, or from Python 3.14 on the process's.
+    """
     threads: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        if found := re.match(
-            r"(?:Current t|T)hread 0x[0-9a-f]+ (?:\[(.*)\] )?\(most recent call first\)", line
-        ):
+    lines = text.splitlines()
+    for line in lines:
+        if found := _THREAD.match(line):
             threads.append({"id": None, "name": found[1] or "", "gil": None, "idle": None, "frames": []})
         elif threads and (found := _FRAME.match(line)):
             line_number = int(found[2]) if found[2].isdigit() else 0
             threads[-1]["frames"].append((found[3][:MAX_NAME], found[1][-MAX_FILE:], line_number))
-    if threads and not threads[-1]["name"]:
+    if threads and _MORE not in lines:
         threads[-1]["name"] = MAIN
     return threads
 
 
 def fit(processes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """The same in at most ``limit`` bytes of JSON, with fewer threads and frames if need be."""
-    fitting: list[dict[str, Any]] = []
-    for most_threads, most_frames in LIMITS:
+    """The same in at most ``limit`` bytes of JSON, with fewer threads and frames if need be, or processes."""
+    for most_threads, most_frames in (*LIMITS, (0, 0)):
         fitting = [_cut(process, most_threads, most_frames) for process in processes]
-        if len(json.dumps(fitting, separators=(",", ":"))) <= limit:
+        if _bytes(fitting) <= limit:
             return fitting
-    return [{**process, "threads": [], "left_out": len(process["threads"])} for process in fitting]
+    sizes = itertools.accumulate(_bytes(process) + len(",") for process in fitting)
+    return [process for process, size in zip(fitting, sizes, strict=True) if size + len("[]") <= limit]
+
+
+def _bytes(value: Any) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
 
 
 def _cut(process: dict[str, Any], most_threads: int, most_frames: int) -> dict[str, Any]:

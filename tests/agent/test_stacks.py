@@ -70,6 +70,14 @@ def test_a_stack_of_faulthandler() -> None:
     assert (main["name"], main["frames"]) == ("MainThread", [("<module>", "<string>", 0)])
 
 
+def test_the_main_thread_of_faulthandler_is_the_last_one_whatever_its_name() -> None:
+    """From Python 3.14 on it has the process's.  Of more than a hundred, the main one isn't there."""
+    text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
+    both = text.format("loader") + "\n" + text.format("python")
+    assert [each["name"] for each in from_faulthandler(both)] == ["loader", "MainThread"]
+    assert [each["name"] for each in from_faulthandler(both + "...\n")] == ["loader", "python"]
+
+
 def test_stacks_fit_into_a_message() -> None:
     def thread(name: str, idle: bool) -> dict[str, object]:
         return {
@@ -92,3 +100,10 @@ def test_stacks_fit_into_a_message() -> None:
     assert (frames[0][0], frames[-1][0]) == ("f0", "f499")
     assert small["threads"][0]["left_out"] == 500 - len(frames)
     assert small["left_out"] == 302 - len(small["threads"])
+
+
+def test_processes_that_do_not_fit_into_a_message_are_left_out() -> None:
+    processes = [{"pid": pid, "threads": [], "file": "\u6587" * 200} for pid in range(100)]
+    fitting = fit(processes, 1 << 16)
+    assert [each["pid"] for each in fitting] == list(range(len(fitting)))
+    assert (1 << 16) - 2000 < len(json.dumps(fitting, separators=(",", ":"))) <= 1 << 16
