@@ -8,6 +8,7 @@ writes the stacks into a file mapping, by a signal to which the bootstrap has at
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-from cpulaunch import ledger
+from cpulaunch import ledger, variables
 from cpulaunch.agent import processes
 from cpulaunch.agent.stacks import fit, from_faulthandler, from_py_spy
 from cpulaunch.agent.start import Running, StacksHandler
@@ -292,8 +293,9 @@ class _Spy:
                 (os.POSIX_SPAWN_DUP2, end, 1),
                 (os.POSIX_SPAWN_DUP2, self._errors, 2),
             )
-            # It is reaped with the orphans.
-            self._pid = os.posix_spawn(argv[0], argv, {"RUST_BACKTRACE": "0"}, file_actions=actions)
+            # It is reaped with the orphans.  By its mark a sweep finds it, should we be killed.
+            env = {"RUST_BACKTRACE": "0", variables.JOB_ID: os.environ.get(variables.JOB_ID, "")}
+            self._pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
         except OSError:
             os.close(self._pipe)
             os.close(self._errors)
@@ -315,7 +317,8 @@ class _Spy:
 
     def kill(self) -> None:
         """End it, as it takes too long; it is there as long as nobody has closed its end of the pipe."""
-        os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended by now, and was reaped
+            os.kill(self._pid, signal.SIGKILL)
         select.select([self._pipe], [], [], GONE_WITHIN)
         seen = processes.stat(self.process["pid"])
         if self._stops and seen and seen.state == "T":

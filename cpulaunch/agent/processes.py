@@ -85,19 +85,20 @@ def describe(pid: int) -> dict[str, Any] | None:
     if found is None:
         return None
     status = _status(pid)
+    held = blocked(pid)
     waiting = _waits_in(pid, pid) if found.state in "SD" else {"call": None, "file": None}
     tracer = int(status.get("TracerPid", "0"))
     return {
         "pid": pid,
         "parent": found.parent,
-        # /proc/PID/cmdline would wait for a lock that a process in the state D may hold.
-        "command": found.name if found.state in "DZX" else command_line(pid),
+        # /proc/PID/cmdline would wait for a lock that a thread in the state D may hold.
+        "command": found.name if held or found.state in "DZX" else command_line(pid),
         "state": found.state,
         "word": _WORDS.get(found.state, found.state),
         "stopped_by": _signal_name(found.stopped_by),
         "wchan": _wchan(pid, pid),
         **waiting,
-        "blocked": blocked(pid),
+        "blocked": held,
         "traced_by": tracer,
         "tracer": ((by := stat(tracer)) and by.name) if tracer else None,
         "swapped": int(status.get("VmSwap", "0 kB").split()[0]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from support.command import REPOSITORY, bounded
 from support.hung_files import hung_file
 from support.namespaces import until
 
+from cpulaunch import variables
+from cpulaunch.agent.dump import _Spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stacks import main_stack, place, states
 
@@ -170,6 +173,28 @@ def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path
         until(lambda: [each.pid for each in agent.children()] == [played.pid], "py-spy to be reaped")
 
 
+def test_a_py_spy_is_of_the_job_to_those_who_sweep_it(tmp_path: Path) -> None:
+    """Who kills the agent can leave a py-spy that hangs."""
+    hangs = "exec /bin/sleep 1000"
+    options = with_bin(tmp_path, hangs)
+    options["env"][variables.JOB_ID] = job_id = f"test-{os.getpid()}"
+    with launcher(tmp_path, WAIT, **options) as played:
+        played.say(AskDump(1, False))
+        agent = psutil.Process(played.agent.pid)
+        until(lambda: "sleep" in [each.name() for each in agent.children()], "py-spy to be started")
+        (spy,) = [each for each in agent.children() if each.name() == "sleep"]
+        assert spy.environ()[variables.JOB_ID] == job_id
+
+
+def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() -> None:
+    selector = selectors.DefaultSelector()
+    spy = _Spy(["/bin/true"], {"pid": os.getpid()}, selector, stops=False)
+    os.waitpid(spy._pid, 0)
+    spy.kill()
+    assert spy.ended
+    assert not selector.get_map()
+
+
 def test_where_ptrace_is_forbidden_the_program_writes_its_stacks_itself(tmp_path: Path) -> None:
     refuses = "echo 'Error: Permission Denied: Try running again with elevated permissions' >&2; exit 1"
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, refuses)) as played:
@@ -222,6 +247,8 @@ def test_a_disk_that_hangs_is_named_with_the_file(tmp_path: Path) -> None:
             (thread,) = seen["blocked"]
             assert (thread["call"], thread["file"]) == ("read", str(file))
             assert states(seen) == [f"in the disk: read of {file}"]
+            # Its command line might have to be waited for.
+            assert seen["command"] == Path(f"/proc/{played.pid}/comm").read_text().strip()
             (waiting,) = [each for each in seen["threads"] if each["id"] == thread["thread"]]
             assert waiting["frames"][0][0] == "read"
 
