@@ -169,8 +169,8 @@ class Control:
     def greeted(self, stranger: _Connection, line: bytes) -> None:
         """A stranger's first line: it is an agent from now on, or an observer, or hung up on."""
         self._strangers.remove(stranger)
-        if self._observers and (welcome := self._observers.welcome(line, stranger.salt)):
-            self._observers.serve(stranger.detach(), welcome)
+        if self._observers and (observer := self._observers.proven(line, stranger.salt)):
+            self._observers.serve(stranger.detach(), observer)
             return
         try:
             hello = decode(line, FROM_AGENT)

@@ -50,10 +50,10 @@ class Observer:
 
     def __enter__(self) -> Observer:
         try:
-            self._socket = self._connected()
+            self._connect()
             self._say(Observe(VERSION, self._salt, self._proof(OBSERVER, self._expect(Challenge).salt)))
             if not same(self._expect(Welcome).proof, self._proof(LAUNCHER, self._salt)):
-                raise HostError(f"what listens at {self._contact.address} is not the launcher of the job")
+                raise self._error(f"something else listens at {self._contact.address}")
         except BaseException:
             self.__exit__()
             raise
@@ -80,16 +80,16 @@ class Observer:
             raise self._error("it said something else than was asked")
         return found
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> None:
         address = self._contact.address
         try:
             if address.startswith("@"):
-                connected = socket.socket(socket.AF_UNIX)
-                connected.settimeout(CONNECT_WITHIN)
-                connected.connect(f"\0{address[1:]}")
-                return connected
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.settimeout(CONNECT_WITHIN)
+                self._socket.connect(f"\0{address[1:]}")
+                return
             host, _, port = address.rpartition(":")
-            return socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN)
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN)
         except (OSError, ValueError) as e:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
@@ -124,7 +124,7 @@ class Observer:
 
     def _error(self, why: str) -> HostError:
         where = f"process {self._contact.pid} on {self._contact.host}"
-        hint = "it may have ended, or be another version of cpulaunch"
+        hint = "it may have ended, be another version of cpulaunch, or answer too many others"
         if self._contact.address.startswith("@") and self._contact.host != socket.gethostname():
             hint = f"the job runs on that host alone: ask it there (ssh {self._contact.host})"
         return HostError(

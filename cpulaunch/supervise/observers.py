@@ -64,20 +64,22 @@ class Observers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
 
-    def welcome(self, line: bytes, salt: str) -> bytes | None:
-        """What to answer to a stranger's first line; None where it is no observer, or one too many."""
+    def proven(self, line: bytes, salt: str) -> Observe | None:
+        """A stranger's first line, where that proves it to be an observer."""
         try:
             said = decode(line, FROM_OBSERVER)
         except MessageError:
             return None
-        if not isinstance(said, Observe) or len(self._tasks) >= MAX_OBSERVERS:
-            return None
-        if said.version != VERSION or not same(said.proof, proof(self._token, OBSERVER, salt, 0)):
-            return None
-        return encode(Welcome(proof(self._token, LAUNCHER, said.salt, 0)))
+        if isinstance(said, Observe) and same(said.proof, proof(self._token, OBSERVER, salt, 0)):
+            return said
+        return None
 
-    def serve(self, connected: socket.socket, welcome: bytes) -> None:
-        """Answer whoever is at the other end, until it hangs up."""
+    def serve(self, connected: socket.socket, observer: Observe) -> None:
+        """Answer whoever is at the other end, until it hangs up; one too many is hung up on."""
+        if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
+            connected.close()
+            return
+        welcome = encode(Welcome(proof(self._token, LAUNCHER, observer.salt, 0)))
         task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -6,14 +6,15 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from support.command import TIMEOUT
 
 from cpulaunch.errors import HostError
-from cpulaunch.messages import VERSION, Beat, Dump, Hello, encode, observers_token, proof
-from cpulaunch.supervise.control import Control
+from cpulaunch.messages import VERSION, Beat, Challenge, Dump, Hello, Welcome, encode, observers_token, proof
+from cpulaunch.supervise.control import Control, Refused
 from cpulaunch.supervise.events import Dumped
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import RankSeen
@@ -34,6 +35,7 @@ class Launcher:
         self.wanted: list[bool] = []
         self.connected: list[int] = []
         self.answers = True
+        self.refused = Refused()
         self.observers = Observers(
             "token", self.ranks, lambda: status_of(self.ranks, 61.0, ending=False), self.want
         )
@@ -56,6 +58,7 @@ def with_launcher(asks: Callable[[Contact], Any], launcher: Launcher | None = No
         control = Control("token", 2, played, played.observers)  # type: ignore[arg-type]
         listener = socket.create_server(("127.0.0.1", 0))
         control.listen(listener)
+        played.refused = control.refused
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         contact = Contact("job", 1, "here", 0.0, address, observers_token("token"), [])
         try:
@@ -91,7 +94,29 @@ def test_who_knows_another_token_is_hung_up_on(token: str) -> None:
         with pytest.raises(HostError, match="it has hung up"), Observer(contact._replace(token=token)):
             pass
 
-    with_launcher(asks)
+    launcher = Launcher()
+    with_launcher(asks, launcher)
+    assert str(launcher.refused).startswith("1 connection was hung up on: no proof")
+
+
+def test_what_is_not_the_launcher_is_told_from_it() -> None:
+    """Whoever has its address now hears nothing by which he could ask it himself."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def pretend() -> None:
+            connected, _ = server.accept()
+            with connected, connected.makefile("rb") as lines:
+                connected.sendall(encode(Challenge("0")))
+                lines.readline()
+                connected.sendall(encode(Welcome(proof("?", "launcher of observers", "0", 0))))
+
+        pretending = thread.submit(pretend)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        contact = Contact("job", 1, "here", 0.0, address, observers_token("token"), [])
+        with pytest.raises(HostError, match=f"something else listens at {address}") as raised:
+            Observer(contact).__enter__()
+        pretending.result(TIMEOUT)
+    assert raised.value.hint
 
 
 def test_an_observers_token_is_no_agents() -> None:
@@ -128,3 +153,4 @@ def test_observers_are_few() -> None:
             each.__exit__()
 
     with_launcher(asks, launcher)
+    assert str(launcher.refused) == ""  # the ninth was no stranger
