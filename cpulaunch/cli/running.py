@@ -14,15 +14,19 @@ Running = tuple[Path, Contact]
 
 
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
-    """The user's jobs here, and those in ``directories``, of jobs or of one; the newest first."""
-    found = {}
-    for job in listed_jobs(os.environ):
-        if contact := read_contact(job.directory):
-            found[contact.job] = job.directory, contact
+    """The user's jobs here, and those in ``directories``, of jobs or of one; the newest first.
+
+    Raises UsageError.
+    """
     for directory in directories:
-        for place in _places(directory):
-            if contact := read_contact(place):
-                found.setdefault(contact.job, (place, contact))
+        if not os.path.isdir(directory):
+            hint = "name a job's directory, such as runs/20261122-214433-…, or one above it"
+            raise UsageError(f"{directory}: no such directory", hint=hint)
+    found: dict[str, Running] = {}
+    named = (place for directory in directories for place in _places(directory))
+    for place in (*listed_jobs(os.environ), *named):
+        if contact := read_contact(place):
+            found.setdefault(contact.job, (place, contact))
     return sorted(found.values(), key=lambda running: running[1].started, reverse=True)
 
 
@@ -36,8 +40,7 @@ def find_job(named: str | None) -> Running:
             return running
         hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
         raise UsageError("no job of yours is running on this host", hint=hint)
-    directory = Path(named)
-    if directory.is_dir():
+    if os.path.isdir(directory := Path(named)):
         for place in _places(directory):
             if contact := read_contact(place):
                 return place, contact

@@ -42,13 +42,6 @@ class Contact(NamedTuple):
     command: Sequence[str]
 
 
-class Listed(NamedTuple):
-    """A job of the list."""
-
-    job: str
-    directory: Path
-
-
 class Announcement:
     """Lets a running job be found, until ``withdraw``.  A disk that hangs, or is full, stops nobody."""
 
@@ -117,17 +110,17 @@ class Announcement:
 
 def read_contact(directory: Path) -> Contact | None:
     """What the job's ``control.json`` says; None where there is none, or none of ours."""
-    said = _read_json(directory / CONTROL_FILE)
-    try:
-        assert said is not None
-        return Contact(**{name: said[name] for name in Contact._fields})
-    except (AssertionError, KeyError):
+    said = _read_json(directory / CONTROL_FILE) or {}
+    fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
+    kinds: dict[str, Any] = {"pid": int, "started": (int, float), "command": list}
+    if not all(isinstance(value, kinds.get(name, str)) for name, value in fields.items()):
         return None
+    return Contact(**{**fields, "command": [str(word) for word in fields["command"]]})
 
 
-def listed_jobs(environ: Mapping[str, str]) -> list[Listed]:
-    """The user's jobs that have been started on this host, the newest first; those of dead launchers go."""
-    found = {}
+def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
+    """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
+    found = []
     for place in _lists(environ):
         for entry in place.glob("*.json"):
             said = _read_json(entry)
@@ -138,17 +131,23 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Listed]:
                 with contextlib.suppress(OSError):
                     entry.unlink()
             else:
-                found[entry.stem] = directory
-    return [Listed(job, found[job]) for job in sorted(found, reverse=True)]
+                found.append(directory)
+    return found
 
 
 def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
-    pid = said.get("pid")
+    pid, machine = said.get("pid"), str(said.get("machine"))
     here = _identity(pid if isinstance(pid, int) else 0)
-    if said.get("machine") == here["machine"]:
+    if machine == here["machine"]:
         return bool(here["start"] is None or said.get("start") != here["start"])
-    # It was before this host was started anew, or is of another one that shares the list.
-    return said.get("host") == here["host"] or not (directory / CONTROL_FILE).exists()
+    if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
+        return True  # it was before this host was started anew
+    # Of another host that shares the list, or of a container, the processes can't be seen.
+    try:
+        os.stat(directory / CONTROL_FILE)
+    except OSError as e:
+        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # else nobody knows
+    return False
 
 
 def _identity(pid: int) -> dict[str, Any]:
@@ -164,14 +163,17 @@ def _identity(pid: int) -> dict[str, Any]:
 
 
 def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
-    """Directories for the list, which are the user's alone: the first one that can be had is written to."""
+    """Directories for the list, which are the user's alone: the first one that can be had is written to.
+
+    None is made in a directory of somebody else, which ``su`` leaves in the environment.
+    """
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     for parent in (environ.get("XDG_RUNTIME_DIR"), state):
         if not parent or not os.path.isabs(parent):
             continue
         place = Path(parent, "cpulaunch", "jobs")
         with contextlib.suppress(OSError):
-            if make and (parent == state or os.path.isdir(parent)):
+            if make and (parent == state or os.stat(parent).st_uid == os.geteuid()):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
             seen = os.lstat(place)
             if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():

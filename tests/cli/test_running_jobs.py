@@ -112,6 +112,12 @@ def test_a_job_that_is_not_there(ask: Ask, tmp_path: Path) -> None:
     assert "no job of yours is running on this host" in done.stderr
     assert "7: no such running job" in ask("stacks", "7").stderr
     assert "runtime: no job is running there" in ask("stacks", "runtime").stderr
+    assert "no such running job" in ask("stacks", "7" * 300).stderr
+    assert "run: no such directory" in ask("jobs", "run").stderr
+    wrong = dict.fromkeys(("job", "pid", "host", "started", "address", "token", "command"), 7)
+    for control in ("{}", "[]", '{"job": "x"', json.dumps(wrong)):
+        (tmp_path / "runtime/control.json").write_text(control)
+        assert "runtime: no job is running there" in ask("stacks", "runtime").stderr
 
 
 def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
@@ -123,6 +129,14 @@ def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: P
         reused.write_text(json.dumps({**said, "start": "1"}))
         elsewhere = entry.with_name("elsewhere.json")
         elsewhere.write_text(json.dumps({**said, "host": "another", "machine": "x", "directory": "/nowhere"}))
+        # One that runs in a container of this host, and can't be seen from here.
+        boot = said["machine"].split()[0]
+        container = entry.with_name("container.json")
+        container.write_text(json.dumps({**said, "machine": f"{boot} pid:[1]", "start": "1"}))
+        assert len(ask("jobs").stdout.splitlines()) == 3
+        assert sorted(entry.parent.iterdir()) == sorted([entry, container])
+        before = {**said, "machine": f"{boot[::-1]} pid:[1]"}
+        container.write_text(json.dumps(before))
         assert len(ask("jobs").stdout.splitlines()) == 3
         assert list(entry.parent.iterdir()) == [entry]
         launcher.kill()
@@ -245,3 +259,17 @@ def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask:
         assert ask("stacks", "runs").returncode == 0
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
+
+
+@needs_root
+def test_nothing_is_made_in_a_directory_of_somebody_else(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    """``su`` leaves the variable as it was: a directory of root's would keep the user from having one."""
+    theirs = Path(env["XDG_RUNTIME_DIR"])
+    os.chown(theirs, 65534, 65534)
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        assert list(theirs.iterdir()) == []
+        assert ask("jobs").stdout.startswith(directory_of(tmp_path).name)
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
