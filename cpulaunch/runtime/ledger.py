@@ -58,7 +58,8 @@ def _mirror_groups(torch: Any, header: Header, memory: Any) -> None:
     @functools.wraps(make)
     def make_group(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        if not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
+        is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
+        if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
             from cpulaunch.runtime.ledger_mirror import Mirror
 
             mirrors.append(Mirror(torch, header, memory))

@@ -247,6 +247,26 @@ def test_steps_and_collectives_of_a_plain_script_are_counted(
         ranks.go_on()
 
 
+FORKS = """
+pid = os.fork()
+if pid == 0:
+    from cpulaunch.runtime import ledger
+    dist.GroupMember.WORLD = None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os._exit(len(ledger.mirrors))
+assert os.waitpid(pid, 0)[1] == 0
+pause()
+"""
+
+
+def test_groups_of_a_forked_process_are_not_the_ranks(tmp_path: Path) -> None:
+    """What a worker does among its like is none of what the rank waits for."""
+    with Ranks(tmp_path, sys.executable, "ccl", FORKS) as ranks:
+        ranks.paused(0, 1)
+        assert len(ledger.groups(ranks.ledgers[0])) == 1
+        ranks.go_on()
+
+
 def test_compiled_steps_are_counted(tmp_path: Path) -> None:
     program = (
         "p = torch.nn.Parameter(torch.ones(3))\np.grad = torch.ones(3)\n"
