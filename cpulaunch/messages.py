@@ -165,7 +165,10 @@ class Dump(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then."""
+    """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then.
+
+    ``groups`` are those of its ledger in which operations have failed, with these alone, as in ``Dump``.
+    """
 
     error: str
     file: str | None
@@ -173,6 +176,7 @@ class Failure(NamedTuple):
     traceback: str
     at: float
     by_launcher: bool
+    groups: list[dict[str, Any]]
 
 
 class Found(NamedTuple):

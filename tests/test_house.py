@@ -102,6 +102,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise.clocks": set(),
     "supervise.dumps": set(),
     "supervise.stalls": set(),
+    "supervise.sides": set(),
     "supervise.stall_report": set(),
     "supervise.stragglers": set(),
     "supervise.waiting": set(),

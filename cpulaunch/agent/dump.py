@@ -9,7 +9,6 @@ writes the stacks into a file mapping, by a signal to which the bootstrap has at
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import select
 import selectors
@@ -21,8 +20,8 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-from cpulaunch import ledger, variables
-from cpulaunch.agent import processes
+from cpulaunch import variables
+from cpulaunch.agent import ledger_file, processes
 from cpulaunch.agent.stacks import fit, from_faulthandler, from_py_spy
 from cpulaunch.agent.start import Running, StacksHandler
 from cpulaunch.discovery.cgroup import Throttling
@@ -95,22 +94,9 @@ class Dumps:
                 return
             error = "; ".join(self._look.errors)
             shown = fit(self._look.processes, MAX_DUMP)
-            groups = groups_of(self._ledger)
+            groups = ledger_file.groups(self._ledger)
             self._tell(Dump(self._asked.popleft().request, self._look.began, groups, shown, error))
             self._look = None
-
-
-def groups_of(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
-    """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened."""
-    return [
-        {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
-        for group in (ledger.groups(kept) if kept else ())
-    ]
-
-
-def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:
-    times = ("enqueued", "started", "completed")
-    return {**operation, **{name: operation[name] / 1e9 or None for name in times}}
 
 
 class Look:

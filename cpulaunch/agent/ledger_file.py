@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Any
 
 from cpulaunch import ledger, variables
 
@@ -37,6 +38,29 @@ def close(fd: int | None) -> None:
     """Close the agent's descriptor, once the program has one."""
     if fd is not None:
         os.close(fd)
+
+
+def groups(kept: mmap.mmap | bytes | None, *, failed: bool = False) -> list[dict[str, Any]]:
+    """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened.
+
+    ``failed``: those of them with operations that have failed, and these alone.
+    """
+    found = ledger.groups(kept) if kept else []
+    if failed:
+        found = [
+            group._replace(operations=operations)
+            for group in found
+            if (operations := tuple(each for each in group.operations if each.state == ledger.FAILED))
+        ]
+    return [
+        {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
+        for group in found
+    ]
+
+
+def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:
+    times = ("enqueued", "started", "completed")
+    return {**operation, **{name: operation[name] / 1e9 or None for name in times}}
 
 
 def take_over(fd: int) -> None:

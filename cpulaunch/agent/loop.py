@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cpulaunch import ledger, messages, variables
+from cpulaunch.agent import ledger_file
 from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with, set_open_files
 from cpulaunch.agent.identity import Identity, identify
 from cpulaunch.agent.link import Link, LinkState
@@ -270,7 +271,8 @@ class Agent:
 
     def _reported(self, report: Report | Unknown) -> None:
         if isinstance(report, messages.Raised):
-            self._tell(messages.Failure(*report, at=time.monotonic(), by_launcher=self.by_launcher))
+            failed = ledger_file.groups(self.running and self.running.ledger, failed=True)
+            self._tell(messages.Failure(*report, time.monotonic(), self.by_launcher, failed))
         elif isinstance(report, messages.Leaving):
             if not self.by_launcher:
                 self.exiting = report.code, time.monotonic()

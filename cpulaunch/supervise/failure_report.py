@@ -90,7 +90,7 @@ def _story(
     if failure.file:
         yield f"at {failure.file}:{failure.line}"
     if failure.note:
-        yield failure.note
+        yield from failure.note.splitlines()
     if failure.traceback:
         lines = failure.traceback.rstrip().splitlines()
         if lines[-1] == failure.error:  # the box begins with it

@@ -7,7 +7,7 @@ and signals into events, and carries the actions out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +48,7 @@ from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure, Outcome, RankOu
 from cpulaunch.supervise.processes import SETTLE, Processes
 from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
 from cpulaunch.supervise.root_cause import Candidate, root_cause
+from cpulaunch.supervise.sides import Sides, differ
 from cpulaunch.supervise.stalls import REPORT, Stalls, StallSettings
 from cpulaunch.supervise.status import Up, status_line
 
@@ -102,6 +103,7 @@ class JobState:
         self._unknown: set[str] = set()
         self._notes = Notes()
         self._dumps = Dumps()
+        self._sides: Sides | None = None  # once ranks call different operations
         self._actions: list[Action] = []
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -130,6 +132,8 @@ class JobState:
                 self._ask_for_dumps(event.native)
             case Tick():
                 self._tick(event.terminal_full)
+        if self._sides and not self.ending:
+            self._end_others(spare=self._sides.first.rank)
         for over in self._dumps.take(now):
             self._actions.append(Dumped(over.native, over.answers, over.silent))
         if not self._running:
@@ -145,6 +149,8 @@ class JobState:
             moments.append(self._give_up_at)
         if not self.ending and self._stalls.wake_at is not None:
             moments.append(self._stalls.wake_at)
+        if self._sides and not self.ending:
+            moments.append(self._sides.due)
         if (dumps_due := self._dumps.due) is not None:
             moments.append(dumps_due)
         if self._processes.ended_at is not None:
@@ -191,6 +197,8 @@ class JobState:
         self._heartbeats.heard(rank, self._now)
         if isinstance(message, messages.Dump):
             self._dumps.said(rank.rank, message)
+            if self._sides:
+                self._sides.dumped(rank, message)
             self._about_stalls(self._stalls.dumped(rank, message, self._now))
             return
         if isinstance(message, messages.Beat):
@@ -224,8 +232,11 @@ class JobState:
             rank.raised = rank.raised or message
             # Its traceback is shown at the end if it is the cause.
             self._actions.append(HideStderr(rank.rank))
+            if not self._sides and not self.ending and differ(message.error):
+                self._sides = Sides(self.ranks, rank, self._now)
+                self._actions += self._sides.ask()
             # The others needn't wait until it has printed its traceback and exited.
-            self._end_ranks(SIGTERM, spare=rank.rank)
+            self._end_others(spare=rank.rank)
         elif isinstance(message, messages.Refused):
             rank.tidy = True
             self._move(rank, RankState.FAILED_TO_START)
@@ -261,7 +272,7 @@ class JobState:
             self._move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
         if rank.candidate():
             self._blame_launcher()
-            self._end_ranks(SIGTERM)
+            self._end_others()
 
     def _disconnected(self, rank: Rank, error: str) -> None:
         if rank.state.final:
@@ -450,6 +461,11 @@ class JobState:
         rank.failed = Candidate(self._now if at is None else at, kind, code, failure)
         self._end_ranks(SIGTERM)
 
+    def _end_others(self, spare: int | None = None) -> None:
+        """A rank has failed: end the others; where they disagree, once they have said their sides."""
+        if self._sides is None or self._sides.over(self._now):
+            self._end_ranks(SIGTERM, spare)
+
     def _end_ranks(self, number: int, spare: int | None = None) -> None:
         """End all ranks but ``spare``, which ends by itself.  Once is enough, but for SIGKILL."""
         if self.ending and number != SIGKILL:
@@ -501,6 +517,8 @@ class JobState:
             kind, code = kinds.INTERRUPTED, 128 + self.interrupted
         elif cause:
             kind, code, first = cause.kind, cause.exit_code, cause.failure
+            if self._sides and differ(first.error or ""):
+                first = replace(first, note=self._sides.note())
         elif self._processes.unreached and (code := self._processes.exit_code):
             kind = kinds.EXIT
         ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in self.ranks)

@@ -16,6 +16,9 @@ from cpulaunch.wording import counted, shortened
 MAX_SITUATIONS = 4
 """Ranks that are described one by one."""
 
+MAX_SIDES = 8
+"""Lines of what ranks call that can't agree on it."""
+
 MAX_CHILDREN = 4
 """Children of a rank that are described."""
 
@@ -26,12 +29,17 @@ _NO_LEDGER = (
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a rank.  ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any."""
+    """What is known of a rank.
+
+    ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
+    was raised, if one was.
+    """
 
     rank: int
     host: str
     left: str = ""
     dump: Dump | None = None
+    raised_at: str = ""
 
     @property
     def program(self) -> Process | None:
@@ -43,7 +51,7 @@ class Seen:
 
     @property
     def at(self) -> str:
-        return whereabouts.where(self.program) if self.program else ""
+        return self.raised_at or (whereabouts.where(self.program) if self.program else "")
 
     @property
     def runs(self) -> bool:
@@ -69,6 +77,16 @@ def explain(seen: Sequence[Seen]) -> Explanation:
     """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order."""
     groups = {each.rank: each.dump.groups for each in seen if each.dump}
     return _Case(seen, waits(groups, len(seen))).explain()
+
+
+def sides(seen: Sequence[Seen]) -> list[str]:
+    """What ranks have called that can't agree on it, and where, a line for each side; those of most first.
+
+    Operations that have failed count as if they were waited in.
+    """
+    groups = {each.rank: each.dump.groups for each in seen if each.dump}
+    found = waits(groups, len(seen), failed=True)
+    return next((lines for wait in found if len(lines := _Case(seen, found).sides(wait)) > 1), [])
 
 
 class _Case:
@@ -250,6 +268,16 @@ class _Case:
         return [rank for rank, program in programs if program and whereabouts.dead_lock(program)]
 
     # ---- words
+
+    def sides(self, wait: Wait) -> list[str]:
+        """What ranks have called as the same number, and where; equal ones in a line."""
+        found: dict[str, list[int]] = {}
+        for ranks in wait.kinds().values():
+            for rank in ranks:
+                found.setdefault(f"{what(wait, rank)}{self.at([rank])}", []).append(rank)
+        shown = sorted(found.items(), key=lambda side: -len(side[1]))
+        lines = [f"{self.named(ranks)}: {words}" for words, ranks in shown[:MAX_SIDES]]
+        return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
 
     def _held(self, ranks: Sequence[int]) -> str:
         self.held_in_headline = self.seen[ranks[0]].held

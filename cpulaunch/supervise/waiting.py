@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.ledger import COMPLETED, ENQUEUED, STARTED, Group, Operation
+from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, STARTED, Group, Operation
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 """Collectives that take as many bytes from each rank."""
@@ -92,15 +92,21 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.replace(",", " ").split() if word.isdigit()]
 
 
-def waits(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int) -> list[Wait]:
-    """What doesn't complete, by the ``groups`` of each rank's ``Dump``; collectives of large groups first."""
+def waits(
+    groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int, *, failed: bool = False
+) -> list[Wait]:
+    """What doesn't complete, by the ``groups`` of each rank's ``Dump``; collectives of large groups first.
+
+    ``failed``: what has failed counts, too.
+    """
+    states = (ENQUEUED, STARTED, FAILED) if failed else (ENQUEUED, STARTED)
     found: list[Wait] = []
     for members in _by_group(groups):
         names = {member.group.rank: member.rank for member in members}
         size = members[0].group.size
         if size == world_size:
             names = {number: names.get(number, number) for number in range(size)}
-        found += _collective(members, names)
+        found += _collective(members, names, states)
         found += _messages(members, names)
     return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
 
@@ -118,11 +124,8 @@ def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[lis
             yield members
 
 
-def _collective(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:
-    open_ones = {
-        member.rank: [op for op in member.collectives if op.state in (ENQUEUED, STARTED)]
-        for member in members
-    }
+def _collective(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
+    open_ones = {member.rank: [op for op in member.collectives if op.state in states] for member in members}
     sequences = [op.sequence for ops in open_ones.values() for op in ops]
     if not sequences:
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import Run
+from support.command import REPOSITORY, Run
 from support.hangs import PROGRAM, boxes, line_of, shown_in_docs
 from support.hung_files import hung_file
 from support.jobs import box, outcome
@@ -78,14 +78,30 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
     assert any(line.startswith("rank 1 on localhost: broadcast") and at in line for line in lines)
 
 
-@pytest.mark.parametrize("case", ["other_operation", "other_size"])
-def test_ccl_itself_finds_operations_that_differ(case: str, hang: Hang, tmp_path: Path) -> None:
-    """It says what both sides call, within moments: no stall comes of it."""
+@pytest.mark.parametrize(
+    ("case", "called", "line"),
+    [
+        ("other_operation", "broadcast #3 of group 0, 4 kB float32", "dist.broadcast("),
+        ("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
+    ],
+)
+def test_ccl_itself_finds_operations_that_differ(
+    case: str, called: str, line: str, hang: Hang, tmp_path: Path
+) -> None:
+    """Within moments: no stall comes of it.  Whoever comes last fails first; both lines are shown anyway."""
     done = hang(case, "--stall-timeout", "30")
-    assert done.returncode == 1
     result = outcome(tmp_path)
-    assert (result["kind"], result["stalls"]) == ("error", [])
-    assert "calls broadcast" in done.stderr if case == "other_operation" else "of 2000 numbers" in done.stderr
+    assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
+    usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
+    sides = [
+        f"rank 0 on localhost: {usual}",
+        f"rank 1 on localhost: {called}, at train.py:{line_of(line)} {case}",
+    ]
+    assert result["first_failure"]["note"].splitlines() == sides
+    _, lines = box(done.stderr)
+    assert set(sides) <= set(lines)
+    docs = (REPOSITORY / "docs/hangs.md").read_text()
+    assert case == "other_size" or "\n".join(sides) in docs
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])

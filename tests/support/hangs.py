@@ -42,7 +42,7 @@ def other_operation():
 def other_size():
     steps(3)
     if is_culprit:
-        step(more)
+        dist.all_reduce(more)
     else:
         step(ones)
     step()

@@ -1,0 +1,80 @@
+"""Ranks that say of each other that they call different operations: both sides are shown, by a made-up clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.played import Played, running
+
+from cpulaunch.ledger import FAILED, STARTED
+from cpulaunch.messages import AskDump, Dump, End
+from cpulaunch.supervise.sides import WITHIN
+
+ERROR = "DistBackendError: all_reduce of group '0', rank 0 of 4 failed: rank 1 calls broadcast of Float[1000]"
+
+
+def groups(rank: int, kind: str = "all_reduce", state: int = FAILED) -> list[dict[str, Any]]:
+    """A ledger's, whose only operation is not completed."""
+    operation = {
+        "sequence": 3, "state": state, "kind": kind, "type": "float32", "bytes": 4000, "enqueued": 1.0,
+        "started": 1.0, "completed": None, "peer": -1, "waits_for": "",
+    }  # fmt: skip
+    group = {"name": "0", "backend": "ccl", "size": 4, "rank": rank, "count": 4}
+    return [{**group, "operations": [operation]}]
+
+
+def differs() -> Played:
+    """Rank 0 has said so, and the others were asked where they are."""
+    job = running()
+    job.raises(0, ERROR, groups=groups(0))
+    assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
+    return job
+
+
+def dump(rank: int) -> Dump:
+    frames = [["step", "/home/me/train.py", 13]]
+    main = {"id": 1, "name": "MainThread", "gil": False, "idle": True, "frames": frames, "left_out": 0}
+    return Dump(0, 1.0, groups(rank, state=STARTED), [{"pid": 9, "threads": [main]}], "")
+
+
+def note(job: Played) -> list[str]:
+    first = job.outcome().first_failure
+    assert first
+    return (first.note or "").splitlines()
+
+
+def test_each_says_where_it_is_before_it_is_ended() -> None:
+    job = differs()
+    job.raises(
+        1, "DistBackendError: broadcast failed: cannot complete", groups=groups(1, "broadcast"), line=31
+    )
+    job.says(2, dump(2))
+    assert not job.sent(2, End)
+    job.says(3, dump(3))
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    assert not job.sent(0, End)  # which ends by itself
+    job.exits(0, 1)
+    job.exits(1, 1)
+    job.obeys(2, 3)
+    assert note(job) == [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, at train.py:31",
+    ]
+
+
+def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
+    job = differs()
+    job.exits(0, 1)
+    assert not job.sent(1, End)
+    job.until(job.now + WITHIN)
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    job.obeys(1, 2, 3)
+    assert note(job) == []
+
+
+def test_other_errors_end_all_at_once() -> None:
+    job = running()
+    job.raises(0, "ValueError: no such luck")
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    assert not job.sent(1, AskDump)
