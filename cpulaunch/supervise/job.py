@@ -416,7 +416,8 @@ class JobState:
             if isinstance(action, ReportStall):
                 stall = action.stall
                 rank = self.ranks[next(iter(stall.ranks), 0)]
-                self._log(rank, "stall", asdict(stall))
+                fields = asdict(stall)
+                self._log(rank, "stall", {"lasted": fields.pop("seconds"), **fields})
                 if self.watching.stalls.action != REPORT:
                     error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
                     failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)

@@ -29,8 +29,11 @@ SHORTEST, TIMES = 60.0, 10.0
 ANSWERS = 1.0
 """Seconds in which ranks can say that there is progress after all."""
 
+LEAST = 0.8
+"""Seconds that each answer is given at least, however late the launcher comes to ask."""
+
 DUE = 2.9
-"""Seconds after a stall is due in which it is reported, with what is known by then."""
+"""Seconds after a stall is due in which it is reported, with what is known by then, if it was asked in time."""
 
 MIN_NATIVE = 0.8
 """Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""
@@ -165,10 +168,10 @@ class Stalls:
             self._not_due_before = now + ANSWERS
             return False
         if self._counted:
-            self._not_due_before = self._progressed_at + self._timeout()
-            return now >= self._not_due_before
+            self._due = self._not_due_before = self._progressed_at + self._timeout()
+            return now >= self._due
         # Beats that come later than the timeout is long must not keep us from counting.
-        self._asked_at, self._not_due_before = now, now + shortest
+        self._asked_at, self._due, self._not_due_before = now, now, now + shortest
         return len(self._known) < len(self._ranks) or any(
             now > known.heard_at + shortest for known in self._known.values()
         )
@@ -203,12 +206,12 @@ class Stalls:
         return []
 
     def _ask(self, now: float) -> list[Action]:
-        self._phase, self._asked_at, self._due = Phase.ASKING, now, now
-        return self._send(self._running(), AskProgress(), now + ANSWERS)
+        self._phase, self._asked_at = Phase.ASKING, now
+        return self._send(self._running(), AskProgress(), max(self._due + ANSWERS, now + LEAST))
 
     def _dump(self, now: float) -> list[Action]:
         self._phase, self._dumps = Phase.LOOKING, {}
-        until = max(now, self._due + DUE - MIN_NATIVE)
+        until = max(self._due + DUE - MIN_NATIVE, now + LEAST)
         return self._send(self._running(), self._ask_dump(native=False), until)
 
     def _look_closer(self, now: float) -> list[Action]:

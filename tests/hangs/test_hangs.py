@@ -65,6 +65,7 @@ def test_a_rank_that_is_late_is_named_with_its_line(backend: str, hang: Hang, tm
     assert {key: logged[key] for key in found if key != "seconds"} == {
         k: v for k, v in found.items() if k != "seconds"
     }
+    assert logged["seconds"] > logged["lasted"] == found["seconds"]
     (stacks,) = tmp_path.glob("runs/*/stacks-1.txt")
     assert "load_batch" in stacks.read_text()
 
@@ -164,11 +165,16 @@ def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, 
     assert found["ranks"] == [1]
 
 
-def test_a_job_that_goes_on_after_the_report_is_said_to(hang: Hang, tmp_path: Path) -> None:
+def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said_to(
+    hang: Hang, tmp_path: Path
+) -> None:
+    """The rank's agent is stopped until the report is there."""
     done = hang("goes_on", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
     # A busy machine may well need as long to end the ranks, which is a stall of its own.
-    assert "rank 1 on localhost has not called all_reduce #3" in boxes(done.stderr)[0][0]
+    title, *lines = boxes(done.stderr)[0]
+    assert "rank 1 on localhost can't be seen; the others wait in all_reduce #3" in title
+    assert lines[1] == "rank 1 on localhost can't be seen: its agent has not answered"
     assert re.search(r"cpulaunch: the job goes on, after \d+ s without progress\n", done.stderr)
     assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
 

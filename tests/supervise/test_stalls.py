@@ -10,7 +10,7 @@ from support.played import running
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, LauncherMessage
 from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.stalls import ABORT, DUE, Stalls, StallSettings
+from cpulaunch.supervise.stalls import ABORT, DUE, LEAST, MIN_NATIVE, Stalls, StallSettings
 
 AUTO = StallSettings()
 BEAT = 10.0
@@ -18,7 +18,10 @@ BEAT = 10.0
 
 
 class Job:
-    """Two ranks whose agents beat and answer, until they are told not to; what they do is in ``beats``."""
+    """Two ranks whose agents beat and answer, until they are told not to; what they do is in ``beats``.
+
+    Answers come ``slow`` seconds after their question.
+    """
 
     def __init__(self, settings: StallSettings = AUTO, steps: int = 0, ahead: float = 0.0) -> None:
         self.ranks = [Rank(0, "node0", RankState.RUNNING), Rank(1, "node1", RankState.RUNNING, clock=-ahead)]
@@ -26,7 +29,9 @@ class Job:
         self.stalls = Stalls(self.ranks, settings, 0.0)
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
+        self.slow = 0.0
         self.done: list[tuple[float, Action]] = []
+        self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT
         if steps:
             self.steps(steps)
@@ -41,7 +46,12 @@ class Job:
 
     def until(self, moment: float) -> None:
         while self.now < moment:
-            self.now = min(moment, self.now + 0.25, self.stalls.wake_at or moment)
+            due = [at for at, *_ in self._on_the_way]
+            self.now = max(self.now, min(moment, self.now + 0.25, self.stalls.wake_at or moment, *due))
+            come = [each for each in self._on_the_way if each[0] <= self.now]
+            self._on_the_way = [each for each in self._on_the_way if each not in come]
+            for _, rank, message in come:
+                self._answer(rank, message)
             if self.now >= self._beat_at:
                 self._beat_at += BEAT
                 for rank in self.ranks:
@@ -54,17 +64,18 @@ class Job:
     def _act(self, actions: Sequence[Action]) -> None:
         self.done += [(self.now, action) for action in actions]
         for action in actions:
-            if not isinstance(action, Send):
-                continue
-            rank, message = action.rank, action.message
-            if isinstance(message, AskProgress) and rank in self.answering:
-                self._act(self.stalls.beat(self.ranks[rank], self.beats[rank], self.now))
-            elif isinstance(message, AskDump) and rank in self.dumping:
-                self._act(
-                    self.stalls.dumped(
-                        self.ranks[rank], Dump(message.request, self.now, [], [], ""), self.now
-                    )
-                )
+            if isinstance(action, Send) and self.slow:
+                rank = self.ranks[action.rank]
+                self._on_the_way.append((self.now + self.slow, rank, action.message))
+            elif isinstance(action, Send):
+                self._answer(self.ranks[action.rank], action.message)
+
+    def _answer(self, rank: Rank, message: LauncherMessage) -> None:
+        if isinstance(message, AskProgress) and rank.rank in self.answering:
+            self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+        elif isinstance(message, AskDump) and rank.rank in self.dumping:
+            dump = Dump(message.request, self.now, [], [], "")
+            self._act(self.stalls.dumped(rank, dump, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
         return [
@@ -193,6 +204,41 @@ def test_silent_agents_do_not_keep_the_report() -> None:
     job.answering, job.dumping = {0}, {0}
     job.until(100)
     assert job.reports == [pytest.approx(60, abs=DUE)]
+
+
+@pytest.mark.parametrize("slow", [0.1, 0.4, 0.9, 1.3, 2.0, 9.0])
+def test_slow_answers_do_not_make_the_report_late(slow: float) -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.slow = slow
+    job.until(30)
+    (at,) = job.reports
+    assert 15 <= at <= 15 + DUE
+
+
+def test_a_slow_answer_by_which_the_stall_is_known_at_all_does_not_either() -> None:
+    job = Job(StallSettings(5), steps=1)
+    job.slow = 1.3
+    job.until(9)
+    assert job.sent(AskProgress)[0] == 5
+    assert job.reports == [pytest.approx(6.3 + 2 * LEAST)]
+
+
+def test_a_launcher_that_comes_late_gives_less_time_to_answers() -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.until(14)
+    job.dumping = {0}
+    job.now = 16.1
+    job.until(30)
+    assert job.reports == [pytest.approx(15 + DUE - MIN_NATIVE)]
+
+
+def test_answers_have_a_moment_though_the_launcher_comes_very_late() -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.until(14)
+    job.answering = job.dumping = {0}
+    job.now = 19.0
+    job.until(30)
+    assert job.reports == [pytest.approx(19 + 2 * LEAST)]
 
 
 def test_a_program_without_a_ledger_stalls_only_by_a_number() -> None:

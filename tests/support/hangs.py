@@ -135,10 +135,16 @@ def compute():
 def goes_on():
     steps(3)
     if is_culprit:
-        while not glob.glob("runs/*/stacks-1.txt"):
-            time.sleep(0.05)
-        print("on", flush=True)
+        wait_for_the_report()
     step()
+
+def wait_for_the_report():
+    agent = os.getppid()
+    os.kill(agent, signal.SIGSTOP)
+    while not glob.glob("runs/*/stacks-1.txt") and os.getppid() == agent:
+        time.sleep(0.05)
+    os.kill(agent, signal.SIGCONT)
+    print("on", flush=True)
 
 def save():
     steps(3)
