@@ -112,7 +112,8 @@ def _called(inner: Stack) -> str | None:
     told = [frame for frame in told if frame.short not in ("wrapper", "<module>")] or told
     if told:
         return told[0].short
-    return (python or inner)[-1].short if inner else None
+    native = [frame for frame in inner if not frame.function.startswith("pybind11::")]
+    return (python or native or inner)[-1].short if inner else None
 
 
 def main_stack(process: Process) -> Stack:

@@ -260,6 +260,7 @@ class _Case:
             headline = "no rank waits in a collective"
         lines = [] if any(each.dump and each.dump.groups for each in self.seen.values()) else [_NO_LEDGER]
         lines += [line for theirs in places.values() for line in self._situations(theirs[:1])]
+        lines += self._situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks)
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
@@ -281,7 +282,8 @@ class _Case:
 
     def _held(self, ranks: Sequence[int]) -> str:
         self.held_in_headline = self.seen[ranks[0]].held
-        return f"{self.named(ranks)}: {self.held_in_headline}"
+        alike = [rank for rank in ranks if self.seen[rank].held == self.held_in_headline]
+        return f"{self.named(alike)}: {self.held_in_headline}"
 
     def named(self, ranks: Iterable[int]) -> str:
         """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""

@@ -173,7 +173,7 @@ class Stalls:
         # Beats that come later than the timeout is long must not keep us from counting.
         self._asked_at, self._due, self._not_due_before = now, now, now + shortest
         return len(self._known) < len(self._ranks) or any(
-            now > known.heard_at + shortest for known in self._known.values()
+            now > known.heard_at + shortest - ANSWERS for known in self._known.values()
         )
 
     @property

@@ -90,7 +90,10 @@ def held(process: Process) -> str:
     stopped = process.get("state") == "T" or process.get("traced_by") or process.get("blocked")
     words = states(process)
     waits = any(word.startswith("waits in") for word in words)
-    return "; ".join(words) if stopped or waits or quota.get("share", 0) >= THROTTLED else ""
+    if prompts := any(frame.file.endswith("/pdb.py") for frame in main_stack(process)):
+        words.append("at the prompt of pdb")
+    throttled = quota.get("share", 0) >= THROTTLED
+    return "; ".join(words) if stopped or waits or prompts or throttled else ""
 
 
 def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:

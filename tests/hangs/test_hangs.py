@@ -122,10 +122,23 @@ def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_that_was_stopped_is_said_to_be(hang: Hang, tmp_path: Path) -> None:
-    title, _, found = stall(tmp_path, hang("stopped"), in_docs=True)
+def test_ranks_that_were_stopped_or_are_in_a_debugger_are_said_to_be(hang: Hang, tmp_path: Path) -> None:
+    done = hang("held", "-n", "4", "--oversubscribe")
+    title, lines, found = stall(tmp_path, done, in_docs=True)
     assert "rank 1 on localhost: stopped (SIGSTOP)" in title
-    assert found["ranks"] == [1]
+    (debugger,) = [line for line in lines if "a debugger (pid" in line]
+    assert re.fullmatch(r"  a debugger \(pid \d+, python[\d.]*\) holds it", debugger)
+    assert "  at the prompt of pdb" in lines
+    assert found["ranks"] == [1, 2, 3]
+
+
+def test_a_rank_that_has_left_is_said_to(hang: Hang, tmp_path: Path) -> None:
+    """Nobody waits for it in a collective, where it would be an error."""
+    title, lines, found = stall(tmp_path, hang("left"))
+    at = f"train.py:{line_of('_get_default_store().get(')} left"
+    assert title.endswith(f"rank 0 on localhost is at {at}")
+    assert "rank 1 on localhost has left: exit 0" in lines
+    assert found["ranks"] == [0]
 
 
 def test_a_disk_that_hangs_is_said_to(hang: Hang, tmp_path: Path) -> None:
@@ -180,7 +193,7 @@ def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said
 
 
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
-    done = hang("save", "--stall-timeout", "8")
+    done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr
     assert "no progress" not in done.stderr
 

@@ -223,6 +223,17 @@ def test_a_slow_answer_by_which_the_stall_is_known_at_all_does_not_either() -> N
     assert job.reports == [pytest.approx(6.3 + 2 * LEAST)]
 
 
+def test_a_stall_that_begins_just_after_a_beat_is_not_late() -> None:
+    """Agents were asked before, and have answered a moment later."""
+    job = Job(StallSettings(5))
+    job.slow = 0.2
+    job.until(10.5)
+    job.steps(7)
+    job.until(30)
+    (at,) = job.reports
+    assert 15.5 <= at <= 15.5 + DUE
+
+
 def test_a_launcher_that_comes_late_gives_less_time_to_answers() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(14)

@@ -149,8 +149,34 @@ def wait_for_the_report():
 def save():
     steps(3)
     if rank == 0:
-        time.sleep(2)
+        time.sleep(5)
     step()
+
+def held():
+    steps(3)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif rank == 2:
+        traced()
+    elif rank == 3:
+        debugged()
+    step()
+
+def traced():
+    rank = os.getpid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).ptrace(16, rank, 0, 0)  # PTRACE_ATTACH
+    time.sleep(600)
+
+def debugged():
+    sys.stdin = os.fdopen(os.pipe()[0])
+    breakpoint()
+
+def left():
+    steps(3)
+    if is_culprit:
+        sys.exit()
+    dist.distributed_c10d._get_default_store().get("what the other rank sets")
 
 globals()[case]()
 dist.destroy_process_group()
@@ -185,7 +211,8 @@ def _the_same(line: str) -> str:
     for varies, word in (
         (r"\b\d+ s\b", "N s"),
         (r"runs/[\w-]+/", "runs/JOB/"),
-        (r"process \d+", "process N"),
+        (r"(process|pid) \d+", r"\1 N"),
+        (r"\bpython[\d.]+", "python"),
     ):
         line = re.sub(varies, word, line)
     return line
