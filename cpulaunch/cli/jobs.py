@@ -11,6 +11,7 @@ from cpulaunch.cli.running import Running, printable, running_jobs
 from cpulaunch.errors import HostError
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
+from cpulaunch.supervise.registry import forget, is_gone
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
@@ -39,6 +40,11 @@ def main(arguments: list[str]) -> int:
 
 def _lines(running: Running) -> Iterator[str]:
     directory, contact = running
+    if is_gone(contact):
+        forget(directory)
+        yield f"{contact.job}  has ended without a word: its launcher, process {contact.pid}, is gone"
+        yield f"    {directory}"
+        return
     try:
         with Observer(contact) as observer:
             yield f"{contact.job}  {_words(observer.status())}"

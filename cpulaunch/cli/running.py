@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import UsageError
-from cpulaunch.supervise.registry import CONTROL_FILE, Contact, listed_jobs, read_contact
+from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, listed_jobs, read_contact
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
@@ -42,7 +42,7 @@ def find_job(named: str | None) -> Running:
         raise UsageError("no job of yours is running on this host", hint=hint)
     if os.path.isdir(directory := Path(named)):
         for place in _places(directory):
-            if contact := read_contact(place):
+            if (contact := read_contact(place)) and not is_gone(contact):
                 return place, contact
         why = f"{named}: no job is running there"
         raise UsageError(why, hint=f"a running job's directory has a file {CONTROL_FILE} of yours")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _NOBODY = 65534
 """Whose a directory is that root has made on NFS, mostly (exports(5), root_squash)."""
@@ -43,3 +46,17 @@ class JobDirectory:
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         """Open the file ``name``, which must not be a link.  OSError."""
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=self.fd)
+
+    @contextlib.contextmanager
+    def whole(self, name: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+        """A file that becomes ``name`` once all of it was written: nobody sees a part.  OSError."""
+        part = f"{name}.part"
+        try:
+            fd = self.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(fd, "wb", 0) as file:
+                yield file
+            os.rename(part, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=self.fd)
+            raise

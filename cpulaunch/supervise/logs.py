@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -156,15 +155,10 @@ class Logs:
         self._progress = time.monotonic()
 
     def _write_whole(self, piece: _Piece) -> None:
-        part, directory = f"{piece.name}.part", self._directory.fd
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            with os.fdopen(self._directory.open(part, flags, piece.mode), "wb", 0) as file:
+            with self._directory.whole(piece.name, piece.mode) as file:
                 self._write_all(file, piece.data or b"")
-            os.rename(part, piece.name, src_dir_fd=directory, dst_dir_fd=directory)
         except OSError as e:
-            with contextlib.suppress(OSError):
-                os.unlink(part, dir_fd=directory)
             self._warn(f"{self._directory.path / piece.name} can't be written: {e.strerror}")
         self._progress = time.monotonic()
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from cpulaunch.messages import observers_token
@@ -31,11 +32,17 @@ MAX_FILE = 1 << 20
 
 
 class Contact(NamedTuple):
-    """What ``control.json`` says.  ``token`` is an observer's; ``started`` is in seconds since 1970."""
+    """What ``control.json`` says.
+
+    ``token`` is an observer's; ``started`` is in seconds since 1970.  ``machine`` and ``start`` tell the
+    launcher from other processes of this ``pid``.
+    """
 
     job: str
     pid: int
     host: str
+    machine: str
+    start: str | None
     started: float
     address: str
     token: str
@@ -55,8 +62,9 @@ class Announcement:
         environ: Mapping[str, str],
     ) -> None:
         """``token`` is the job's own."""
+        token = observers_token(token)
         control = Contact(
-            job, os.getpid(), socket.gethostname(), time.time(), address, observers_token(token), command
+            job, started=time.time(), address=address, token=token, command=command, **_identity(os.getpid())
         )
         self._directory, self._control, self._environ = directory, control, environ
         self._entry: Path | None = None
@@ -80,12 +88,9 @@ class Announcement:
     def _write(self) -> None:
         with contextlib.suppress(OSError):
             document = json.dumps({"schema": SCHEMA, **self._control._asdict()}) + "\n"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with open(self._directory.open(f"{CONTROL_FILE}.new", flags, 0o600), "w") as file:
+            with self._directory.whole(CONTROL_FILE, 0o600) as file:
                 os.fchmod(file.fileno(), 0o600)
-                file.write(document)
-            fd = self._directory.fd
-            os.rename(f"{CONTROL_FILE}.new", CONTROL_FILE, src_dir_fd=fd, dst_dir_fd=fd)
+                file.write(document.encode())
         with contextlib.suppress(OSError):
             if place := next(_lists(self._environ, make=True), None):
                 entry = place / f"{self._control.job}.json"
@@ -112,10 +117,22 @@ def read_contact(directory: Path) -> Contact | None:
     """What the job's ``control.json`` says; None where there is none, or none of ours."""
     said = _read_json(directory / CONTROL_FILE) or {}
     fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
-    kinds: dict[str, Any] = {"pid": int, "started": (int, float), "command": list}
+    kinds: dict[str, Any] = {"pid": int, "start": (str, NoneType), "started": (int, float), "command": list}
     if not all(isinstance(value, kinds.get(name, str)) for name, value in fields.items()):
         return None
     return Contact(**{**fields, "command": [str(word) for word in fields["command"]]})
+
+
+def is_gone(contact: Contact) -> bool:
+    """Whether the launcher is known to have ended, which it can't be of one on another host."""
+    here = _identity(contact.pid)
+    return bool(contact.machine == here["machine"] and contact.start != here["start"])
+
+
+def forget(directory: Path) -> None:
+    """Let a job that has ended without a word not be found any more."""
+    with contextlib.suppress(OSError):
+        (directory / CONTROL_FILE).unlink()
 
 
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:

@@ -33,7 +33,7 @@ LEAST = 0.8
 """Seconds that each answer is given at least, however late the launcher comes to ask."""
 
 DUE = 2.9
-"""Seconds after a stall is due in which it is reported, with what is known by then, if it was asked in time."""
+"""Seconds after a stall is due in which it is reported, with what is known by then; but for ``LEAST``."""
 
 MIN_NATIVE = 0.8
 """Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""

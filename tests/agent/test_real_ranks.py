@@ -33,6 +33,13 @@ print(json.dumps({"env": {n: os.environ[n] for n in names if n in os.environ},
                   "policy": open("/proc/self/numa_maps").readline().split()[1]}))
 """
 
+# Until the agent has looked at the program.
+IS_SEEN = """
+import glob, time
+while not any('"type":"found"' in open(file).read() for file in glob.glob("runs/*/events.jsonl")):
+    time.sleep(0.05)
+"""
+
 # Where the main thread, OpenMP's other one, a thread of Python's and a forked child may run.
 THREADS = """
 import json, os, threading
@@ -77,7 +84,7 @@ class TestLibraries:
         self, cpulaunch: Run, tmp_path: Path, options: list[str], library: str, mapped: str
     ) -> None:
         path = installed(library)
-        (tmp_path / "show.py").write_text(SHOW)
+        (tmp_path / "show.py").write_text(SHOW + IS_SEEN)
         seen = output_of_one(cpulaunch("run", "-n", "1", *options, "show.py"))
         assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (path, [mapped])
         assert events(tmp_path, "found")[0]["preloaded"] == [path]

@@ -143,6 +143,12 @@ def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: P
         launcher.wait(TIMEOUT)
         assert ask("jobs").stdout == "no job of yours is running here\n"
         assert list(entry.parent.iterdir()) == []
+        assert "runs: no job is running there" in ask("stacks", "runs").stderr
+        (first, where) = ask("jobs", "runs").stdout.splitlines()
+        name = directory_of(tmp_path).name
+        assert first == f"{name}  has ended without a word: its launcher, process {launcher.pid}, is gone"
+        assert where == f"    runs/{name}"
+        assert ask("jobs", "runs").stdout == "no job of yours is running here\n"
 
 
 def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:

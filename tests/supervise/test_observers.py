@@ -60,7 +60,7 @@ def with_launcher(asks: Callable[[Contact], Any], launcher: Launcher | None = No
         control.listen(listener)
         played.refused = control.refused
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        contact = Contact("job", 1, "here", 0.0, address, observers_token("token"), [])
+        contact = Contact("job", 1, "here", "", None, 0.0, address, observers_token("token"), [])
         try:
             return await asyncio.wait_for(asyncio.to_thread(asks, contact), TIMEOUT)
         finally:
