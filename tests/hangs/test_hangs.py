@@ -47,17 +47,26 @@ def stall(
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_a_rank_that_is_late_is_named_with_its_line(backend: str, hang: Hang, tmp_path: Path) -> None:
-    done = hang("late", backend=backend)
-    title, lines, found = stall(tmp_path, done)
+def test_a_rank_that_is_late_is_named_with_its_line(
+    backend: str, cpulaunch: Run, built, marked, tmp_path: Path
+) -> None:
+    """By the example."""
+    example = REPOSITORY / "examples/hang.py"
+    options = ("--backend", backend, "--stall-timeout", "3", "--stall-action", "abort")
+    done = cpulaunch("run", "-n", "2", *options, example, "--late", "1", env=marked)
+    title, lines, found = stall(tmp_path, done, in_docs=backend == "ccl")
     assert "rank 1 on localhost has not called all_reduce #" in title
-    at, others = line_of("time.sleep(600)", "def load_batch"), line_of("dist.all_reduce(tensor)")
-    assert f"at train.py:{others} step" in lines[0]
-    assert f"train.py:{at} load_batch" in lines[1]
+    code = example.read_text().splitlines()
+    others, at = (
+        1 + next(number for number, line in enumerate(code) if text in line)
+        for text in ("dist.all_reduce(", "time.sleep(")
+    )
+    assert f"at hang.py:{others} main" in lines[0]
+    assert f"hang.py:{at} load_batch" in lines[1]
     assert (found["ranks"], found["operation"]) == ([1], "all_reduce")
-    assert (found["host"], found["file"], found["line"]) == ("localhost", str(tmp_path / "train.py"), at)
+    assert (found["host"], found["file"], found["line"]) == ("localhost", str(example), at)
     first = outcome(tmp_path)["first_failure"]
-    assert (first["rank"], first["file"], first["line"]) == (1, str(tmp_path / "train.py"), at)
+    assert (first["rank"], first["file"], first["line"]) == (1, str(example), at)
     (events,) = tmp_path.glob("runs/*/events.jsonl")
     (logged,) = [
         entry for line in events.read_text().splitlines() if (entry := json.loads(line))["type"] == "stall"
