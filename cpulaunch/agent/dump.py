@@ -22,7 +22,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.agent import ledger_file, processes
-from cpulaunch.agent.stacks import fit, from_faulthandler, from_py_spy
+from cpulaunch.agent.stacks import fit, from_faulthandler, from_gdb, from_py_spy
 from cpulaunch.agent.start import Running, StacksHandler
 from cpulaunch.discovery.cgroup import Throttling
 from cpulaunch.messages import MAX_LINE, AskDump, Dump
@@ -47,6 +47,11 @@ AT_ONCE = 2
 
 GONE_WITHIN = 0.2
 """Seconds in which a py-spy ends that gets SIGKILL, unless it is held itself."""
+
+MAX_FRAMES = 64
+"""Frames of a thread that gdb shows."""
+
+NO_PYTHON = "it is no Python program"
 
 MAX_TEXT = 1 << 25
 """Bytes that py-spy may say."""
@@ -125,7 +130,7 @@ class Look:
         self._native = {
             each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
         }
-        self._py_spy = find_py_spy(os.environ)
+        self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
 
     @property
     def due(self) -> float:
@@ -135,7 +140,8 @@ class Look:
     def done(self) -> bool:
         """Go on; whether all is seen that will be."""
         now = time.monotonic()
-        self._spies = [spy for spy in self._spies if not self._take(spy)]
+        spies, self._spies = self._spies, []
+        self._spies += [spy for spy in spies if not self._take(spy)]
         if now >= self.began + PATIENCE:
             self._give_up()
             return True
@@ -183,25 +189,46 @@ class Look:
         if self._py_spy is None:
             self._fall_back(process, "py-spy is not installed")
             return
-        pid = process["pid"]
-        # Who can't be stopped, or is stopped already, would keep py-spy waiting.
-        stop = process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
+        pid, stop = process["pid"], _can_be_stopped(process)
         argv = [self._py_spy, "dump", "--json", "--pid", str(pid)]
         argv += ([] if stop else ["--nonblocking"]) + (["--native"] if stop and pid in self._native else [])
         try:
-            self._spies.append(_Spy(argv, process, self._selector, stops=stop))
+            self._spies.append(_Spy(argv, process, self._selector, from_py_spy, stops=stop))
         except OSError as e:
             self._fall_back(process, f"py-spy can't be run: {e.strerror}")
+
+    def _start_gdb(self, process: dict[str, Any]) -> bool:
+        """Look at a program without Python; whether that can be done."""
+        if not self._gdb or process["pid"] not in self._native or not _can_be_stopped(process):
+            return False
+        self._native.discard(process["pid"])
+        argv = [self._gdb, "-batch", "-nx", "-iex", "set auto-load off", "-p", str(process["pid"])]
+        argv += ["-ex", "set print frame-arguments none", "-ex", f"thread apply all backtrace {MAX_FRAMES}"]
+        try:
+            self._spies.append(_Spy(argv, process, self._selector, from_gdb, stops=True))
+        except OSError:
+            return False
+        return True
 
     def _take(self, spy: _Spy) -> bool:
         """Whether py-spy has ended."""
         if not spy.ended:
             return False
+        process = spy.process
         try:
-            spy.process["threads"] = from_py_spy(spy.text, spy.process["pid"])
-            spy.process["stacks"] = "py-spy"
+            process["threads"] = spy.parse(spy.text, process["pid"])
+            process["stacks"] = spy.name
         except ValueError:
-            self._fall_back(spy.process, _why(spy.error))
+            why = _why(spy.error)
+            if why == NO_PYTHON and self._start_gdb(process):
+                return True
+            if why != NO_PYTHON and process["pid"] in self._native and _can_be_stopped(process):
+                # Of one that is starved, the frames of C may be beyond it.
+                self.errors.append(f"has shown no frames of C: {why}")
+                self._native.discard(process["pid"])
+                self._waiting.append(process)
+                return True
+            self._fall_back(process, why)
         return True
 
     def _fall_back(self, process: dict[str, Any], why: str) -> None:
@@ -263,12 +290,19 @@ class _Writing:
 
 
 class _Spy:
-    """A py-spy that runs.  Its pipe is registered with the selector; ``ended``: all that it says was read."""
+    """A py-spy or gdb that runs, its pipe registered with the selector; ``ended``: all it says was read."""
 
     def __init__(
-        self, argv: list[str], process: dict[str, Any], selector: selectors.BaseSelector, *, stops: bool
+        self,
+        argv: list[str],
+        process: dict[str, Any],
+        selector: selectors.BaseSelector,
+        parse: Callable[[bytes, int], list[dict[str, Any]]],
+        *,
+        stops: bool,
     ) -> None:
         """``stops``: it stops the process.  OSError where it can't be run."""
+        self.parse, self.name = parse, os.path.basename(argv[0])
         self.process, self.text, self.error, self.ended = process, b"", "", False
         self._selector, self._stops = selector, stops
         self._pipe, end = os.pipe()
@@ -319,14 +353,19 @@ class _Spy:
         os.close(self._errors)
 
 
-def find_py_spy(environ: Mapping[str, str]) -> str | None:
-    """The program py-spy, beside the interpreter or on the PATH; None where it is not installed."""
+def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
+    """A program, beside the interpreter or on the PATH; None where it is not installed."""
     directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
     for directory in directories:
-        path = os.path.join(directory, "py-spy")
+        path = os.path.join(directory, name)
         if directory and os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     return None
+
+
+def _can_be_stopped(process: dict[str, Any]) -> bool:
+    """Who can't be, or is stopped already, would keep py-spy waiting."""
+    return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
 
 
 def _why(error: str) -> str:
@@ -334,6 +373,6 @@ def _why(error: str) -> str:
     if "ermission" in error or "not permitted" in error or "EPERM" in error:
         return "py-spy may not look (ptrace is forbidden)"
     if "python version" in error or "not a python" in error.lower():
-        return "it is no Python program"
+        return NO_PYTHON
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     return f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"

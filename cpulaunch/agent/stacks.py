@@ -86,6 +86,27 @@ def _spelled(found: re.Match[str]) -> str:
     return "operator_" + "_".join(filter(None, (words[character] for character in found[1])))
 
 
+_GDB_THREAD = re.compile(r'Thread \d+ \(.*?(?:LWP|process) (\d+)\)?(?: "(.*)")?')
+_GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.+?) \(.*?\)(?: at (.+):(\d+)| from (.+))?$")
+
+
+def from_gdb(text: bytes, pid: int) -> list[dict[str, Any]]:
+    """The threads in gdb's ``thread apply all backtrace``.  ValueError where there are none."""
+    threads: list[dict[str, Any]] = []
+    for line in text.decode(errors="replace").splitlines():
+        if found := _GDB_THREAD.match(line):
+            number = int(found[1])
+            name = MAIN if number == pid else found[2] or ""
+            threads.append({"id": number, "name": name[:MAX_NAME], "gil": False, "idle": None, "frames": []})
+        elif threads and (found := _GDB_FRAME.match(line)):
+            function = "?" if found[1] == "??" else short_name(found[1])
+            file = (found[2] or found[4] or "")[-MAX_FILE:]
+            threads[-1]["frames"].append((function, file, int(found[3] or 0)))
+    if not threads:
+        raise ValueError("gdb has shown no thread")
+    return threads
+
+
 _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ (?:\[(.*)\] )?\(most recent call first\)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _MORE = "..."

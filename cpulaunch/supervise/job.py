@@ -100,6 +100,7 @@ class JobState:
         self._processes = Processes(watching.processes, watching.launcher)
         self._stalls = Stalls(self.ranks, watching.stalls, now)
         self._output_at: float | None = None
+        self._steps = 0  # of optimizers, by the rank that has made most
         self._unknown: set[str] = set()
         self._notes = Notes()
         self._dumps = Dumps()
@@ -203,6 +204,7 @@ class JobState:
             return
         if isinstance(message, messages.Beat):
             rank.beats(message, self._now)
+            self._steps = max(self._steps, message.steps)
             if self._clocks.outdated(rank, self._now):
                 self._ask_time(rank)
             self._about_stalls(self._stalls.beat(rank, message, self._now))
@@ -551,4 +553,4 @@ class JobState:
 
     def _status(self) -> str:
         since_output = None if self._output_at is None else self._now - self._output_at
-        return status_line(self._up, self._now - self._began, since_output)
+        return status_line(self._up, self._now - self._began, self._steps, since_output)

@@ -96,7 +96,8 @@ def place(frames: Stack) -> str:
         return "no frames"
     users = next((number for number, frame in enumerate(frames) if frame.is_users), None)
     if users is None:
-        return _called(frames) or f"{frames[0]}"
+        python = any(frame.is_python for frame in frames)
+        return (_called(frames) if python else None) or frames[0].short
     frame = frames[users]
     where = f"{frame.file.rpartition('/')[2]}:{frame.line}"
     called = _called(frames[:users])

@@ -64,10 +64,14 @@ class Phase(Enum):
 
 @dataclass
 class _Known:
-    """What a rank's beats say; ``heard_at`` is when the last one came."""
+    """What a rank's beats say; ``heard_at`` is when the last one came.
+
+    ``gap`` is the longest between two signs of progress, in seconds, without what was forgiven.
+    """
 
     beat: Beat
     heard_at: float
+    gap: float = 0.0
 
 
 class Stalls:
@@ -82,6 +86,7 @@ class Stalls:
         self._phase = Phase.WATCHING
         self._progressed_at = self._asked_at = now
         self._known: dict[int, _Known] = {}
+        self._asleep: dict[int, float] = {}  # what was forgiven since a rank's last progress
         self._steps = self._collectives = self._expects_steps = False  # whether any rank has, or does
         self._due = self._until = inf
         self._not_due_before = now
@@ -97,7 +102,12 @@ class Stalls:
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         """A rank says how far it is."""
         known, counted = self._known.get(rank.rank), self._counted
-        self._known[rank.rank] = _Known(beat, now)
+        more = known is None or _counts(beat) != _counts(known.beat)
+        asleep = self._asleep.pop(rank.rank, 0.0) if more else 0.0
+        before, gap = (known.beat.longest_gap, known.gap) if known else (0.0, 0.0)
+        if beat.longest_gap > before:
+            gap = max(gap, beat.longest_gap - asleep)
+        self._known[rank.rank] = _Known(beat, now, gap)
         self._steps = self._steps or beat.steps > 0
         self._collectives = self._collectives or beat.collectives > 0
         self._expects_steps = self._expects_steps or beat.expects_steps
@@ -106,7 +116,6 @@ class Stalls:
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
         actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
-        more = known is None or _counts(beat) != _counts(known.beat)
         if more and beat.progressed_at is not None:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
@@ -129,6 +138,8 @@ class Stalls:
     def forgive(self, asleep: float, now: float) -> None:
         """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
         self._progressed_at = min(self._progressed_at + asleep, now)
+        for rank in self._known:
+            self._asleep[rank] = self._asleep.get(rank, 0.0) + asleep
         self._stragglers.forget()
         if self._phase is not Phase.STALLED:
             self._watch()
@@ -190,7 +201,7 @@ class Stalls:
         if self.settings.timeout is not None:
             return self.settings.timeout
         # The job's longest gap is shorter than any of its ranks'.
-        gaps = (k.beat.longest_gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
+        gaps = (k.gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
         return max(SHORTEST, TIMES * min(gaps, default=0.0))
 
     def _is_due(self, now: float) -> bool:
@@ -288,7 +299,7 @@ def _why_slow(dump: Dump) -> str:
     program: dict[str, Any] = dump.processes[0] if dump.processes else {}
     quota = program.get("throttled")
     if quota and quota["share"] >= THROTTLED:
-        return f"; its cgroup throttled it {quota['share']:.0%} of the time"
+        return f"; its cgroup throttled it {100 * quota['share']:.0f} % of the time"
     return ""
 
 

@@ -286,10 +286,37 @@ def test_a_program_without_python(tmp_path: Path) -> None:
     arguments = ["/bin/sh", "-c", "echo ready; sleep 1000; exit"]
     with launcher(tmp_path, "", is_python=False, arguments=arguments) as played:
         until(lambda: psutil.Process(played.agent.pid).children()[0].children(), "the shell to start it")
-        shell, sleep = dump(played, native=True)
+        shell, sleep = dump(played)
     assert (shell["state"], sleep["command"]) == ("S", "sleep 1000")
     assert sleep["wchan"]
     assert "it is no Python program" in shell["stacks"] or "not installed" in shell["stacks"]
+
+
+@needs_py_spy
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+def test_gdb_shows_the_stack_of_a_program_without_python_if_native_frames_are_wanted(tmp_path: Path) -> None:
+    arguments = ["/bin/sh", "-c", "echo ready; sleep 1000; exit"]
+    with launcher(tmp_path, "", is_python=False, arguments=arguments) as played:
+        until(lambda: psutil.Process(played.agent.pid).children()[0].children(), "the shell to start it")
+        assert dump(played)[0]["threads"] == []
+        shell, sleep = dump(played, native=True, request=2)
+        assert (shell["stacks"], sleep["stacks"]) == ("gdb", "gdb")
+        assert any("wait" in name for name in functions(shell))
+        assert any("nanosleep" in name for name in functions(sleep))
+        assert "State:\tS" in Path(f"/proc/{sleep['pid']}/status").read_text()
+
+
+@needs_py_spy
+def test_where_frames_of_c_cannot_be_seen_those_of_python_are(tmp_path: Path) -> None:
+    """As of a rank that gets no time."""
+    refuses = 'case "$*" in *--native*) echo "Error: UNW_EBADREG" >&2; exit 1;; esac'
+    script = f'{refuses}; exec {shutil.which("py-spy")} "$@"'
+    with launcher(tmp_path, WAIT, **with_bin(tmp_path, script)) as played:
+        played.say(AskDump(1, True))
+        found = played.next(Dump)
+    (program,) = found.processes
+    assert (program["stacks"], functions(program, "loader")[0]) == ("py-spy", "load_batch")
+    assert found.error == "has shown no frames of C: py-spy: UNW_EBADREG"
 
 
 LOADER = """\

@@ -213,5 +213,5 @@ def test_a_program_without_a_ledger_is_reported_by_a_number_only(
     settings = ("--stall-timeout", "2", "--stall-action", "abort")
     done = cpulaunch("run", "-n", "1", *settings, "--no-python", "sleep", "600")
     title, lines, _ = stall(tmp_path, done)
-    assert "sleeping" in title
+    assert "sleeping" in title or "nanosleep" in title  # by gdb, where that is installed
     assert "keeps no ledger" in lines[0]

@@ -297,8 +297,9 @@ def test_the_status_line_names_hosts_that_miss_ranks() -> None:
     job = Played()
     job.starts(0, 2)
     job.says(0, messages.Output(1, "x"))
+    job.says(0, messages.Beat(steps=1200))
     job.until(3.0)
     assert (
         job.of(ShowStatus)[-1][1].text
-        == "cpulaunch: 2 of 4 ranks up · node1 0/1, node3 0/1 · 3 s · last output 3 s ago"
+        == "cpulaunch: 2 of 4 ranks up · node1 0/1, node3 0/1 · 3 s · step 1200 · last output 3 s ago"
     )

@@ -271,6 +271,38 @@ def test_the_launchers_own_sleep_is_forgiven() -> None:
     assert len(job.reports) == 1
 
 
+def test_auto_does_not_learn_from_a_time_in_which_the_job_was_suspended() -> None:
+    job = Job(steps=5)
+    job.until(20)
+    job.now += 1000
+    job.stalls.forgive(1000, job.now)
+    job.steps(1, gap=1010)
+    job.until(1200)
+    assert job.reports == [pytest.approx(1020 + 10 * 10, abs=DUE)]
+
+
+def test_a_straggler_that_its_cgroup_throttles_is_said_to_be() -> None:
+    ranks = [Rank(n, f"node{n}", RankState.RUNNING) for n in range(2)]
+    stalls = Stalls(ranks, StallSettings(0), 0.0)
+    actions: list[Action] = []
+    for window in range(3):
+        for rank, waiting in zip(ranks, (1.0, 0.0), strict=True):
+            beat = Beat(1 + 100 * window, 0, 0.1, waiting * window, True, 0, 1.0)
+            actions += stalls.beat(rank, beat, 2.0 * window)
+    (asked,) = actions
+    assert isinstance(asked, Send)
+    assert isinstance(asked.message, AskDump)
+    assert asked.rank == 1
+    process = {"pid": 7, "throttled": {"share": 0.47, "seconds": 3.0, "quota": 0.5}}
+    dump = Dump(asked.message.request, 4.0, [], [process], "")
+    assert stalls.dumped(ranks[1], dump, 4.0) == [
+        Tell(
+            "node1 is slower than the others: 20 ms of computing per step, the others 10 ms, over 200 steps; "
+            "its cgroup throttled it 47 % of the time"
+        )
+    ]
+
+
 def test_abort_ends_all_ranks_and_names_who_is_waited_for() -> None:
     job = running(stalls=StallSettings(2, ABORT))
     for rank in range(4):
