@@ -1,0 +1,122 @@
+"""Jobs that go on without a host that has gone, or with another one in its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import bounded, clean_environment, mpi_options
+from support.faults import Cluster
+from support.jobs import outcome
+from support.namespaces import until
+
+from cluster.conftest import HOSTS, need_cluster
+from cpulaunch.launchers import MPIS
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 90.0
+OPTIONS = ("--heartbeat-timeout", "5", "--grace-period", "1", "--max-restarts", "2", "--backend", "gloo")
+
+# The first attempt makes five steps, and waits; the next one meets.
+PROGRAM = """
+import json, os, time
+from cpulaunch import ledger
+header = ledger.MAGIC, ledger.HAS_OPTIMIZER, 5, 0, time.monotonic_ns(), 0, 0
+ledger.HEADER.pack_into(ledger.of_this_process, 0, *header)
+if os.environ["CPULAUNCH_RESTART_COUNT"] == "0":
+    print("ready", flush=True)
+    time.sleep(600)
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(ones := torch.ones(1))
+names = "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"
+print(json.dumps({"met": int(ones), **{name: os.environ[name] for name in names}}), flush=True)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Hosts of this test alone, as there is no way back for one that goes off.  No process is left on them."""
+    need_cluster()
+    with Cluster(("login", *HOSTS)) as cluster:
+        yield cluster
+        until(lambda: not cluster.processes(), "all processes to end")
+
+
+class Ended:
+    """A job of which the host ``gone`` goes off when all ranks are ready."""
+
+    def __init__(self, cluster: Cluster, directory: Path, gone: str, *options: str) -> None:
+        (directory / "train.py").write_text(PROGRAM)
+        hostfile = str(cluster.hostfile(directory / "hosts", HOSTS))
+        argv = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--tee", "all"]
+        argv += [*OPTIONS, *options, "train.py"]
+        job = cluster.start("login", argv, directory=directory, env=clean_environment())
+        with bounded(job, LIMIT):
+            assert job.stdout
+            ranks = 3 if "3" in options else 4
+            ready = [job.stdout.readline() for _ in range(ranks)]
+            assert all(line.endswith("ready\n") for line in ready), job.communicate()[1]
+            cluster.power_off(gone)
+            stdout, self.stderr = job.communicate()
+            self.code = job.returncode
+        self.said = [json.loads(line.partition("] ")[2]) for line in stdout.splitlines()]
+        self.outcome: dict[str, Any] = outcome(directory)
+        (self.directory,) = directory.glob("runs/*")
+
+    @property
+    def told(self) -> list[str]:
+        lines = [line.removeprefix("cpulaunch: ") for line in self.stderr.splitlines()]
+        return [line for line in lines if line.startswith(("rank ", "restart ", "the job can't"))]
+
+
+@pytest.mark.parametrize(("mpi", "gone"), [*zip(MPIS, ("node1", "node0", "node3"), strict=True)])
+def test_a_job_goes_on_without_a_host_that_is_gone(
+    mpi: str, gone: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The first of them too, where the ranks met."""
+    ended = Ended(cluster, tmp_path, gone, "--nnodes", "3:4", *mpi_options(mpi))
+    assert ended.code == 0, ended.stderr
+    left = [host for host in HOSTS if host != gone]
+    happened, next_one = ended.told
+    assert f"no sign of life from host {gone}" in happened
+    assert "at step 5)" in happened
+    names = ", ".join(left)
+    assert next_one == f"restart 1 of 2: 3 ranks on {names}, without {gone} (plan-1.json)"
+    attempts = [(attempt["kind"], attempt["hosts"]) for attempt in ended.outcome["attempts"]]
+    assert attempts == [("node_lost", list(HOSTS)), ("ok", left)]
+    assert (ended.outcome["kind"], ended.outcome["restarts"]) == ("ok", 1)
+    assert [rank["host"] for rank in ended.outcome["ranks"]] == left
+    plan = json.loads((ended.directory / "plan-1.json").read_text())
+    assert [host["host"] for host in plan["hosts"]] == left
+    assert [said["met"] for said in ended.said] == [3] * 3
+    assert (
+        {said["MASTER_ADDR"] for said in ended.said} == {plan["master_addr"]} == {cluster.addresses[left[0]]}
+    )
+
+
+def test_a_spare_takes_the_place_of_a_host_that_is_gone(cluster: Cluster, tmp_path: Path) -> None:
+    ended = Ended(cluster, tmp_path, "node1", "--nnodes", "3", *mpi_options("intel"))
+    assert ended.code == 0, ended.stderr
+    assert ended.told[1] == (
+        "restart 1 of 2: 3 ranks on node0, node2, node3, without node1, with node3 (plan-1.json)"
+    )
+    assert [attempt["hosts"] for attempt in ended.outcome["attempts"]] == [
+        ["node0", "node1", "node2"],
+        ["node0", "node2", "node3"],
+    ]
+
+
+def test_where_too_few_hosts_are_left_the_job_ends_with_the_host(cluster: Cluster, tmp_path: Path) -> None:
+    ended = Ended(cluster, tmp_path, "node2", *mpi_options("openmpi"))
+    assert ended.code == 4, ended.stderr
+    assert ended.told[1].startswith(
+        "the job can't be started once more: 3 hosts of at least 4 are left (node2: "
+    )
+    assert (ended.outcome["kind"], ended.outcome["restarts"]) == ("node_lost", 0)
+    assert "host node2 was lost" in ended.stderr
