@@ -47,6 +47,7 @@ class Following:
     def __init__(self, plan: Plan, replan: Replan, console: Console) -> None:
         self._restarts = Restarts(restart_rules(plan))
         self._replan, self._console = replan, console
+        self._unswept: dict[str, str] = {}  # hosts that may have something left of any attempt, and why
 
     def __call__(self, ended: Ended) -> Attempt | None:
         """The next attempt, where there is one.  Raises CpulaunchError."""
@@ -57,8 +58,8 @@ class Following:
                 self._console.tell(f"the job is not started again: {verdict.why}")
             return None
         self._console.tell(what_happened(outcome))
-        unusable = {left.host: left.why for left in ended.unswept}
-        unusable |= dict.fromkeys(verdict.unusable, "nothing could be started there")
+        self._unswept |= {left.host: left.why for left in ended.unswept}
+        unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
         planned = self._replan(Without(verdict.avoid, unusable))
         following = next_attempt(previous, planned.plan, planned.commands, planned.free_port)
         self._announce(previous.plan, following, planned.document)

@@ -170,6 +170,11 @@ class JobState:
         """Whether any rank has failed by itself."""
         return self.interrupted is None and any(rank.candidate() for rank in self.ranks)
 
+    @property
+    def lost_hosts(self) -> set[str]:
+        """Hosts that have fallen silent."""
+        return {rank.host for rank in self.ranks if rank.failed and rank.failed.kind == kinds.NODE_LOST}
+
     # ---- agents
 
     def _connected(self, rank: Rank, hello: messages.Hello, here: bool) -> None:

@@ -27,7 +27,7 @@ from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
 from cpulaunch.supervise.stop import end_processes
-from cpulaunch.supervise.sweep import Unswept, of_ours, sweep, sweep_hosts
+from cpulaunch.supervise.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -348,13 +348,18 @@ class AttemptLoop:
             await self._sweep_others(hosts)
 
     async def _sweep_others(self, swept: set[str]) -> None:
-        """Agents have said that nothing is left on these hosts; make sure of it."""
+        """Agents have said that nothing is left on these hosts; make sure of it, and of slow ones."""
         sweep(self.attempt.job_id)
-        if not self.attempt.plan.here_alone:
-            await self._sweep({rank.host for rank in self.job.ranks} - swept - self._hosts_here)
+        if self.attempt.plan.here_alone:
+            return
+        others = {rank.host for rank in self.job.ranks} - swept - self._hosts_here
+        lost = self.job.lost_hosts
+        slow = {left.host for left in self.unswept} - lost
+        self.unswept = [left for left in self.unswept if left.host in lost]
+        await self._sweep(others | slow, PATIENCE)
 
-    async def _sweep(self, hosts: set[str]) -> None:
-        self.unswept += await sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach)
+    async def _sweep(self, hosts: set[str], patience: float = TIMEOUT) -> None:
+        self.unswept += await sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach, patience)
 
     async def _end_processes(self, patience: float) -> None:
         await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)

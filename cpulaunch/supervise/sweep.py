@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TIMEOUT = 3.0
 """Seconds that another host has to let us sweep it; one that is dead can't."""
 
+PATIENCE = 10.0
+"""The same where another attempt is to follow there, and the host was heard until the end."""
+
 AT_ONCE = 64
 """Hosts that are swept at the same time: a connection costs this host some 50 ms of CPU time, and 6 MB."""
 
@@ -58,8 +61,13 @@ def sweep(job_id: str) -> list[int]:
     return killed
 
 
-async def sweep_hosts(hosts: Iterable[str], job_id: str, reach: Reach) -> list[Unswept]:
-    """Kill all processes of the job ``job_id`` on ``hosts``.  Returns those where it may have some left."""
+async def sweep_hosts(
+    hosts: Iterable[str], job_id: str, reach: Reach, patience: float = TIMEOUT
+) -> list[Unswept]:
+    """Kill all processes of the job ``job_id`` on ``hosts``.  Returns those where it may have some left.
+
+    Each host has ``patience`` seconds.
+    """
     import asyncio  # not at the top, as `execute` starts the job before it takes the time to import it
 
     script = _SCRIPT.format(mark=_mark(job_id))
@@ -68,7 +76,7 @@ async def sweep_hosts(hosts: Iterable[str], job_id: str, reach: Reach) -> list[U
     async def sweep_one(host: str) -> Unswept | None:
         command = reach.command(host, script)
         async with gate:
-            return await _run(host, command) if command else None
+            return await _run(host, command, patience) if command else None
 
     return [left for left in await asyncio.gather(*map(sweep_one, sorted(hosts))) if left]
 
@@ -82,8 +90,8 @@ def of_ours(unswept: Sequence[Unswept]) -> str:
     return f"processes may be left on {hosts}, as ssh can't be started here: {failed[0].why}"
 
 
-async def _run(host: str, command: tuple[str, ...]) -> Unswept | None:
-    """Run it for TIMEOUT seconds at most."""
+async def _run(host: str, command: tuple[str, ...], patience: float) -> Unswept | None:
+    """Run it for ``patience`` seconds at most."""
     import asyncio
 
     try:
@@ -97,12 +105,12 @@ async def _run(host: str, command: tuple[str, ...]) -> Unswept | None:
     except (OSError, RuntimeError) as e:  # no more files, processes, or threads to wait for them
         return Unswept(host, str(getattr(e, "strerror", None) or e), ours=True)
     try:
-        code = await asyncio.wait_for(process.wait(), TIMEOUT)
+        code = await asyncio.wait_for(process.wait(), patience)
     except asyncio.TimeoutError:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
         await process.wait()
-        return Unswept(host, f"it has not answered within {TIMEOUT:g} s")
+        return Unswept(host, f"it has not answered within {patience:g} s")
     if code == 0:
         return None
     return Unswept(host, "processes of the job are left there" if code == 1 else "ssh can't reach it")

@@ -10,12 +10,13 @@ import pytest
 from support.plans import BIG, MPICH, PROGRAM, SMALL, make
 
 from cpulaunch.config.load import load
-from cpulaunch.errors import CpulaunchError, PlanError
+from cpulaunch.errors import CpulaunchError, HostError, PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, Mpi
+from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan
-from cpulaunch.plan.select import checked_world_size
+from cpulaunch.plan.select import checked_world_size, remaining_hosts
 
 
 def sizes(made: Plan) -> list[int]:
@@ -324,3 +325,36 @@ class TestBackendAndPrecision:
         insisted = make("training.precision=bf16", hosts="a,b", facts=SMALL, hosts_known=known)
         assert insisted.env["CPULAUNCH_PRECISION"] == "bf16"
         assert insisted.notes == ("bf16 is slow here: the CPU of b has no instructions for it",)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "avoid", "unusable", "left"),
+    [
+        ("all", "", "", "abcd"),
+        ("3", "b", "", "acd"),  # d was a spare
+        ("3", "b", "b", "acd"),
+        ("3", "ab", "", "acd"),  # not without one of them
+        ("3:4", "b", "", "acd"),
+        ("2:3", "bc", "", "ad"),
+        ("2:3", "", "a", "bcd"),
+        ("3", "", "ab", ""),
+        ("all", "d", "", "abcd"),
+        ("all", "d", "d", ""),
+    ],
+)
+def test_another_attempt_takes_the_hosts_that_are_left(
+    nnodes: str, avoid: str, unusable: str, left: str
+) -> None:
+    config = load([("hosts.nnodes", nnodes, "--nnodes")], environ={})
+    named = tuple(map(Host, "abcd"))
+
+    def remaining() -> str:
+        return "".join(
+            host.name for host in remaining_hosts(config, named, avoid, dict.fromkeys(unusable, "off"))
+        )
+
+    if left:
+        assert remaining() == left
+    else:
+        with pytest.raises(HostError, match=rf"hosts? of at least \d (is|are) left \({unusable[0]}: off"):
+            remaining()

@@ -187,12 +187,14 @@ def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
     assert fall.file("plan-2.json").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_was_started_again_may_end_well(fall: Fall) -> None:
     told, result = fall("1:signal 1:end")
     assert len(told) == 2
     assert (result["kind"], result["restarts"], result["exit_code"]) == ("ok", 1, 0)
 
 
+@pytest.mark.slow
 def test_an_exception_ends_a_job_with_its_traceback(fall: Fall) -> None:
     told, result = fall("1:error", code=1)
     assert told == ["the job is not started again: its script raised an exception (--restart-on error)"]
@@ -200,18 +202,21 @@ def test_an_exception_ends_a_job_with_its_traceback(fall: Fall) -> None:
     assert "Traceback (most recent call last)" in fall.stderr
 
 
+@pytest.mark.slow
 def test_an_exception_starts_it_again_where_the_user_wants_that(fall: Fall) -> None:
     told, result = fall("1:error 1:end", "--restart-on", "error")
     assert told[0].startswith("rank 1 on localhost: ValueError: no such luck, at train.py:")
     assert result["restarts"] == 1
 
 
+@pytest.mark.slow
 def test_what_fails_before_the_first_step_stays_down(fall: Fall) -> None:
     told, result = fall("0:signal", code=137)
     assert told[0].startswith("the job is not started again: it failed before its first step")
     assert result["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_stalled_job_is_started_again(fall: Fall) -> None:
     told, result = fall("1:stall 1:end", "--stall-timeout", "1", "--stall-action", "restart")
     assert any(line.startswith("restart 1 of 1") for line in told)
@@ -219,6 +224,7 @@ def test_a_stalled_job_is_started_again(fall: Fall) -> None:
     assert len(result["stalls"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143)])
 def test_a_signal_between_two_attempts_is_the_end(fall: Fall, name: str, code: int) -> None:
     told, result = fall("1:signal 1:end", code=code, cpulaunch=INTERRUPTED.format(name=name))
