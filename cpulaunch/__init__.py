@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.runtime.accumulate import accumulate
+    from cpulaunch.runtime.checkpoint.checkpoint import Checkpoint
     from cpulaunch.runtime.distributed import backend, init, is_main, rank, unwrap, world_size
     from cpulaunch.runtime.precision import autocast
     from cpulaunch.runtime.prepare import prepare
 
 __all__ = [
+    "Checkpoint",
     "accumulate",
     "autocast",
     "backend",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoint": "checkpoint.checkpoint",
     "accumulate": "accumulate",
     "autocast": "precision",
     "backend": "distributed",

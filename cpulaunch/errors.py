@@ -18,6 +18,11 @@ NODE_LOST_EXIT_CODE = STALLED_EXIT_CODE = 4
 """Of a job that has lost a host, or has stalled: no error of the command, and so no class."""
 
 
+SAVED_EXIT_CODE = 75
+"""Of a program that ``cpulaunch.Checkpoint`` has saved and ended because of a signal: it goes on when it is
+started again.  sysexits.h calls it EX_TEMPFAIL."""
+
+
 class CpulaunchError(Exception):
     """Base of all errors that are not bugs of ours."""
 

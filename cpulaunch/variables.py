@@ -39,6 +39,7 @@ STATIC_GRAPH = "CPULAUNCH_STATIC_GRAPH"
 AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
 CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
+CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -93,6 +94,7 @@ TABLE = (
     Variable(AS_WRITTEN, "config", "config agent runtime", _SETTING, "whether scripts are left unpatched"),
     Variable(CCL_BINDING, "config", "config ccl runtime", _SETTING, "which implementation of ccl"),
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
+    Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),

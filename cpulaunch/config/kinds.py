@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -184,6 +185,35 @@ class Nodes(Number):
         if type(first) is not int or type(last) is not int or first > last:
             raise ValueError
         return first if first == last else f"{first}:{last}"
+
+
+class Interval(Kind):
+    """A number of steps, or a time as text; or one of a few words."""
+
+    _units = {"s": 1, "m": 60, "h": 3600}  # noqa: RUF012
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.metavar = "|".join(("STEPS", "TIME", *words))
+        self.describe = ", or ".join(
+            ("a number of steps such as 500, or a time such as 90s, 10m or 2h", *words)
+        )
+
+    def from_text(self, text: str) -> int | str:
+        if text in self.words:
+            return text
+        matched = re.fullmatch(r"(\d{1,9})([smh]?)", text, re.ASCII)
+        if not matched or not int(matched[1]):
+            raise ValueError
+        return text if matched[2] else int(text)
+
+    def from_yaml(self, value: Any) -> int | str:
+        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+
+    @classmethod
+    def seconds(cls, text: str) -> float:
+        """The seconds of a time such as ``10m``."""
+        return int(text[:-1]) * cls._units[text[-1]]
 
 
 class Ranks(Kind):

@@ -13,6 +13,7 @@ from cpulaunch import plugins, variables
 from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
+    Interval,
     Kind,
     Nodes,
     Number,
@@ -420,6 +421,15 @@ _TABLE = (
         False,
         "start a job again even if it failed before its first optimizer step",
         ("--restart-always",),
+    ),
+    Setting(
+        "watch.checkpoint_every",
+        Interval("auto"),
+        "auto",
+        "how often cpulaunch.Checkpoint saves, in steps (500) or time (90s, 10m, 2h); auto: as the script says, "
+        "else every 10m",
+        ("--checkpoint-every",),
+        rank_variable=variables.CHECKPOINT_EVERY,
     ),
     Setting(
         "output.log_dir",

@@ -24,6 +24,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_no_other_name_is_public() -> None:
     assert cpulaunch.__all__ == [
+        "Checkpoint",
         "accumulate",
         "autocast",
         "backend",

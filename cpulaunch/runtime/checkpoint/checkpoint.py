@@ -1,0 +1,268 @@
+"""``Checkpoint``: saves a training while it goes on, and goes on where it was saved."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from cpulaunch.config.kinds import Interval
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
+from cpulaunch.runtime import distributed
+from cpulaunch.runtime.checkpoint import buckets, directory, position, randomness, state
+from cpulaunch.runtime.checkpoint.directory import Facts
+from cpulaunch.runtime.checkpoint.due import Agreement
+from cpulaunch.runtime.checkpoint.position import Position
+from cpulaunch.runtime.checkpoint.saving import Saver
+from cpulaunch.runtime.checkpoint.signals import Signals
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.resumed import resumed_from
+
+DEFAULT_EVERY = "10m"
+
+
+class Checkpoint:
+    """The checkpoints of a training, in a directory that all ranks' hosts share::
+
+        checkpoint = cpulaunch.Checkpoint("ckpt", model=model, optimizer=optimizer, loader=loader)
+        for epoch, step, (x, y) in checkpoint.steps(loader, epochs=3):
+            ...  # one step of training
+            checkpoint.save_if_due()
+
+    ``model``, ``optimizer`` and ``scheduler`` may be lists; what ``cpulaunch.prepare`` returned is right, and
+    so are DDP, FSDP2 and plain modules.  A scheduler is anything with ``state_dict`` and ``load_state_dict``.
+    ``every``: how often a checkpoint is due where ``--checkpoint-every`` doesn't say: a number of steps, or a
+    time such as ``"10m"``, which is the default.  ``keep``: how many are kept.
+
+    Every rank makes it, and calls its methods at the same steps.  Raises UsageError for other arguments, and
+    for a directory that some rank doesn't see.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        model: nn.Module | Iterable[nn.Module],
+        optimizer: Optimizer | Iterable[Optimizer] = (),
+        scheduler: Any = (),
+        loader: Any = None,
+        every: int | str | None = None,
+        keep: int = 2,
+    ) -> None:
+        self._models = _several(model, nn.Module, "model")
+        self._optimizers = _several(optimizer, Optimizer, "optimizer")
+        self._schedulers = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+        if any(not position.is_stateful(each) for each in self._schedulers):
+            raise UsageError("Checkpoint: a scheduler has no state_dict and load_state_dict")
+        if keep < 1:
+            raise UsageError(f"Checkpoint: keep is {keep}; it takes at least 1")
+        self._every_steps, self._every_seconds = _interval(every)
+        distributed.init()
+        self._rank, self._ranks = distributed.rank(), distributed.world_size()
+        self._root, self._loader = Path(directory).absolute(), loader
+        group, meetings = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+        self._group = group
+        self._saver = Saver(self._root, group, self._rank, keep)
+        self._agreement = Agreement(meetings if self._ranks > 1 else None, self._rank)
+        self._signals = Signals()
+        self._position = Position()
+        self._bucket_orders: list[list[str] | None] | None = None
+        self._step = self._saved_step = 0
+        self._saved_at = time.monotonic()
+        self._resumed = self._counts = False
+        self._optimizer_steps = 0
+        for each in self._optimizers:
+            each.register_step_post_hook(self._count_step)
+        self._make_root()
+
+    # ---- going on
+
+    def resume(self) -> int:
+        """Load the last complete checkpoint; returns the step to go on from, 0 where there is none.
+
+        ``steps`` calls it.  A loop of your own does, once, before its first step: each call of
+        ``save_if_due`` then counts as a step.
+        """
+        self._signals.watch()
+        if self._resumed:
+            return self._step
+        self._resumed = True
+        newest = next(reversed(directory.complete(self._root)), -1) if self._rank == 0 else -1
+        step = self._from_rank_0(newest)
+        if step >= 0:
+            self._load(self._root / f"step-{step}")
+        resumed_from(self._optimizer_steps)
+        self._saved_at = time.monotonic()
+        return self._step
+
+    def steps(self, loader: Any = None, epochs: int = 1) -> Iterator[tuple[int, int, Any]]:
+        """The epoch (from 0), step (from 0, over all epochs) and batch of each step that is left.
+
+        ``loader``: the one that this ``Checkpoint`` was made with, where none is given.  Its samplers are told
+        each epoch (``set_epoch``).  The first step is the one after the last checkpoint, if there is one.
+        """
+        loader = self._loader if loader is None else loader
+        if loader is None:
+            raise UsageError("Checkpoint.steps: which data loader? steps(loader, epochs=3)")
+        self._loader, self._counts = loader, True
+        self.resume()
+        start = position.normalized(self._position, loader)
+        try:
+            for epoch in range(start.epoch, epochs):
+                here = start if epoch == start.epoch else Position(epoch)
+                position.set_epoch(loader, epoch)
+                at_start = here.at_start
+                if at_start is None:
+                    if here.now:
+                        randomness.restore(here.now, loader)
+                    at_start = randomness.capture(loader)
+                batches = position.batches_from(loader, here)
+                for number, batch in enumerate(batches, here.batch + 1):
+                    self._position = Position(epoch, number, at_start)
+                    self._step += 1
+                    yield epoch, self._step - 1, batch
+            self.wait()
+        finally:
+            self._signals.forget()
+
+    # ---- saving
+
+    def save_if_due(self) -> None:
+        """Save if it is time to, while training goes on.  To be called after each step of the optimizer.
+
+        After SIGTERM, SIGUSR1 or SIGUSR2, it saves at once, and ends the program with exit code 75.
+        """
+        self._signals.watch()
+        if not self._counts:
+            self._step += 1
+        self._saver.check()
+        overdue = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
+        agreed = self._agreement.turn(self._signals.arrived, overdue and self._rank == 0)
+        if agreed.stop:
+            self._save_and_exit(agreed.stop)
+        if agreed.save or (self._every_steps and self._step - self._saved_step >= self._every_steps):
+            self.save()
+
+    def save(self) -> None:
+        """Save now, while training goes on; waits for the save before, if that is under way."""
+        self._saver.wait()
+        if self._bucket_orders is None and self._optimizer_steps and self._ranks > 2:
+            self._bucket_orders = [buckets.order(model) for model in self._models]
+        here = self._position._replace(now=randomness.capture(self._loader))
+        if position.is_stateful(self._loader):
+            here = here._replace(loader=self._loader.state_dict())
+        facts = Facts(self._step, self._optimizer_steps, here.epoch, here.batch, self._ranks)
+        shared = {"buckets": self._bucket_orders}
+        own = self._rank, tuple(here)
+        tensors = state.collect(self._models, self._optimizers, self._schedulers, own, shared)
+        self._saver.start(tensors, facts)
+        self._saved_step, self._saved_at = self._step, time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until what ``save`` began is on disk, or has failed, which costs a line.
+
+        To be called before ``torch.distributed.destroy_process_group()``; ``steps`` calls it at its end.
+        """
+        self._agreement.finish()
+        self._saver.wait()
+
+    # ----
+
+    def _load(self, path: Path) -> None:
+        if not path.is_dir():
+            raise self._unseen()
+        facts, saved = directory.read_facts(path), state.Saved(path, self._group)
+        same = facts.world_size == self._ranks
+        shared, own = saved.objects(self._rank if same else None)
+        if same:
+            for model, names in zip(self._models, shared["buckets"] or (), strict=False):
+                if names:
+                    buckets.rebuild(model, names)
+        saved.load(self._models, self._optimizers, self._schedulers, shared)
+        self._step = self._saved_step = facts.step
+        self._optimizer_steps = facts.optimizer_steps
+        here = Position(facts.epoch, facts.batch)
+        self._position = Position(*own) if same else position.for_ranks(here, facts.world_size, self._ranks)
+        log_once(f"goes on after step {facts.step}, from {path}")
+        if not same:
+            log_once(
+                f"the checkpoint is of {facts.world_size} ranks, and these are {self._ranks}: the order of the "
+                "data and random numbers are new from here on"
+            )
+        elif self._position.now and not self._counts:
+            randomness.restore(self._position.now, self._loader)
+
+    def _save_and_exit(self, number: int) -> None:
+        self._agreement.finish()
+        if self._step != self._saved_step:
+            self.save()
+        if self._saver.wait():
+            log_once(f"signal {number}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
+            sys.exit(SAVED_EXIT_CODE)
+        sys.exit(128 + number)
+
+    def _count_step(self, *_: Any) -> None:
+        self._optimizer_steps += 1
+
+    def _from_rank_0(self, number: int) -> int:
+        numbers = [number]
+        if self._ranks > 1:
+            dist.broadcast_object_list(numbers, src=0, group=self._group)
+        return numbers[0]
+
+    def _make_root(self) -> None:
+        """Make the directory, and see whether all ranks see the same one."""
+        sign = f".ranks-{secrets.token_hex(4)}"
+        error = None
+        if self._rank == 0:
+            try:
+                self._root.mkdir(parents=True, exist_ok=True)
+                (self._root / sign).touch()
+            except OSError as e:
+                error = f"{self._root} can't be written: {e.strerror}"
+        said = [(error, sign)]
+        seen: list[Any] = [True]
+        if self._ranks > 1:
+            dist.broadcast_object_list(said, src=0, group=self._group)
+            error, sign = said[0]
+            seen = [None] * self._ranks
+            dist.all_gather_object(seen, (self._root / sign).exists(), group=self._group)
+        if self._rank == 0:
+            (self._root / sign).unlink(missing_ok=True)
+        if error:
+            raise UsageError(error, hint="give Checkpoint a directory that this user may write")
+        if not all(seen):
+            raise self._unseen()
+
+    def _unseen(self) -> UsageError:
+        return UsageError(
+            f"some ranks don't see {self._root} as rank 0 does",
+            hint="give Checkpoint a directory of a file system that all hosts share",
+        )
+
+
+def _several(given: Any, kind: type, name: str) -> list[Any]:
+    things = [given] if isinstance(given, kind) else list(given)
+    for thing in things:
+        if not isinstance(thing, kind):
+            raise UsageError(f"Checkpoint: {name} takes {kind.__name__}s, not {type(thing).__name__}")
+    return things
+
+
+def _interval(every: int | str | None) -> tuple[int | None, float | None]:
+    """Steps or seconds from one checkpoint to the next: what the launcher says, else ``every``."""
+    kind, told = Interval(), rank_setting("watch.checkpoint_every", os.environ)
+    try:
+        value = told if told != "auto" else kind.from_text(str(DEFAULT_EVERY if every is None else every))
+    except ValueError:
+        raise UsageError(f"Checkpoint: every is {every!r}: expected {kind.describe}") from None
+    return (value, None) if isinstance(value, int) else (None, Interval.seconds(value))

@@ -1,0 +1,112 @@
+"""Where checkpoints lie: one directory each, which gets its name when all of it is on disk.
+
+``step-300.partial`` is being written, or was when its job ended, and is never read.  ``step-300`` is complete.
+``step-300.old`` is being removed.  Only rank 0 makes, renames and removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cpulaunch.errors import UsageError
+
+SCHEMA = 1
+FACTS = "checkpoint.json"
+_COMPLETE = re.compile(r"step-(\d+)")
+_REST = re.compile(r"step-\d+\.(partial|old)")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``checkpoint.json`` says.
+
+    ``step``: batches that each rank has trained on, ``optimizer_steps`` those of all optimizers.  ``epoch`` and
+    ``batch`` are where the data are: this many batches of this epoch (from 0) are used up.
+    """
+
+    step: int
+    optimizer_steps: int
+    epoch: int
+    batch: int
+    world_size: int
+    schema: int = SCHEMA
+
+
+def complete(root: Path) -> dict[int, Path]:
+    """The complete checkpoints in ``root`` by step, the newest last."""
+    try:
+        found = {int(match[1]): root / name for name in os.listdir(root) if (match := _COMPLETE.fullmatch(name))}
+    except FileNotFoundError:
+        return {}
+    return dict(sorted((step, path) for step, path in found.items() if (path / FACTS).is_file()))
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts of the checkpoint in ``path``.  Raises UsageError where they can't be read."""
+    try:
+        facts = Facts(**json.loads((path / FACTS).read_text()))
+    except (OSError, ValueError, TypeError) as e:
+        raise UsageError(f"{path / FACTS} can't be read: {e}", hint=_start_before(path)) from None
+    if facts.schema != SCHEMA:
+        raise UsageError(
+            f"{path} was written by another version of cpulaunch (schema {facts.schema}, not {SCHEMA})",
+            hint=_start_before(path),
+        )
+    return facts
+
+
+def _start_before(path: Path) -> str:
+    return f"remove {path}, and the job goes on from the checkpoint before it"
+
+
+def partial(root: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is written."""
+    return root / f"step-{step}.partial"
+
+
+def publish(root: Path, facts: Facts, keep: int) -> None:
+    """Give a checkpoint whose files are all on disk its name, and remove all but the last ``keep``."""
+    written = partial(root, facts.step)
+    with (written / FACTS).open("w") as file:
+        json.dump(asdict(facts), file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(written)
+    final = root / f"step-{facts.step}"
+    if final.exists():  # incomplete, or of a training that was started anew from an earlier one
+        _remove(final)
+    os.rename(written, final)
+    _sync(root)
+    for path in list(complete(root).values())[:-keep]:
+        _remove(path)
+
+
+def remove_rest(root: Path) -> None:
+    """Remove what jobs have left that ended while they wrote a checkpoint, or removed one."""
+    with suppress(FileNotFoundError):
+        for name in os.listdir(root):
+            if _REST.fullmatch(name):
+                shutil.rmtree(root / name, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, which has lost its name before it loses its first file."""
+    old = path.with_name(f"{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(path, old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Have the names in a directory on disk."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,115 @@
+"""Writes checkpoints while training goes on, by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, async_save
+from torch.distributed.tensor import DTensor
+
+from cpulaunch.runtime.checkpoint import directory
+from cpulaunch.runtime.checkpoint.directory import Facts
+from cpulaunch.runtime.checkpoint.state import Tensors
+from cpulaunch.runtime.log import log_once
+
+
+class Saver:
+    """Saves one checkpoint at a time into ``root``; ``group`` is a gloo group for nothing else.
+
+    Tensors are copied into memory that is kept for this, and written by a thread.
+    """
+
+    def __init__(self, root: Path, group: Any, rank: int, keep: int) -> None:
+        self._root, self._group, self._rank, self._keep = root, group, rank, keep
+        self._copies: Tensors = {}
+        self._under_way: Future[Any] | None = None
+        self._facts: Facts | None = None
+
+    def start(self, tensors: Tensors, facts: Facts) -> None:
+        """Copy the tensors and begin to write them.  No other save may be under way.  Every rank calls it."""
+        self._facts = facts
+        if self._rank == 0:  # before the first collective of the save, after which the others write
+            directory.remove_rest(self._root)
+        writer = _Writer(
+            directory.partial(self._root, facts.step),
+            self._copies,
+            lambda: directory.publish(self._root, facts, self._keep),
+        )
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's, where copies differ
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._under_way = async_save(
+                tensors, storage_writer=writer, planner=planner, process_group=self._group
+            )
+
+    def wait(self) -> bool:
+        """Wait for the save under way, if there is one; False where it has failed, which costs a line."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None or self._facts is None:
+            return True
+        error = under_way.exception()
+        if error is None:
+            return True
+        if self._rank == 0:
+            directory.remove_rest(self._root)
+        last = next(reversed(directory.complete(self._root).values()), None)
+        log_once(
+            f"the checkpoint of step {self._facts.step} was not saved: {_why(error)}; training goes on"
+            + (f", and {last} stays the last one" if last else "")
+        )
+        return False
+
+    def check(self) -> None:
+        """Tell how a save has ended that is no longer under way."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+
+class _Writer(FileSystemWriter):
+    """Writes files, and calls ``publish`` on rank 0 once all ranks have theirs on disk."""
+
+    def __init__(self, path: Path, copies: Tensors, publish: Callable[[], None]) -> None:
+        super().__init__(path, overwrite=True)
+        self._copies, self._publish = copies, publish
+
+    @torch.no_grad()
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy what training goes on to change."""
+        for name in self._copies.keys() - state_dict.keys():
+            del self._copies[name]
+        for name, tensor in state_dict.items():
+            copy = self._copies.get(name)
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                self._copies[name] = tensor.detach().clone()
+            else:
+                _local(copy).copy_(_local(tensor))
+        return dict(self._copies)
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        self._publish()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong first, in a line: of the ranks' errors, the one that the kernel has said."""
+    failures = getattr(error, "failures", None)
+    found = {rank: each[0] for rank, each in failures.items()} if failures else {None: error}
+    for rank, each in found.items():
+        cause: BaseException | None = each
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno:
+                place = f" (rank {rank})" if rank else ""
+                return f"{os.strerror(cause.errno)}{place}"
+            cause = cause.__cause__ or cause.__context__
+    first = next(iter(found.values()))
+    return f"{type(first).__name__}: {str(first).partition(chr(10))[0]}"

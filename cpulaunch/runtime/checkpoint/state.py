@@ -1,0 +1,228 @@
+"""What a checkpoint holds: tensors by name, and all else as bytes.
+
+``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` what an optimizer keeps for a parameter, both by
+the names that the model without wrappers gives; with several models or optimizers, ``model1.NAME`` and so on.
+``shared`` is what all ranks hold alike, ``rank.N`` what rank N alone does: Python objects, pickled, as tensors
+of bytes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cpulaunch.errors import UsageError
+
+Tensors = dict[str, torch.Tensor]
+
+SHARED = "shared"
+_OF_THE_RUN = ("fused", "foreach")
+"""Options of optimizers that don't change what is computed: they stay as this run has them."""
+
+
+def rank_key(rank: int) -> str:
+    return f"rank.{rank}"
+
+
+def collect(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    schedulers: Sequence[Any],
+    own: tuple[int, Any],
+    shared: Mapping[str, Any],
+) -> Tensors:
+    """All that is saved.  ``own`` is this rank's number, and what it alone holds."""
+    tensors = _of_models(models)
+    names = _names(models)
+    structures = []
+    for number, optimizer in enumerate(optimizers):
+        structure, found = _of_optimizer(f"optimizer{number or ''}", optimizer, names)
+        structures.append(structure)
+        tensors.update(found)
+    others = {"optimizers": structures, "schedulers": [each.state_dict() for each in schedulers], **shared}
+    tensors[SHARED] = _to_bytes(others)
+    tensors[rank_key(own[0])] = _to_bytes(own[1])
+    return tensors
+
+
+class Saved:
+    """A complete checkpoint, to be loaded.  Raises UsageError where it doesn't fit."""
+
+    def __init__(self, path: Path, group: Any) -> None:
+        self.path, self._group = path, group
+        found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        self._kept = {name: kept for name, kept in found.items() if isinstance(kept, TensorStorageMetadata)}
+
+    def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
+        """What all ranks hold alike, and what ``rank`` alone does (None without one)."""
+        keys = [SHARED, *([] if rank is None else [rank_key(rank)])]
+        tensors = {key: torch.empty(self._kept[key].size, dtype=torch.uint8) for key in keys}
+        self._read(tensors)
+        shared, own = (_from_bytes(tensors[key]) if key in tensors else None for key in (SHARED, rank_key(rank or 0)))
+        return shared, own
+
+    def load(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        shared: Mapping[str, Any],
+    ) -> None:
+        """Load weights, optimizers and schedulers; ``shared`` is what ``objects`` returned."""
+        tensors = _of_models(models)
+        self._check_models(tensors)
+        parameters = {name: each for model in models for name, each in _named(models, model).items()}
+        if len(optimizers) != len(shared["optimizers"]) or len(schedulers) != len(shared["schedulers"]):
+            raise self._other(
+                f"it holds {len(shared['optimizers'])} optimizers and {len(shared['schedulers'])} schedulers, "
+                f"and this script has {len(optimizers)} and {len(schedulers)}"
+            )
+        names = _names(models)
+        for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
+            if _groups(optimizer, names) != [group["params"] for group in structure["groups"]]:
+                raise self._other(f"its {type(optimizer).__name__} trains other parameters than this script's")
+            prefix = f"optimizer{number or ''}."
+            for key in (key for key in self._kept if key.startswith(prefix)):
+                name = key[len(prefix) :].rpartition(".")[0]
+                tensors[key] = _room(self._kept[key], parameters.get(name))
+        self._read(tensors)
+        for number, model in enumerate(models):
+            prefix = f"model{number or ''}."
+            weights = {key[len(prefix) :]: each for key, each in tensors.items() if key.startswith(prefix)}
+            set_model_state_dict(model, weights)
+        for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
+            _restore_optimizer(f"optimizer{number or ''}", optimizer, structure, tensors)
+        for scheduler, kept in zip(schedulers, shared["schedulers"], strict=True):
+            scheduler.load_state_dict(kept)
+
+    def _check_models(self, tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if name not in self._kept:
+                raise self._other(f"it has no {name.partition('.')[2]}")
+            if tensor.shape != self._kept[name].size:
+                raise self._other(
+                    f"{name.partition('.')[2]} has the shape {_shape(self._kept[name].size)} in it, and "
+                    f"{_shape(tensor.shape)} in this script"
+                )
+
+    def _other(self, why: str) -> UsageError:
+        return UsageError(
+            f"{self.path} is a checkpoint of another model: {why}",
+            hint=f"give Checkpoint another directory, or remove {self.path.parent} to start anew",
+        )
+
+    def _read(self, tensors: Tensors) -> None:
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(self.path), process_group=self._group)
+
+
+def _shape(size: Sequence[int]) -> str:
+    return "×".join(map(str, size)) or "of a number"
+
+
+def _of_models(models: Sequence[nn.Module]) -> Tensors:
+    found: Tensors = {}
+    for number, model in enumerate(models):
+        for name, value in get_model_state_dict(model).items():
+            if isinstance(value, torch.Tensor):  # a module's own extra state may be anything
+                found[f"model{number or ''}.{name}"] = value
+    return found
+
+
+def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of one of ``models`` by the names that optimizers' states get."""
+    number = next(n for n, each in enumerate(models) if each is model)
+    prefix = f"{number}:" if number else ""
+    return {prefix + _plain(name): parameter for name, parameter in model.named_parameters()}
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what DDP and torch.compile add to it."""
+    return name.removeprefix("module.").replace("_orig_mod.", "")
+
+
+def _names(models: Sequence[nn.Module]) -> dict[int, str]:
+    """``id`` of a parameter → its name."""
+    return {id(each): name for model in models for name, each in _named(models, model).items()}
+
+
+def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """The names of an optimizer's parameters, group by group."""
+    return [
+        [names.get(id(parameter), f"group{g}:{p}") for p, parameter in enumerate(group["params"])]
+        for g, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def _of_optimizer(prefix: str, optimizer: Optimizer, names: Mapping[int, str]) -> tuple[dict[str, Any], Tensors]:
+    """An optimizer's state: its structure, in which tensors are missing, and the tensors."""
+    kept, groups = optimizer.state_dict(), _groups(optimizer, names)
+    by_index = {
+        index: name
+        for group, own in zip(kept["param_groups"], groups, strict=True)
+        for index, name in zip(group["params"], own, strict=True)
+    }
+    tensors: Tensors = {}
+    others: dict[str, dict[str, Any]] = {}
+    for index, state in kept["state"].items():
+        name = by_index[index]
+        others[name] = {}
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{prefix}.{name}.{key}"] = value
+            else:
+                others[name][key] = value
+    options = [
+        {**group, "params": own} for group, own in zip(kept["param_groups"], groups, strict=True)
+    ]
+    return {"groups": options, "state": others}, tensors
+
+
+def _restore_optimizer(prefix: str, optimizer: Optimizer, structure: Mapping[str, Any], tensors: Tensors) -> None:
+    state = {name: dict(others) for name, others in structure["state"].items()}
+    start = f"{prefix}."
+    for full, tensor in tensors.items():
+        if full.startswith(start):
+            name, _, key = full[len(start) :].rpartition(".")
+            state[name][key] = tensor
+    now = optimizer.state_dict()["param_groups"]
+    indices = {
+        name: index
+        for group, kept in zip(now, structure["groups"], strict=True)
+        for index, name in zip(group["params"], kept["params"], strict=True)
+    }
+    groups = [
+        {
+            **kept,
+            **{name: group[name] for name in _OF_THE_RUN if name in group},
+            "params": group["params"],
+        }
+        for group, kept in zip(now, structure["groups"], strict=True)
+    ]
+    optimizer.load_state_dict(
+        {"state": {indices[name]: each for name, each in state.items()}, "param_groups": groups}
+    )
+
+
+def _room(kept: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
+    """A tensor to load into: sharded as the parameter that it belongs to, if it has its shape."""
+    if isinstance(parameter, DTensor) and parameter.shape == kept.size:
+        return torch.zeros_like(parameter, dtype=kept.properties.dtype, requires_grad=False)
+    return torch.empty(kept.size, dtype=kept.properties.dtype)
+
+
+def _to_bytes(thing: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def _from_bytes(tensor: torch.Tensor) -> Any:
+    return pickle.loads(tensor.numpy().tobytes() if tensor.numel() else b"")
