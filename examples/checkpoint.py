@@ -25,9 +25,7 @@ def main() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.5)
-    loader = DataLoader(
-        Digits(), batch_size=16, shuffle=True, drop_last=True, num_workers=options.workers
-    )
+    loader = DataLoader(Digits(), batch_size=16, shuffle=True, drop_last=True, num_workers=options.workers)
     model, optimizer, scheduler, loader = cpulaunch.prepare(model, optimizer, scheduler, loader)
     checkpoint = cpulaunch.Checkpoint(
         options.directory, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader

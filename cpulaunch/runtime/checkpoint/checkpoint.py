@@ -120,11 +120,10 @@ class Checkpoint:
             for epoch in range(start.epoch, epochs):
                 here = start if epoch == start.epoch else Position(epoch)
                 position.set_epoch(loader, epoch)
-                at_start = here.at_start
-                if at_start is None:
-                    if here.now:
-                        randomness.restore(here.now, loader)
-                    at_start = randomness.capture(loader)
+                if here.now and not here.batch:  # an epoch that wasn't begun
+                    randomness.restore(here.now, loader)
+                    here = Position(epoch)
+                at_start = here.at_start or randomness.capture(loader)
                 batches = position.batches_from(loader, here)
                 for number, batch in enumerate(batches, here.batch + 1):
                     self._position = Position(epoch, number, at_start)
@@ -236,8 +235,8 @@ class Checkpoint:
             error, sign = said[0]
             seen = [None] * self._ranks
             dist.all_gather_object(seen, (self._root / sign).exists(), group=self._group)
-        if self._rank == 0:
-            (self._root / sign).unlink(missing_ok=True)
+        if self._rank == 0 and not error:
+            (self._root / sign).unlink()
         if error:
             raise UsageError(error, hint="give Checkpoint a directory that this user may write")
         if not all(seen):

@@ -41,7 +41,9 @@ class Facts:
 def complete(root: Path) -> dict[int, Path]:
     """The complete checkpoints in ``root`` by step, the newest last."""
     try:
-        found = {int(match[1]): root / name for name in os.listdir(root) if (match := _COMPLETE.fullmatch(name))}
+        found = {
+            int(match[1]): root / name for name in os.listdir(root) if (match := _COMPLETE.fullmatch(name))
+        }
     except FileNotFoundError:
         return {}
     return dict(sorted((step, path) for step, path in found.items() if (path / FACTS).is_file()))

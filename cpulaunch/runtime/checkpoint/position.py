@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from cpulaunch.runtime.checkpoint import randomness
@@ -45,24 +45,28 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def normalized(position: Position, loader: Any) -> Position:
-    """The same place; the start of the next epoch rather than the end of one."""
+    """The same place; the start of the next epoch rather than the end of one, where that is all the same.
+
+    A sampler may draw from a generator of its loader when it is asked for more than it has.
+    """
     try:
         length = len(loader)
     except TypeError:
         return position
-    if is_stateful(loader) or not 0 < length <= position.batch:
+    own_generators = position.now and position.now["generators"]
+    if is_stateful(loader) or own_generators or not 0 < length <= position.batch:
         return position
     return Position(position.epoch + 1, 0, None, position.now)
 
 
 def batches_from(loader: Any, position: Position) -> Iterator[Any]:
     """The batches of an epoch after ``position``; random states are then as they were there."""
-    if position.batch and is_stateful(loader) and position.loader is not None:
+    if position.at_start:
+        randomness.restore(position.at_start, loader)
+    if position.loader is not None:
         loader.load_state_dict(position.loader)
         batches = iter(loader)
     else:
-        if position.batch and position.at_start:
-            randomness.restore(position.at_start, loader)
         batches = iter(loader)
         _skip(loader, batches, position.batch)
     if position.now:
@@ -72,7 +76,7 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
     """Leave out ``count`` batches; where nobody draws random numbers for them, they are not read."""
-    if type(batches) is _SingleProcessDataLoaderIter and type(loader) is DataLoader and _has_indices(loader):
+    if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
         skip = batches._next_index
     else:
         skip = batches.__next__
@@ -86,8 +90,3 @@ def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
             skip()
         except StopIteration:
             return
-
-
-def _has_indices(loader: DataLoader[Any]) -> bool:
-    """Whether its dataset is asked for examples by their numbers, and knows nothing of an order."""
-    return hasattr(loader.dataset, "__getitem__") and loader.batch_sampler is not None

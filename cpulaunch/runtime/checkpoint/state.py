@@ -17,11 +17,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
+from cpulaunch.runtime.distributed import unwrap
 
 Tensors = dict[str, torch.Tensor]
 
@@ -68,7 +68,9 @@ class Saved:
         keys = [SHARED, *([] if rank is None else [rank_key(rank)])]
         tensors = {key: torch.empty(self._kept[key].size, dtype=torch.uint8) for key in keys}
         self._read(tensors)
-        shared, own = (_from_bytes(tensors[key]) if key in tensors else None for key in (SHARED, rank_key(rank or 0)))
+        shared, own = (
+            _from_bytes(tensors[key]) if key in tensors else None for key in (SHARED, rank_key(rank or 0))
+        )
         return shared, own
 
     def load(
@@ -90,7 +92,9 @@ class Saved:
         names = _names(models)
         for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
             if _groups(optimizer, names) != [group["params"] for group in structure["groups"]]:
-                raise self._other(f"its {type(optimizer).__name__} trains other parameters than this script's")
+                raise self._other(
+                    f"its {type(optimizer).__name__} trains other parameters than this script's"
+                )
             prefix = f"optimizer{number or ''}."
             for key in (key for key in self._kept if key.startswith(prefix)):
                 name = key[len(prefix) :].rpartition(".")[0]
@@ -99,7 +103,9 @@ class Saved:
         for number, model in enumerate(models):
             prefix = f"model{number or ''}."
             weights = {key[len(prefix) :]: each for key, each in tensors.items() if key.startswith(prefix)}
-            set_model_state_dict(model, weights)
+            whole = unwrap(model).state_dict()
+            whole.update({name: weights[_plain(name)] for name in whole if _plain(name) in weights})
+            unwrap(model).load_state_dict(whole)
         for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
             _restore_optimizer(f"optimizer{number or ''}", optimizer, structure, tensors)
         for scheduler, kept in zip(schedulers, shared["schedulers"], strict=True):
@@ -132,9 +138,10 @@ def _shape(size: Sequence[int]) -> str:
 def _of_models(models: Sequence[nn.Module]) -> Tensors:
     found: Tensors = {}
     for number, model in enumerate(models):
-        for name, value in get_model_state_dict(model).items():
+        # torch's own get_model_state_dict refuses modules of IPEX.
+        for name, value in unwrap(model).state_dict().items():
             if isinstance(value, torch.Tensor):  # a module's own extra state may be anything
-                found[f"model{number or ''}.{name}"] = value
+                found[f"model{number or ''}.{_plain(name)}"] = value.detach()
     return found
 
 
@@ -142,12 +149,12 @@ def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Ten
     """The parameters of one of ``models`` by the names that optimizers' states get."""
     number = next(n for n, each in enumerate(models) if each is model)
     prefix = f"{number}:" if number else ""
-    return {prefix + _plain(name): parameter for name, parameter in model.named_parameters()}
+    return {prefix + _plain(name): parameter for name, parameter in unwrap(model).named_parameters()}
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without what DDP and torch.compile add to it."""
-    return name.removeprefix("module.").replace("_orig_mod.", "")
+    """A parameter's name without what torch.compile adds to it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _names(models: Sequence[nn.Module]) -> dict[int, str]:
@@ -163,7 +170,9 @@ def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
     ]
 
 
-def _of_optimizer(prefix: str, optimizer: Optimizer, names: Mapping[int, str]) -> tuple[dict[str, Any], Tensors]:
+def _of_optimizer(
+    prefix: str, optimizer: Optimizer, names: Mapping[int, str]
+) -> tuple[dict[str, Any], Tensors]:
     """An optimizer's state: its structure, in which tensors are missing, and the tensors."""
     kept, groups = optimizer.state_dict(), _groups(optimizer, names)
     by_index = {
@@ -181,13 +190,13 @@ def _of_optimizer(prefix: str, optimizer: Optimizer, names: Mapping[int, str]) -
                 tensors[f"{prefix}.{name}.{key}"] = value
             else:
                 others[name][key] = value
-    options = [
-        {**group, "params": own} for group, own in zip(kept["param_groups"], groups, strict=True)
-    ]
+    options = [{**group, "params": own} for group, own in zip(kept["param_groups"], groups, strict=True)]
     return {"groups": options, "state": others}, tensors
 
 
-def _restore_optimizer(prefix: str, optimizer: Optimizer, structure: Mapping[str, Any], tensors: Tensors) -> None:
+def _restore_optimizer(
+    prefix: str, optimizer: Optimizer, structure: Mapping[str, Any], tensors: Tensors
+) -> None:
     state = {name: dict(others) for name, others in structure["state"].items()}
     start = f"{prefix}."
     for full, tensor in tensors.items():
