@@ -3,7 +3,7 @@
     cpulaunch run -n 2 --max-restarts 3 --checkpoint-every 50 examples/checkpoint.py
     torchrun --nproc-per-node 2 examples/checkpoint.py         # the same script, unchanged
 
-It prints a digest of the final weights, which is the same to the last bit however often the job was restarted.
+It prints a digest of the final weights: the same to the last bit, however often the job was restarted.
 The data are scikit-learn's digits, shuffled anew in each epoch and noisy; the network has dropout.
 """
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpulaunch.launchers import MPIS
+from support import chaos_restarts
 from support.command import clean_environment, mpi_options
 from support.faults import Cluster
 
@@ -293,8 +294,15 @@ def main() -> int:
     parser.add_argument("--mpi", action="append", choices=MPIS, help="default: all")
     parser.add_argument("--only", default="", help="only events with this in their name")
     parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
+    parser.add_argument("--restarts", action="store_true", help="one job that is struck down again and again")
+    parser.add_argument("--blows", type=int, default=50, help="how often; default 50")
+    parser.add_argument("--backend", action="append", choices=("ccl", "gloo"), help="default: both")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
+    if arguments.restarts:
+        backends, flavours = arguments.backend or ("ccl", "gloo"), arguments.mpi or ("intel",)
+        codes = [chaos_restarts.main(backends, mpi, arguments.blows, seed) for mpi in flavours]
+        return max(codes)
     dice = random.Random(seed)
     print(
         f"seed {seed}; heartbeat_timeout {HEARTBEAT} s, grace_period {GRACE} s; seconds to the launcher's end"

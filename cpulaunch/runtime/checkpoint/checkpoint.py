@@ -107,8 +107,8 @@ class Checkpoint:
     def steps(self, loader: Any = None, epochs: int = 1) -> Iterator[tuple[int, int, Any]]:
         """The epoch (from 0), step (from 0, over all epochs) and batch of each step that is left.
 
-        ``loader``: the one that this ``Checkpoint`` was made with, where none is given.  Its samplers are told
-        each epoch (``set_epoch``).  The first step is the one after the last checkpoint, if there is one.
+        ``loader``: the one that this ``Checkpoint`` was made with, where none is given.  Its samplers are
+        told each epoch (``set_epoch``).  The first step is the one after the last checkpoint, if there is one.
         """
         loader = self._loader if loader is None else loader
         if loader is None:
@@ -194,8 +194,8 @@ class Checkpoint:
         log_once(f"goes on after step {facts.step}, from {path}")
         if not same:
             log_once(
-                f"the checkpoint is of {facts.world_size} ranks, and these are {self._ranks}: the order of the "
-                "data and random numbers are new from here on"
+                f"the checkpoint is of {facts.world_size} ranks, and these are {self._ranks}: the order of "
+                "the data and random numbers are new from here on"
             )
         elif self._position.now and not self._counts:
             randomness.restore(self._position.now, self._loader)

@@ -1,6 +1,6 @@
 """Where checkpoints lie: one directory each, which gets its name when all of it is on disk.
 
-``step-300.partial`` is being written, or was when its job ended, and is never read.  ``step-300`` is complete.
+``step-300.partial`` is being written, or was when its job ended, and is never read.  ``step-300`` is whole.
 ``step-300.old`` is being removed.  Only rank 0 makes, renames and removes them.
 """
 
@@ -26,8 +26,8 @@ _REST = re.compile(r"step-\d+\.(partial|old)")
 class Facts:
     """What ``checkpoint.json`` says.
 
-    ``step``: batches that each rank has trained on, ``optimizer_steps`` those of all optimizers.  ``epoch`` and
-    ``batch`` are where the data are: this many batches of this epoch (from 0) are used up.
+    ``step``: batches that each rank has trained on, ``optimizer_steps`` those of all optimizers.  ``epoch``
+    and ``batch`` are where the data are: this many batches of this epoch (from 0) are used up.
     """
 
     step: int

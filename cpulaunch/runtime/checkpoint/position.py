@@ -32,7 +32,7 @@ def is_stateful(loader: Any) -> bool:
 
 
 def for_ranks(position: Position, before: int, ranks: int) -> Position:
-    """The position for another number of ranks: as many examples of the epoch are used up, not the same ones."""
+    """The position for another number of ranks: as many examples of the epoch are used up."""
     return Position(position.epoch, position.batch * before // ranks)
 
 

@@ -1,9 +1,9 @@
 """What a checkpoint holds: tensors by name, and all else as bytes.
 
-``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` what an optimizer keeps for a parameter, both by
-the names that the model without wrappers gives; with several models or optimizers, ``model1.NAME`` and so on.
-``shared`` is what all ranks hold alike, ``rank.N`` what rank N alone does: Python objects, pickled, as tensors
-of bytes.
+``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` what an optimizer keeps for a parameter, both
+by the names that the model without wrappers gives; with several models or optimizers, ``model1.NAME`` and so
+on.  ``shared`` is what all ranks hold alike, ``rank.N`` what rank N alone does: Python objects, pickled, as
+tensors of bytes.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Saved:
         parameters = {name: each for model in models for name, each in _named(models, model).items()}
         if len(optimizers) != len(shared["optimizers"]) or len(schedulers) != len(shared["schedulers"]):
             raise self._other(
-                f"it holds {len(shared['optimizers'])} optimizers and {len(shared['schedulers'])} schedulers, "
-                f"and this script has {len(optimizers)} and {len(schedulers)}"
+                f"it holds {len(shared['optimizers'])} optimizers and {len(shared['schedulers'])} schedulers,"
+                f" and this script has {len(optimizers)} and {len(schedulers)}"
             )
         names = _names(models)
         for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):

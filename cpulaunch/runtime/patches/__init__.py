@@ -38,7 +38,9 @@ class Patched(NamedTuple):
 
 MODULES = (
     Patched("accelerate", "accelerate.state"),
+    Patched("accelerate", "accelerate.accelerator", "OF_ACCELERATOR"),
     Patched("transformers", "transformers.training_args"),
+    Patched("transformers", "transformers.trainer", "OF_TRAINER"),
     # Lightning is packed twice: as `lightning`, and as `pytorch_lightning` and `lightning_fabric`.
     Patched("lightning", "lightning.fabric.connector", "OF_FABRIC"),
     Patched("lightning", "lightning_fabric.connector", "OF_FABRIC"),

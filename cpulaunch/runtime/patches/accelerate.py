@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches.accelerate_resume import resume_own_states
 from cpulaunch.runtime.patches.base import Change, announced_with_group, precision_owners
 from cpulaunch.runtime.patches.groups import is_replaced
 from cpulaunch.runtime.settings import TrainingSettings
@@ -138,5 +139,18 @@ CHANGES = (
         ),
         "scripts that ask for FSDP may train with DDP",
         _run_fsdp_on_cpus,
+    ),
+)
+
+OF_ACCELERATOR = (
+    Change(
+        (
+            "Accelerator.backward",
+            "Accelerator.load_state",
+            "Accelerator.save_state",
+            "Accelerator.save_iteration",
+        ),
+        "a restarted job trains from the start unless the script goes on itself",
+        resume_own_states,
     ),
 )

@@ -1,11 +1,15 @@
-"""transformers: its Trainer trains on the CPU, and takes bf16 there."""
+"""transformers: its Trainer trains on the CPU, takes bf16 there, and goes on where a restarted job was."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches import resume
 from cpulaunch.runtime.patches.base import Change
+from cpulaunch.runtime.resumed import resumed_from
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("5.23.0",)
@@ -23,10 +27,46 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
     training_args.TrainingArguments.__post_init__ = __post_init__
 
 
+def _resume(trainer: Any, settings: TrainingSettings) -> None:
+    """In a restarted job, a Trainer that is told nothing takes the last whole checkpoint of its own."""
+    if not resume.is_restarted():
+        return
+    original = trainer.Trainer.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is None:
+            step, path = resume.agreed(_last_whole(self.args))
+            if path is not None:
+                resume_from_checkpoint = path
+                log_once(f"restarted: the Trainer goes on after step {step}, from {path}")
+            resumed_from(step)
+        return original(self, resume_from_checkpoint, *args, **kwargs)
+
+    trainer.Trainer.train = train
+
+
+def _last_whole(arguments: Any) -> tuple[int, str | None]:
+    """The step and directory of the last checkpoint that is whole; 0 and None without one."""
+    found = resume.numbered(Path(arguments.output_dir), r"checkpoint-(\d+)")
+    for step, path in reversed(found.items()):
+        # The state is what rank 0 writes last.
+        if resume.read_json(path / "trainer_state.json") is None or not resume.is_whole(path):
+            continue
+        return step, str(path)
+    return 0, None
+
+
 CHANGES = (
     Change(
         ("TrainingArguments.__post_init__", "TrainingArguments.use_cpu"),
         "scripts have to choose the CPU themselves, for example by TrainingArguments(use_cpu=True)",
         _use_cpu,
+    ),
+)
+
+OF_TRAINER = (
+    Change(
+        ("Trainer.train",), "a restarted job trains from the start unless the script goes on itself", _resume
     ),
 )

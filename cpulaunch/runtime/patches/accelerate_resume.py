@@ -1,0 +1,179 @@
+"""accelerate in restarted jobs: what ``save_state()`` has saved last is loaded, and its batches are left out.
+
+This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is it known where states are.
+A state gets a file ``cpulaunch.json`` when all ranks have saved theirs: how often each prepared loader was
+gone through, and how far.  The newest state with this file is loaded before the first batch.  Loaders that
+batches were trained on (``accelerator.backward``) give none in passes that are done, and in the one that
+isn't, only those that are left.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.runtime.checkpoint import randomness
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.patches import resume
+from cpulaunch.runtime.resumed import resumed_from
+from cpulaunch.runtime.settings import TrainingSettings
+
+FACTS = "cpulaunch.json"
+
+
+@dataclass
+class _Loader:
+    """Where a prepared loader is.  ``skip`` are whole passes, and batches of the next, that it leaves out."""
+
+    taken: int = 0
+    trains: bool = False
+    skip: tuple[int, int] = (0, 0)
+    states: randomness.State | None = None
+
+
+_accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those that name their checkpoints themselves, and have not loaded one yet."""
+_loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
+_steps = [0]
+"""Steps of all optimizers, those before the restart included."""
+
+
+def resume_own_states(module: Any, settings: TrainingSettings) -> None:
+    """Patch ``accelerate.accelerator``."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(_count_step)
+    load_state = module.Accelerator.load_state
+    _note_accelerators(module.Accelerator)
+    _note_training(module.Accelerator)
+    _note_states(module.Accelerator)
+    loaders = import_module(f"{module.__package__}.data_loader")
+    _leave_out_batches(loaders.DataLoaderShard, load_state)
+
+
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    _steps[0] += 1
+
+
+def _place(loader: Any) -> _Loader:
+    return _loaders.setdefault(loader, _Loader())
+
+
+def _note_accelerators(kind: Any) -> None:
+    original, load = kind.__init__, kind.load_state
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.project_configuration.automatic_checkpoint_naming and self.project_dir:
+            _accelerators.add(self)
+
+    @functools.wraps(load)
+    def load_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _accelerators.discard(self)  # the script goes on by itself, and leaves batches out itself
+        for place in _loaders.values():
+            place.skip = (0, 0)
+        return load(self, *args, **kwargs)
+
+    kind.__init__, kind.load_state = __init__, load_state
+
+
+def _note_training(kind: Any) -> None:
+    original = kind.backward
+
+    @functools.wraps(original)
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        active = self.gradient_state.active_dataloader
+        if active is not None:
+            _place(active).trains = True
+        return original(self, *args, **kwargs)
+
+    kind.backward = backward
+
+
+def _note_states(kind: Any) -> None:
+    original = kind.save_state
+
+    @functools.wraps(original)
+    def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        number = self.save_iteration
+        saved = original(self, *args, **kwargs)
+        if self.project_configuration.automatic_checkpoint_naming:
+            self.wait_for_everyone()
+            if self.is_main_process:
+                path = _root(self) / f"checkpoint_{number}"
+                (path / f"{FACTS}.new").write_text(json.dumps(_facts(self)))
+                (path / f"{FACTS}.new").rename(path / FACTS)
+        return saved
+
+    kind.save_state = save_state
+
+
+def _facts(accelerator: Any) -> dict[str, Any]:
+    places = [(loader, _place(loader)) for loader in accelerator._dataloaders]
+    loaders = [[loader.iteration, place.taken, place.trains] for loader, place in places]
+    return {"schema": 1, "optimizer_steps": _steps[0], "loaders": loaders}
+
+
+def _root(accelerator: Any) -> Path:
+    return Path(accelerator.project_dir, "checkpoints")
+
+
+def _leave_out_batches(kind: Any, load_state: Any) -> None:
+    original = kind.__iter__
+
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Iterator[Any]:
+        for accelerator in list(_accelerators):
+            _accelerators.discard(accelerator)
+            if resume.is_restarted():
+                _go_on(accelerator, load_state)
+        place = _place(self)
+        passes, batches = place.skip
+        if passes:
+            place.skip = (passes - 1, batches)
+            self.iteration += 1
+            return
+        place.skip, before = (0, 0), self.skip_batches
+        place.taken, self.skip_batches = batches, before + batches
+        try:
+            for batch in original(self):
+                if place.states is not None:
+                    randomness.restore(place.states, None)
+                    place.states = None
+                place.taken += 1
+                yield batch
+        finally:
+            self.skip_batches = before
+        place.taken = 0
+
+    kind.__iter__ = __iter__
+
+
+def _go_on(accelerator: Any, load_state: Any) -> None:
+    """Load the newest whole state, and have its batches left out."""
+    found = resume.numbered(_root(accelerator), r"checkpoint_(\d+)")
+    whole = [number for number, path in found.items() if resume.read_json(path / FACTS)]
+    number = resume.agreed(whole[-1] if whole else None)
+    # Names that an interrupted save has taken are not to be had again.
+    accelerator.project_configuration.iteration = max(found, default=-1) + 1
+    if number is None:
+        resumed_from(0)
+        return
+    facts = resume.read_json(found[number] / FACTS)
+    load_state(accelerator, str(found[number]))
+    states = randomness.capture(None)
+    for loader, (passes, batches, trains) in zip(accelerator._dataloaders, facts["loaders"], strict=False):
+        if trains:
+            keeps_place = getattr(loader, "use_stateful_dataloader", False)
+            place = _place(loader)
+            place.trains, place.skip, place.states = True, (passes, 0 if keeps_place else batches), states
+    _steps[0] = facts["optimizer_steps"]
+    log_once(f"restarted: accelerate goes on after step {_steps[0]}, from {found[number]}")
+    resumed_from(_steps[0])
