@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {
         "ledger",
         "runtime",
+        "config.kinds",
         "config.rank_settings",
         "plan.training",
         "discovery.this_host",
@@ -120,6 +121,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "agent": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
     "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
     "runtime": {"files", "environment", "clock", "terminal"},
+    "runtime.checkpoint.signals": {"processes"},
     "runtime.patches.own_groups": {"environment", "processes"},
     "integrations": set(),
     "cli": {"processes", "files", "environment", "clock", "terminal"},

@@ -108,7 +108,7 @@ class Checkpoint:
         """The epoch (from 0), step (from 0, over all epochs) and batch of each step that is left.
 
         ``loader``: the one that this ``Checkpoint`` was made with, where none is given.  Its samplers are
-        told each epoch (``set_epoch``).  The first step is the one after the last checkpoint, if there is one.
+        told each epoch (``set_epoch``).  The first step is the one after the last checkpoint.
         """
         loader = self._loader if loader is None else loader
         if loader is None:

@@ -65,9 +65,8 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
         randomness.restore(position.at_start, loader)
     if position.loader is not None:
         loader.load_state_dict(position.loader)
-        batches = iter(loader)
-    else:
-        batches = iter(loader)
+    batches: Iterator[Any] = iter(loader)
+    if position.loader is None:
         _skip(loader, batches, position.batch)
     if position.now:
         randomness.restore(position.now, loader)
@@ -77,7 +76,7 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
     """Leave out ``count`` batches; where nobody draws random numbers for them, they are not read."""
     if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
-        skip = batches._next_index
+        skip: Any = batches._next_index
     else:
         skip = batches.__next__
     if count and getattr(loader, "persistent_workers", False):

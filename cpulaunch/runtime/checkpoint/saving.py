@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter, async_save
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from cpulaunch.runtime.checkpoint import directory
@@ -44,9 +46,10 @@ class Saver:
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's, where copies differ
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._under_way = async_save(
+            under_way: Any = async_save(
                 tensors, storage_writer=writer, planner=planner, process_group=self._group
             )
+        self._under_way = under_way
 
     def wait(self) -> bool:
         """Wait for the save under way, if there is one; False where it has failed, which costs a line."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -60,7 +61,7 @@ class Saved:
 
     def __init__(self, path: Path, group: Any) -> None:
         self.path, self._group = path, group
-        found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        found = FileSystemReader(path).read_metadata().state_dict_metadata
         self._kept = {name: kept for name, kept in found.items() if isinstance(kept, TensorStorageMetadata)}
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
@@ -68,10 +69,7 @@ class Saved:
         keys = [SHARED, *([] if rank is None else [rank_key(rank)])]
         tensors = {key: torch.empty(self._kept[key].size, dtype=torch.uint8) for key in keys}
         self._read(tensors)
-        shared, own = (
-            _from_bytes(tensors[key]) if key in tensors else None for key in (SHARED, rank_key(rank or 0))
-        )
-        return shared, own
+        return _from_bytes(tensors[SHARED]), None if rank is None else _from_bytes(tensors[rank_key(rank)])
 
     def load(
         self,
@@ -128,7 +126,7 @@ class Saved:
         )
 
     def _read(self, tensors: Tensors) -> None:
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(self.path), process_group=self._group)
+        load(tensors, storage_reader=FileSystemReader(self.path), process_group=self._group)
 
 
 def _shape(size: Sequence[int]) -> str:

@@ -54,7 +54,8 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
     _note_training(module.Accelerator)
     _note_states(module.Accelerator)
     loaders = import_module(f"{module.__package__}.data_loader")
-    _leave_out_batches(loaders.DataLoaderShard, load_state)
+    synchronize = getattr(loaders, "synchronize_rng_states", None)
+    _leave_out_batches(loaders.DataLoaderShard, load_state, synchronize)
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -125,7 +126,7 @@ def _root(accelerator: Any) -> Path:
     return Path(accelerator.project_dir, "checkpoints")
 
 
-def _leave_out_batches(kind: Any, load_state: Any) -> None:
+def _leave_out_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
     original = kind.__iter__
 
     @functools.wraps(original)
@@ -138,7 +139,7 @@ def _leave_out_batches(kind: Any, load_state: Any) -> None:
         passes, batches = place.skip
         if passes:
             place.skip = (passes - 1, batches)
-            self.iteration += 1
+            _pass_without_batches(self, synchronize)
             return
         place.skip, before = (0, 0), self.skip_batches
         place.taken, self.skip_batches = batches, before + batches
@@ -154,6 +155,16 @@ def _leave_out_batches(kind: Any, load_state: Any) -> None:
         place.taken = 0
 
     kind.__iter__ = __iter__
+
+
+def _pass_without_batches(loader: Any, synchronize: Any) -> None:
+    """Let its samplers go through the data, as the order of the next pass may depend on it; nothing is read."""
+    if synchronize is not None and loader.rng_types is not None:
+        synchronize(loader.rng_types, loader.synchronized_generator)
+    loader.set_epoch(loader.iteration)
+    for _ in loader.batch_sampler or ():
+        pass
+    loader.iteration += 1
 
 
 def _go_on(accelerator: Any, load_state: Any) -> None:

@@ -1,0 +1,56 @@
+"""The recipes of docs/restarts.md and docs/checkpoints.md: each is run, and its rank 1 killed once on the way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, Run
+
+pytestmark = pytest.mark.slow
+
+STRUCK = """\
+import os, runpy, signal, sys, torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+last, steps = int(sys.argv[1]), []
+def stepped(*_):
+    steps.append(0)
+    if len(steps) == last and os.environ["CPULAUNCH_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+register_optimizer_step_post_hook(stepped)
+runpy.run_path("recipe.py", run_name="__main__")
+"""
+
+
+def recipe(page: str, title: str) -> str:
+    """The first Python block after a heading, or after the words before it."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    found = re.search(rf"{re.escape(title)}\n(?:.*?)```python\n(.*?)```", text, re.S)
+    assert found, title
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "killed_at", "said"),
+    [
+        ("restarts.md", "## A plain script", 35, r"goes on after step \d+, from .*/ckpt/step-\d+"),
+        (
+            "restarts.md",
+            "## Trainer",
+            7,
+            r"restarted: the Trainer goes on after step 5, from out/checkpoint-5",
+        ),
+        ("restarts.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
+        ("checkpoints.md", "A loop of your own:", 25, r"goes on after step \d+, from .*/own/step-\d+"),
+    ],
+)
+def test_a_recipe_gets_up(
+    cpulaunch: Run, tmp_path: Path, page: str, title: str, killed_at: int, said: str
+) -> None:
+    (tmp_path / "recipe.py").write_text(recipe(page, title))
+    (tmp_path / "struck.py").write_text(STRUCK)
+    options = ("-n", "2", "--oversubscribe", "--max-restarts", "1", "--checkpoint-every", "10")
+    done = cpulaunch("run", *options, "struck.py", killed_at, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(f"cpulaunch: {said}", done.stderr)) == 1, done.stderr
