@@ -2,9 +2,9 @@
 
     python scripts/bench/checkpoint.py [--rounds 5] [--mb 500] [--steps 100] [--directory DIR]
 
-One rank trains a model whose checkpoint (weights and both moments of AdamW) has so many MB (10⁶ bytes).  A
-round is a block of steps without a save, and one of as many in which a save begins at the first.  Printed, over
-the rounds: seconds of a step without, the time of the block with a save ÷ that without, and the seconds for
+One rank trains a model whose checkpoint (weights, moments of AdamW) has so many MB (10⁶ bytes).  A round is
+a block of steps without a save, and one of as many in which a save begins at the first.  Printed, over the
+rounds: seconds of a step without, the time of the block with a save ÷ that without, and the seconds for
 which the training stood still to copy.  The block should last longer than the writing: else part of the cost
 is not in it, which is said.
 """

@@ -158,7 +158,7 @@ def _leave_out_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
 
 
 def _pass_without_batches(loader: Any, synchronize: Any) -> None:
-    """Let its samplers go through the data, as the order of the next pass may depend on it; nothing is read."""
+    """Let a loader's samplers go through the data, unread: the order of the next pass may depend on it."""
     if synchronize is not None and loader.rng_types is not None:
         synchronize(loader.rng_types, loader.synchronized_generator)
     loader.set_epoch(loader.iteration)
