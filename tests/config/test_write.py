@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.config.kinds import Choice, Number, Numbers, Ranks, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import Choice, Interval, Number, Numbers, Ranks, Switch, Text, Variables, Words
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
@@ -32,6 +32,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(ANY_TEXT).map(tuple)
     if isinstance(kind, Variables):
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
+    if isinstance(kind, Interval):
+        return st.sampled_from(["auto", "90s", "10m", "2h"]) | st.integers(1, 10**8)
     if isinstance(kind, Ranks):
         return st.sampled_from(["all", "none", "0", "0,4-7", "0-6:2, 9"])
     if isinstance(kind, Numbers):
