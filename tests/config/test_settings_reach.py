@@ -151,6 +151,7 @@ TOLD = {
     "training.bucket_mb": 7,
     "training.static_graph": True,
     "training.as_written": True,
+    "watch.checkpoint_every": "90s",
 }
 """Settings that the ranks are told, at other values than their defaults."""
 
@@ -213,7 +214,8 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime.settings import training_settings
 binding = rank_setting("ccl.binding", os.environ)
 transport = rank_setting("ccl.transport", os.environ)
-told = {"binding": binding, "transport": transport, "port": os.environ["MASTER_PORT"]}
+every = rank_setting("watch.checkpoint_every", os.environ)
+told = {"binding": binding, "transport": transport, "checkpoint_every": every, "port": os.environ["MASTER_PORT"]}
 print(json.dumps({**asdict(training_settings()), **told}))
 """
 
