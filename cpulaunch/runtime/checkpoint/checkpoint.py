@@ -202,7 +202,7 @@ class Checkpoint:
 
     def _save_and_exit(self, number: int) -> None:
         self._agreement.finish()
-        if self._step != self._saved_step:
+        if not self._saver.wait() or self._step != self._saved_step:
             self.save()
         if self._saver.wait():
             log_once(f"signal {number}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")

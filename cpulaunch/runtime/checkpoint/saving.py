@@ -32,6 +32,7 @@ class Saver:
         self._copies: Tensors = {}
         self._under_way: Future[Any] | None = None
         self._facts: Facts | None = None
+        self._failed = False
 
     def start(self, tensors: Tensors, facts: Facts) -> None:
         """Copy the tensors and begin to write them.  No other save may be under way.  Every rank calls it."""
@@ -52,11 +53,15 @@ class Saver:
         self._under_way = under_way
 
     def wait(self) -> bool:
-        """Wait for the save under way, if there is one; False where it has failed, which costs a line."""
+        """Wait for the save under way, if there is one; False where the last has failed, which costs a line.
+
+        All ranks get the same answer.
+        """
         under_way, self._under_way = self._under_way, None
         if under_way is None or self._facts is None:
-            return True
+            return not self._failed
         error = under_way.exception()
+        self._failed = error is not None
         if error is None:
             return True
         if self._rank == 0:
