@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.directory import JobDirectory
@@ -60,7 +61,9 @@ def failure_report(
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
-            return f"cpulaunch: interrupted after {outcome.seconds:.1f} s\n"
+            saved = "; its state is saved, so the same command goes on from there"
+            more = saved if outcome.exit_code == SAVED_EXIT_CODE else ""
+            return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
     if outcome.kind == STALLED:  # which was shown in a box of its own
         return f"cpulaunch: the job was ended: {failure.error}\n"

@@ -12,7 +12,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
-from cpulaunch.errors import NODE_LOST_EXIT_CODE, STALLED_EXIT_CODE, HostError
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE, STALLED_EXIT_CODE, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.arrivals import Arrivals
@@ -521,7 +521,9 @@ class JobState:
         ]
         cause = root_cause([found for rank in self.ranks if (found := rank.candidate())], succeeded)
         kind, code, first = kinds.OK, 0, None
-        if self.interrupted is not None:
+        if self._has_saved:
+            kind, code = kinds.INTERRUPTED, SAVED_EXIT_CODE
+        elif self.interrupted is not None:
             kind, code = kinds.INTERRUPTED, 128 + self.interrupted
         elif cause:
             kind, code, first = cause.kind, cause.exit_code, cause.failure
@@ -533,6 +535,13 @@ class JobState:
         attempt = attempt_outcome(self.ranks, kind, now - self._started)
         stalls = tuple(self._stalls.stalls)
         return Outcome(code, kind, now - self._began, first, ranks, stalls=stalls, attempts=(attempt,))
+
+    @property
+    def _has_saved(self) -> bool:
+        """Whether a signal has ended the program, which has saved its state before."""
+        codes = {rank.exit.code for rank in self.ranks if rank.exit}
+        failures = {found.exit_code for rank in self.ranks if (found := rank.candidate())}
+        return SAVED_EXIT_CODE in codes and failures <= {SAVED_EXIT_CODE}
 
     # ---- helpers
 

@@ -22,6 +22,7 @@ from support.namespaces import until
 
 from cpulaunch import variables
 from cpulaunch.agent.dump import _Spy
+from cpulaunch.agent.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stacks import main_stack, place, states
 
@@ -188,7 +189,7 @@ def test_a_py_spy_is_of_the_job_to_those_who_sweep_it(tmp_path: Path) -> None:
 
 def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() -> None:
     selector = selectors.DefaultSelector()
-    spy = _Spy(["/bin/true"], {"pid": os.getpid()}, selector, stops=False)
+    spy = _Spy(["/bin/true"], {"pid": os.getpid()}, selector, from_py_spy, stops=False)
     os.waitpid(spy._pid, 0)
     spy.kill()
     assert spy.ended

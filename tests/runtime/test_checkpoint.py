@@ -173,12 +173,16 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_rank_saves_on_all_and_has_an_exit_code_of_its_own(
-    tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [(signal.SIGTERM, "a rank"), (signal.SIGUSR1, "a rank"), (signal.SIGTERM, "the launcher")],
+)
+def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
+    tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all", PROGRAMS,
-               "job", "ckpt", "1000000"]  # fmt: skip
+    restarts = ("--max-restarts", "1", "--restart-on", "error")  # which it isn't
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all", *restarts,
+               PROGRAMS, "job", "ckpt", "1000000"]  # fmt: skip
     launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with bounded(launcher, LIMIT):
@@ -186,9 +190,13 @@ def test_a_signal_to_one_rank_saves_on_all_and_has_an_exit_code_of_its_own(
         pids = [int(line.split()[-1]) for line in (launcher.stdout.readline(), launcher.stdout.readline())]
         while not complete(tmp_path / "ckpt"):
             assert launcher.poll() is None
-        os.kill(pids[1], number)
+        os.kill(pids[1] if to == "a rank" else launcher.pid, number)
         _, errors = launcher.communicate()
     (step,) = set(re.findall(rf"signal {int(number)}: saved step (\d+), ending with exit code 75", errors))
     assert f"step-{step}" in complete(tmp_path / "ckpt")
-    assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} <= {"exit 75", "ended by launcher"}
+    ended = outcome(tmp_path)
+    assert {rank["status"] for rank in ended["ranks"]} <= {"exit 75", "ended by launcher"}
+    assert (ended["kind"], ended["exit_code"], ended["restarts"]) == ("interrupted", 75, 0)
+    assert "s; its state is saved, so the same command goes on from there\n" in errors
+    assert "failed first" not in errors
     assert launcher.returncode == 75

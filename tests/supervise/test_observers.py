@@ -102,6 +102,7 @@ def test_who_knows_another_token_is_hung_up_on(token: str) -> None:
 def test_what_is_not_the_launcher_is_told_from_it() -> None:
     """Whoever has its address now hears nothing by which he could ask it himself."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        server.settimeout(TIMEOUT)
 
         def pretend() -> None:
             connected, _ = server.accept()
@@ -112,7 +113,7 @@ def test_what_is_not_the_launcher_is_told_from_it() -> None:
 
         pretending = thread.submit(pretend)
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        contact = Contact("job", 1, "here", 0.0, address, observers_token("token"), [])
+        contact = Contact("job", 1, "here", "boot", None, 0.0, address, observers_token("token"), [])
         with pytest.raises(HostError, match=f"something else listens at {address}") as raised:
             Observer(contact).__enter__()
         pretending.result(TIMEOUT)
