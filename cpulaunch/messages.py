@@ -93,6 +93,12 @@ class Resumes(NamedTuple):
     step: int
 
 
+class Saves(NamedTuple):
+    """The program has saved the state after so many steps, and ends because of a signal."""
+
+    step: int
+
+
 # ---- agent → launcher
 
 
@@ -203,6 +209,12 @@ class Resumed(NamedTuple):
     step: int
 
 
+class Saved(NamedTuple):
+    """What a rank's ``Saves`` said."""
+
+    step: int
+
+
 class Refused(NamedTuple):
     """The program was not started, or is not where it should be and was ended."""
 
@@ -267,9 +279,9 @@ class Release(NamedTuple):
     """The end of the program was heard; the agent may go."""
 
 
-Report = Ready | Torch | Raised | Leaving | Resumes
+Report = Ready | Torch | Raised | Leaving | Resumes | Saves
 AgentMessage = (
-    Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Resumed | Refused | Exit
+    Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Resumed | Saved | Refused | Exit
 )
 LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | End | Release
 Message = Report | AgentMessage | LauncherMessage
@@ -280,6 +292,7 @@ FROM_RANK: Mapping[str, type[Report]] = {
     "raised": Raised,
     "leaving": Leaving,
     "resumes": Resumes,
+    "saves": Saves,
 }
 FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "hello": Hello,
@@ -292,6 +305,7 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "found": Found,
     "note": Note,
     "resumed": Resumed,
+    "saved": Saved,
     "refused": Refused,
     "exit": Exit,
 }

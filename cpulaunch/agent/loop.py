@@ -278,6 +278,8 @@ class Agent:
                 self.exiting = report.code, time.monotonic()
         elif isinstance(report, messages.Resumes):
             self._tell(messages.Resumed(report.step))
+        elif isinstance(report, messages.Saves):
+            self._tell(messages.Saved(report.step))
         elif isinstance(report, Unknown):
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:

@@ -1,10 +1,10 @@
-"""Tells the launcher from which step this rank goes on: for `outcome.json`, and to count progress by."""
+"""Tells the launcher which state this rank goes on from or has saved: how far it is, and why it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpulaunch.messages import Resumes, encode
+from cpulaunch.messages import Resumes, Saves, encode
 
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
@@ -18,3 +18,9 @@ def resumed_from(step: int) -> None:
     """
     if report is not None:
         report(encode(Resumes(step)))
+
+
+def saved_and_leaving(step: int) -> None:
+    """This rank has saved the state after ``step`` optimizer steps, and ends because of a signal."""
+    if report is not None:
+        report(encode(Saves(step)))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
 
 
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that end a job, besides SIGINT: a batch system may be told to send any of them."""
+
 JOB_ID_BYTES = 8
 """Random ones in a job's id: two jobs of one second must share neither a directory nor a sweep."""
 
@@ -118,7 +121,7 @@ def let_signals_raise() -> None:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
 

@@ -82,7 +82,8 @@ def _story(
     logged = None if directory is None else _tail(directory, log)
     # Where the disk was full, or has hung, the log lacks the end.
     said = logged if logged and logged.endswith(kept) and not said_nothing else kept
-    words = said.rpartition(SEPARATOR)[2].decode(errors="replace")
+    _, earlier, words_of_this = said.rpartition(SEPARATOR)
+    words = (words_of_this.partition(b"\n")[2] if earlier else words_of_this).decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
         yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")

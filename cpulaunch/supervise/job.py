@@ -235,6 +235,8 @@ class JobState:
             self._notes.add(rank, message.note, self._now)
         elif isinstance(message, messages.Resumed):
             rank.resumed_from = message.step
+        elif isinstance(message, messages.Saved):
+            rank.saved = True
         elif isinstance(message, messages.Failure):
             rank.raised = rank.raised or message
             # Its traceback is shown at the end if it is the cause.
@@ -539,9 +541,8 @@ class JobState:
     @property
     def _has_saved(self) -> bool:
         """Whether a signal has ended the program, which has saved its state before."""
-        codes = {rank.exit.code for rank in self.ranks if rank.exit}
         failures = {found.exit_code for rank in self.ranks if (found := rank.candidate())}
-        return SAVED_EXIT_CODE in codes and failures <= {SAVED_EXIT_CODE}
+        return any(rank.saved for rank in self.ranks) and failures <= {SAVED_EXIT_CODE}
 
     # ---- helpers
 

@@ -14,7 +14,7 @@ from typing import Any
 from cpulaunch import launchers, messages
 from cpulaunch.errors import HostError
 from cpulaunch.supervise import events
-from cpulaunch.supervise.attempt import RunningAttempt
+from cpulaunch.supervise.attempt import ENDING, RunningAttempt
 from cpulaunch.supervise.control import Control
 from cpulaunch.supervise.job import JobState, Watching
 from cpulaunch.supervise.observer_messages import Status
@@ -115,7 +115,7 @@ class AttemptLoop:
         An error of our own ends the job, and is raised when all is cleaned up.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, *ENDING):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
                 loop.add_signal_handler(number, self._user_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._child_has_ended)

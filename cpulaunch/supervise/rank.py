@@ -53,8 +53,8 @@ class Rank:
     that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
     no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and
     ``rates`` are its steps and collectives per second since the one before.  ``raised`` and ``exit``
-    are what its agent has said, ``resumed_from`` what its program has; ``failed`` is a failure that the
-    launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
+    are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
+    that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
     """
 
     rank: int
@@ -74,6 +74,7 @@ class Rank:
     raised: messages.Failure | None = None
     exit: messages.Exit | None = None
     resumed_from: int | None = None
+    saved: bool = False
     failed: Candidate | None = None
     tidy: bool = False
 

@@ -175,7 +175,7 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to"),
-    [(signal.SIGTERM, "a rank"), (signal.SIGUSR1, "a rank"), (signal.SIGTERM, "the launcher")],
+    [(signal.SIGTERM, "a rank"), (signal.SIGUSR1, "a rank"), (signal.SIGUSR1, "the launcher")],
 )
 def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
     tmp_path: Path, number: signal.Signals, to: str
@@ -192,7 +192,7 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
             assert launcher.poll() is None
         os.kill(pids[1] if to == "a rank" else launcher.pid, number)
         _, errors = launcher.communicate()
-    (step,) = set(re.findall(rf"signal {int(number)}: saved step (\d+), ending with exit code 75", errors))
+    (step,) = set(re.findall(rf"{number.name}: saved step (\d+), ending with exit code 75", errors))
     assert f"step-{step}" in complete(tmp_path / "ckpt")
     ended = outcome(tmp_path)
     assert {rank["status"] for rank in ended["ranks"]} <= {"exit 75", "ended by launcher"}

@@ -303,3 +303,15 @@ def test_the_status_line_names_hosts_that_miss_ranks() -> None:
         job.of(ShowStatus)[-1][1].text
         == "cpulaunch: 2 of 4 ranks up · node1 0/1, node3 0/1 · 3 s · step 1200 · last output 3 s ago"
     )
+
+
+@pytest.mark.parametrize(("saved", "kind"), [(False, "exit"), (True, "interrupted")])
+def test_exit_code_75_means_a_saved_state_only_where_a_rank_has_said_so(saved: bool, kind: str) -> None:
+    job = running()
+    if saved:
+        job.says(0, messages.Saved(300))
+    job.exits(0, 75)
+    job.obeys(1, 2, 3)
+    job.to_the_end()
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code) == (kind, 75)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.resumed import resumed_from
+from cpulaunch.runtime.resumed import resumed_from, saved_and_leaving
 
 DEFAULT_EVERY = "10m"
 
@@ -205,7 +206,9 @@ class Checkpoint:
         if not self._saver.wait() or self._step != self._saved_step:
             self.save()
         if self._saver.wait():
-            log_once(f"signal {number}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
+            name = signal.Signals(number).name
+            log_once(f"{name}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
+            saved_and_leaving(self._optimizer_steps)
             sys.exit(SAVED_EXIT_CODE)
         sys.exit(128 + number)
 
