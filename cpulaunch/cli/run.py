@@ -51,7 +51,7 @@ examples:
   cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
 
 exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong usage or settings;
-3 a host is not ready; 4 a host was lost; 130 interrupted
+3 a host is not ready; 4 a host was lost, or the job stalled; 75 saved at a signal; 130 interrupted
 """
 
 

@@ -62,15 +62,15 @@ class Following:
         unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
         planned = self._replan(Without(verdict.avoid, unusable))
         following = next_attempt(previous, planned.plan, planned.commands, planned.free_port)
-        self._announce(previous.plan, following, planned.document)
+        self._announce(previous.plan, following, planned.document, outcome.seconds)
         return following
 
-    def _announce(self, before: Plan, following: Attempt, document: str) -> None:
+    def _announce(self, before: Plan, following: Attempt, document: str, seconds: float) -> None:
         number, plan, output = following.restart_count, following.plan, self._console.output
         name = f"plan-{number}.json"
         output.keep(name, document.encode(), private=True)
         hosts = [host.host for host in plan.hosts]
-        event = {"type": "restart", "restart": number, "hosts": hosts}
+        event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
         output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
         shown = shown_ranks(plan.setting("output.tee"), plan.world_size, strict=False)
         output.restart(number, shown)

@@ -14,6 +14,8 @@ ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
 LOST = "lost"
 """The status of a rank whose host is gone."""
 
+EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
+
 TWICE = 2
 """A host that has brought the job down so often is avoided."""
 
@@ -105,10 +107,10 @@ class Restarts:
         if why := self._cause(outcome.kind, outcome.first_failure):
             return why
         if self._sees_steps and not self._furthest and not self.rules.always:
-            return "it failed before its first step, and may do so each time (--restart-always)"
+            return "it failed before its first step, and may do so each time; --restart-always restarts it"
         if self.used >= self.rules.max_restarts:
             allowed = self.rules.max_restarts
-            return f"it has been, {allowed} time{'s' if allowed > 1 else ''} without getting further"
+            return f"it was restarted {allowed} time{'s' if allowed > 1 else ''} without getting further"
         return ""
 
     def _cause(self, kind: str, failure: Failure | None) -> str:
@@ -122,11 +124,11 @@ class Restarts:
         if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
             return ""
         if kind == kinds.ERROR:
-            return "" if _is_network(failure) else "its script raised an exception (--restart-on error)"
+            return "" if _is_network(failure) else EXCEPTION
         shells = not self.rules.python and failure.exit_code in SHELLS_SIGNALS
         if failure.unexplained or shells:
             return ""
-        return f"it ended itself, with exit code {failure.exit_code} (--restart-on error)"
+        return f"a rank chose exit code {failure.exit_code}; --restart-on error restarts it after that, too"
 
 
 def _is_the_hosts(kind: str, failure: Failure) -> bool:

@@ -151,8 +151,8 @@ def test_another_number_of_ranks_goes_on_with_new_data(cpulaunch: Run) -> None:
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "job", "ckpt", "5")
     assert result(done.stdout) == {"first": [[4, 20]], "last": [[4, 29]]}
     assert (
-        "cpulaunch: the checkpoint is of 4 ranks, and these are 2: the order of the data and random numbers are "
-        "new from here on"
+        "cpulaunch: the checkpoint was saved by 4 ranks, this job has 2: the order of the data and "
+        "random numbers are new from here on"
     ) in done.stderr
 
 

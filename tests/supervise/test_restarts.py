@@ -10,7 +10,7 @@ from support.jobs import outcome, run_changed
 
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.outcome import AttemptOutcome, Failure, Outcome, RankOutcome
-from cpulaunch.supervise.restarts import Restarts, Rules
+from cpulaunch.supervise.restarts import EXCEPTION, Restarts, Rules
 
 ENTRY = "from cpulaunch.cli.main import entry; entry()"
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -176,7 +176,7 @@ def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
     assert (first.endswith(", at step 2)"), second.endswith(", at step 3)")) == (True, True)
     assert restart == "restart 1 of 1: 2 ranks on this machine (plan-1.json)"
     assert again == "restart 2, 1 of 1 since it last got further: 2 ranks on this machine (plan-2.json)"
-    assert refused == "the job is not started again: it has been, 1 time without getting further"
+    assert refused == "the job is not started again: it was restarted 1 time without getting further"
     assert (result["kind"], result["restarts"], result["first_failure"]["signal"]) == ("signal", 2, 9)
     attempts = [(a["kind"], a["resumed_from"], a["steps"], a["hosts"]) for a in result["attempts"]]
     here = ["localhost"]
@@ -197,7 +197,7 @@ def test_a_job_that_was_started_again_may_end_well(fall: Fall) -> None:
 @pytest.mark.slow
 def test_an_exception_ends_a_job_with_its_traceback(fall: Fall) -> None:
     told, result = fall("1:error", code=1)
-    assert told == ["the job is not started again: its script raised an exception (--restart-on error)"]
+    assert told == [f"the job is not started again: {EXCEPTION}"]
     assert (result["kind"], result["restarts"]) == ("error", 0)
     assert "Traceback (most recent call last)" in fall.stderr
 

@@ -27,6 +27,7 @@ from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.resumed import resumed_from, saved_and_leaving
+from cpulaunch.wording import counted
 
 DEFAULT_EVERY = "10m"
 
@@ -194,9 +195,10 @@ class Checkpoint:
         self._position = Position(*own) if same else position.for_ranks(here, facts.world_size, self._ranks)
         log_once(f"goes on after step {facts.step}, from {path}")
         if not same:
+            saved_by = counted(facts.world_size, "rank")
             log_once(
-                f"the checkpoint is of {facts.world_size} ranks, and these are {self._ranks}: the order of "
-                "the data and random numbers are new from here on"
+                f"the checkpoint was saved by {saved_by}, this job has {self._ranks}: "
+                "the order of the data and random numbers are new from here on"
             )
         elif self._position.now and not self._counts:
             randomness.restore(self._position.now, self._loader)
