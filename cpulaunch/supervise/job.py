@@ -226,6 +226,10 @@ class JobState:
             self._unknown_kind(rank, message.kind)
             return
         self._log(rank, KINDS[type(message)], message._asdict())
+        self._goes_through(rank, message)
+
+    def _goes_through(self, rank: Rank, message: AgentMessage) -> None:
+        """Something has happened to the rank that doesn't happen all the time."""
         if isinstance(message, messages.Started):
             rank.pid, rank.cores = message.pid, message.cores
             self._move(rank, RankState.RUNNING)
