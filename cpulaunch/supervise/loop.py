@@ -16,7 +16,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.supervise import events
 from cpulaunch.supervise.attempt import ENDING, RunningAttempt
 from cpulaunch.supervise.control import Control
-from cpulaunch.supervise.job import JobState, Watching
+from cpulaunch.supervise.job import JobState
 from cpulaunch.supervise.observer_messages import Status
 from cpulaunch.supervise.observers import Observers, status_of
 from cpulaunch.supervise.outcome import Outcome
@@ -26,6 +26,7 @@ from cpulaunch.supervise.rank import RankState
 from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
+from cpulaunch.supervise.state import Watching
 from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
 

@@ -35,16 +35,16 @@ entry()
 BROKEN = """
 from cpulaunch import messages
 from cpulaunch.cli.main import entry
-from cpulaunch.supervise.job import JobState
+from cpulaunch.supervise import heard
 
-heard = JobState._heard
+said = heard.said
 
-def mistaken(self, rank, message):
+def mistaken(state, rank, message):
     if isinstance(message, messages.Output):
         raise AssertionError("a mistake of ours")
-    heard(self, rank, message)
+    said(state, rank, message)
 
-JobState._heard = mistaken
+heard.said = mistaken
 entry()
 """
 

@@ -21,9 +21,10 @@ from cpulaunch.supervise.events import (
     Tick,
     UserSignal,
 )
-from cpulaunch.supervise.job import JobState, Watching
+from cpulaunch.supervise.job import JobState
 from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.stalls import StallSettings
+from cpulaunch.supervise.state import Watching
 
 TIMEOUT, GRACE = 6.0, 1.0
 START = 1000.0

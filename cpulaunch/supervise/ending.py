@@ -1,0 +1,131 @@
+"""How an attempt ends: what ends it, how its ranks are ended, and what comes of it; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from signal import SIGINT, SIGKILL, SIGTERM
+
+from cpulaunch import messages
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE
+from cpulaunch.supervise import outcome as kinds
+from cpulaunch.supervise.events import EndProcesses, Finish
+from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.processes import SETTLE
+from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
+from cpulaunch.supervise.root_cause import Candidate, root_cause
+from cpulaunch.supervise.sides import differ
+from cpulaunch.supervise.state import State
+
+
+def interrupt(state: State, number: int) -> None:
+    """The launcher got a signal."""
+    state.user_signals += 1
+    if state.user_signals == 1 and not state.ending:
+        state.interrupted = number
+        state.tell(
+            f"{signal_name(number)}: ending all ranks, {state.watching.grace_period} s at most; "
+            "send it again to kill them now"
+        )
+        end_ranks(state, number)
+    elif state.user_signals > 1 or number != SIGINT:
+        end_ranks(state, SIGKILL)
+
+
+def mark_failed(state: State, rank: Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
+    """The rank has failed, though its agent doesn't say so itself."""
+    failure = Failure(rank.rank, rank.host, error=error)
+    rank.failed = Candidate(state.now if at is None else at, kind, code, failure)
+    end_ranks(state, SIGTERM)
+
+
+def lose(state: State, rank: Rank) -> None:
+    """Its host has fallen silent."""
+    silence = state.now - rank.heard_at
+    state.move(rank, RankState.LOST)
+    error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
+    mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, rank.heard_at)
+
+
+def end_others(state: State, spare: int | None = None) -> None:
+    """A rank has failed: end the others; where they disagree, once they have said their sides."""
+    if state.sides is None or state.sides.over(state.now):
+        end_ranks(state, SIGTERM, spare)
+
+
+def end_ranks(state: State, number: int, spare: int | None = None) -> None:
+    """End all ranks but ``spare``, which ends by itself.  Once is enough, but for SIGKILL."""
+    if state.ending and number != SIGKILL:
+        return
+    grace = state.watching.grace_period
+    state.end = messages.End(int(number), grace)
+    for rank in state.ranks:
+        if rank.rank != spare:
+            state.send(rank, state.end)
+    if spare is not None:
+        state.spared = spare, state.now + SETTLE
+    give_up_at = state.now + (0 if number == SIGKILL else grace) + 2 * SETTLE
+    state.give_up_at = min(give_up_at, state.give_up_at or give_up_at)
+    if state.arrivals.none_yet:
+        state.actions.append(EndProcesses())
+
+
+def look(state: State) -> None:
+    """Whose time is up now?"""
+    if state.spared and state.end and state.now >= state.spared[1]:
+        state.send(state.ranks[state.spared[0]], state.end)
+        state.spared = None
+    if state.give_up_at is not None and state.now >= state.give_up_at:
+        _give_up(state)
+
+
+def _give_up(state: State) -> None:
+    """Ranks that are still there don't hear us."""
+    state.give_up_at = None
+    for rank in state.silent(state.two_beats):
+        lose(state, rank)
+    for rank in state.ranks:
+        if not rank.state.final:
+            state.move(rank, RankState.KILLED_BY_LAUNCHER)
+
+
+def finish(state: State) -> None:
+    """No rank is left."""
+    if not state.finished:
+        state.finished = True
+        for line in state.notes.take_all():
+            state.tell(line)
+        state.actions.append(Finish())
+
+
+def outcome(state: State, now: float) -> Outcome:
+    """How the job has ended, once all is cleaned up."""
+    for rank in state.ranks:
+        if rank.state is RankState.NOT_STARTED:
+            state.move(rank, RankState.FAILED_TO_START)
+        elif not rank.state.final:
+            state.move(rank, RankState.ENDED_BY_LAUNCHER)
+    succeeded = [
+        (rank.exit.at + rank.clock, rank.rank) for rank in state.ranks if rank.exit and rank.exit.code == 0
+    ]
+    cause = root_cause([found for rank in state.ranks if (found := rank.candidate())], succeeded)
+    kind, code, first = kinds.OK, 0, None
+    if _has_saved(state):
+        kind, code = kinds.INTERRUPTED, SAVED_EXIT_CODE
+    elif state.interrupted is not None:
+        kind, code = kinds.INTERRUPTED, 128 + state.interrupted
+    elif cause:
+        kind, code, first = cause.kind, cause.exit_code, cause.failure
+        if state.sides and differ(first.error or ""):
+            first = replace(first, note=state.sides.note())
+    elif state.processes.unreached and (code := state.processes.exit_code):
+        kind = kinds.EXIT
+    ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)
+    attempt = attempt_outcome(state.ranks, kind, now - state.started)
+    stalls = tuple(state.stalls.stalls)
+    return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,))
+
+
+def _has_saved(state: State) -> bool:
+    """Whether a signal has ended the program, which has saved its state before."""
+    failures = {found.exit_code for rank in state.ranks if (found := rank.candidate())}
+    return any(rank.saved for rank in state.ranks) and failures <= {SAVED_EXIT_CODE}

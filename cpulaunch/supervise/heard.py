@@ -1,0 +1,178 @@
+"""What ranks' agents say, and what follows from it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from signal import SIGKILL, SIGTERM
+
+from cpulaunch import messages
+from cpulaunch.errors import STALLED_EXIT_CODE, HostError
+from cpulaunch.messages import KINDS, AgentMessage, Unknown
+from cpulaunch.supervise import ending, launched
+from cpulaunch.supervise import outcome as kinds
+from cpulaunch.supervise.events import Action, HideStderr, ReportStall, Write
+from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.root_cause import Candidate
+from cpulaunch.supervise.sides import Sides, differ
+from cpulaunch.supervise.stalls import REPORT
+from cpulaunch.supervise.state import State
+
+
+def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> None:
+    state.arrivals.arrived(rank, state.now)
+    if not rank.state.final:
+        state.heartbeats.expect(rank, state.now)
+    if not here:
+        rank.clock = state.now - hello.at  # as long as nothing better is known
+        ask_time(state, rank)
+    entry = hello._asdict()
+    for name in ("rank", "salt", "proof"):
+        del entry[name]
+    state.log(rank, "hello", entry)
+    if hello.version != messages.VERSION:
+        # The loop closes the connection, whereupon the agent ends its program.
+        state.move(rank, RankState.FAILED_TO_START)
+        error = (
+            f"the agent on {rank.host} speaks version {hello.version} of the control protocol, the "
+            f"launcher version {messages.VERSION}: install the same cpulaunch on all hosts"
+        )
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error)
+    elif state.end:
+        state.send(rank, state.end)  # which it has missed
+
+
+def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
+    state.heartbeats.heard(rank, state.now)
+    if isinstance(message, messages.Dump):
+        state.dumps.said(rank.rank, message)
+        if state.sides:
+            state.sides.dumped(rank, message)
+        about_stalls(state, state.stalls.dumped(rank, message, state.now))
+        return
+    if isinstance(message, messages.Beat):
+        rank.beats(message, state.now)
+        state.steps = max(state.steps, message.steps)
+        if state.clocks.outdated(rank, state.now):
+            ask_time(state, rank)
+        about_stalls(state, state.stalls.beat(rank, message, state.now))
+        return
+    if isinstance(message, messages.Output):
+        state.output_at = state.now
+        about_stalls(state, state.stalls.printed(state.now))
+        state.actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
+        return
+    if isinstance(message, messages.Time):
+        state.clocks.learn(rank, message.at, state.now)
+        return
+    if isinstance(message, Unknown):
+        _unknown_kind(state, rank, message.kind)
+        return
+    state.log(rank, KINDS[type(message)], message._asdict())
+    _goes_through(state, rank, message)
+
+
+def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
+    """Something has happened to the rank that doesn't happen all the time."""
+    if isinstance(message, messages.Started):
+        rank.pid, rank.cores = message.pid, message.cores
+        state.move(rank, RankState.RUNNING)
+        for note in message.notes:
+            state.notes.add(rank, note, state.now)
+    elif isinstance(message, messages.Note):
+        state.notes.add(rank, message.note, state.now)
+    elif isinstance(message, messages.Resumed):
+        rank.resumed_from = message.step
+    elif isinstance(message, messages.Saved):
+        rank.saved = True
+    elif isinstance(message, messages.Failure):
+        rank.raised = rank.raised or message
+        # Its traceback is shown at the end if it is the cause.
+        state.actions.append(HideStderr(rank.rank))
+        if not state.sides and not state.ending and differ(message.error):
+            state.sides = Sides(state.ranks, rank, state.now)
+            state.actions += state.sides.ask()
+        # The others needn't wait until it has printed its traceback and exited.
+        ending.end_others(state, spare=rank.rank)
+    elif isinstance(message, messages.Refused):
+        rank.tidy = True
+        state.move(rank, RankState.FAILED_TO_START)
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, message.error)
+        state.send(rank, messages.Release())
+    elif isinstance(message, messages.Exit):
+        _exited(state, rank, message)
+        state.send(rank, messages.Release())
+
+
+def ask_for_dumps(state: State, native: bool) -> None:
+    running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
+    _, sends = state.dumps.ask(running, native, state.now)
+    state.actions += sends
+
+
+def ask_time(state: State, rank: Rank) -> None:
+    state.clocks.asked(rank, state.now)
+    state.send(rank, messages.AskTime())
+
+
+def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
+    state.log(rank, kind, {"unknown": True})
+    if kind not in state.unknown:
+        state.unknown.add(kind)
+        state.tell(f"{rank.host}: the agent of rank {rank.rank} sent a message of an unknown kind, {kind!r}")
+
+
+def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
+    rank.tidy = True
+    rank.exit = end
+    if end.by_launcher and end.code != 0:
+        state.move(rank, RankState.ENDED_BY_LAUNCHER)
+    else:
+        state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
+    if rank.candidate():
+        launched.blame(state)
+        ending.end_others(state)
+
+
+def disconnected(state: State, rank: Rank, error: str) -> None:
+    if rank.state.final:
+        return
+    if state.ending:
+        state.move(rank, RankState.ENDED_BY_LAUNCHER)
+        return
+    state.move(rank, RankState.LOST)
+    if error:
+        why = f"the launcher can't understand its agent: {error}"
+        ending.mark_failed(state, rank, kinds.ERROR, 1, why)
+        return
+    # The kernel closed the connection, so the host is alive and the agent is not.
+    failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
+    rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
+    launched.blame(state)
+    ending.end_ranks(state, SIGTERM)
+
+
+def look_for_silence(state: State) -> None:
+    """Hosts that aren't heard any more are lost."""
+    lost = {rank.host for rank in state.silent(state.watching.heartbeat_timeout)}
+    for rank in state.silent(state.two_beats) if lost else ():
+        if rank.host in lost:  # those beside it may be due a moment later
+            ending.lose(state, rank)
+
+
+def about_stalls(state: State, actions: Sequence[Action]) -> None:
+    if state.ending:
+        return
+    state.actions += actions
+    for action in actions:
+        if isinstance(action, ReportStall):
+            stall = action.stall
+            rank = state.ranks[next(iter(stall.ranks), 0)]
+            fields = asdict(stall)
+            state.log(rank, "stall", {"lasted": fields.pop("seconds"), **fields})
+            if state.watching.stalls.action != REPORT:
+                error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
+                failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)
+                rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+                ending.end_ranks(state, SIGTERM)

@@ -1,0 +1,117 @@
+"""What the launcher knows of one attempt, and has decided; pure.
+
+All that changes while it runs stands here.  `JobState`, `Heard`, `Launched` and `Ending` work on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cpulaunch import messages
+from cpulaunch.messages import BEATS_PER_TIMEOUT
+from cpulaunch.supervise.arrivals import Arrivals
+from cpulaunch.supervise.clocks import Clocks
+from cpulaunch.supervise.dumps import Dumps
+from cpulaunch.supervise.events import Action, Log, Send, Tell
+from cpulaunch.supervise.heartbeats import Heartbeats
+from cpulaunch.supervise.notes import Notes
+from cpulaunch.supervise.processes import Processes
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.sides import Sides
+from cpulaunch.supervise.stalls import Stalls, StallSettings
+from cpulaunch.supervise.status import Up
+
+if TYPE_CHECKING:
+    from cpulaunch.launchers.base import Launcher
+
+
+class Watching(NamedTuple):
+    """What doesn't change while a job is watched.
+
+    ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
+    ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
+    launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
+    """
+
+    hosts: Sequence[str]
+    launcher: Launcher
+    processes: int
+    command: str
+    heartbeat_timeout: float
+    grace_period: float
+    here_alone: bool = False
+    stalls: StallSettings = StallSettings()
+
+
+class State:
+    """One attempt.  ``now`` is the time of the event that is looked at, ``actions`` what to do about it.
+
+    ``began`` is when the job's first attempt did, which times are counted from.
+    """
+
+    def __init__(self, watching: Watching, now: float, began: float) -> None:
+        self.watching = watching
+        self.ranks = [Rank(number, host) for number, host in enumerate(watching.hosts)]
+        self.running = len(self.ranks)  # ranks whose state isn't final
+        self.now = self.started = self.looked_at = now
+        self.began = began
+        self.actions: list[Action] = []
+
+        self.up = Up(watching.hosts)
+        self.arrivals, self.clocks, self.heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
+        self.processes = Processes(watching.processes, watching.launcher)
+        self.stalls = Stalls(self.ranks, watching.stalls, now)
+        self.dumps = Dumps()
+        self.sides: Sides | None = None  # once ranks call different operations
+        self.notes = Notes()
+        self.output_at: float | None = None
+        self.steps = 0  # of optimizers, by the rank that has made most
+        self.unknown: set[str] = set()  # kinds of messages
+
+        self.user_signals = 0
+        self.interrupted: int | None = None  # by which of them
+        self.end: messages.End | None = None  # what ranks are sent, once they are to end
+        self.spared: tuple[int, float] | None = None  # a rank that isn't yet, and when its time is up
+        self.give_up_at: float | None = None
+        self.finished = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether the ranks are to end."""
+        return self.end is not None
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a rank that isn't heard is missed."""
+        return not self.ending and not self.processes.unreached
+
+    @property
+    def two_beats(self) -> float:
+        return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
+
+    def silent(self, seconds: float) -> list[Rank]:
+        """Ranks that should run, but haven't been heard for so long."""
+        if self.watching.here_alone:
+            return []
+        return self.heartbeats.silent(seconds, self.now)
+
+    def move(self, rank: Rank, state: RankState) -> None:
+        if rank.state.final and not state.final:
+            return  # a word that comes late changes nothing
+        if state.final and not rank.state.final:
+            self.running -= 1
+            self.dumps.gone(rank.rank)
+            self.heartbeats.expect_no_more(rank)
+        self.up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)
+        rank.state = state
+
+    def send(self, rank: Rank, message: messages.LauncherMessage) -> None:
+        self.actions.append(Send(rank.rank, message))
+
+    def tell(self, line: str) -> None:
+        self.actions.append(Tell(line))
+
+    def log(self, rank: Rank, kind: str, fields: Mapping[str, Any]) -> None:
+        seconds = round(self.now - self.began, 3)
+        self.actions.append(Log({"seconds": seconds, "rank": rank.rank, "type": kind, **fields}))
