@@ -1,4 +1,4 @@
-"""The running jobs that a command is about: those of the user's list, and of directories that are named."""
+"""The jobs that a command is about: those of the user's list, and of directories that are named."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import UsageError
+from cpulaunch.supervise.record import jobs_below
 from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, listed_jobs, read_contact
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
+
+RUNS = Path("runs")
+"""Where the directories of jobs are if nothing else is said."""
 
 
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
@@ -51,6 +55,26 @@ def find_job(named: str | None) -> Running:
         return found[0]
     hint = "`cpulaunch jobs` lists those that are running"
     raise UsageError(f"{named}: {'several jobs match' if found else 'no such running job'}", hint=hint)
+
+
+def find_directory(named: str | None) -> Path:
+    """The directory of a job that runs or has ended: named as for `find_job`; else the newest one.
+
+    Raises UsageError.
+    """
+    if named is not None and os.path.isdir(named):
+        for place in jobs_below(Path(named)):
+            return place
+        raise UsageError(f"{named}: no job has been run there", hint="a job's directory has a file plan.json")
+    # A job that runs here is both in the list and below runs/.
+    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *jobs_below(RUNS))}
+    found = [place for place in known.values() if named is None or place.name.startswith(named)]
+    if found and (named is None or len(found) == 1):
+        return max(found, key=lambda place: place.name)
+    hint = "`cpulaunch jobs` lists them; the directory of a job will do, too"
+    if named is None:
+        raise UsageError(f"no job is running, and none has been run in {RUNS}/", hint=hint)
+    raise UsageError(f"{named}: {'several jobs match' if found else 'no such job'}", hint=hint)
 
 
 def _places(directory: Path) -> Iterator[Path]:

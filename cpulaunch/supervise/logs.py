@@ -52,8 +52,8 @@ class Logs:
         self._open: dict[str, BinaryIO] = {}  # those written last, the longest ago first
         self._unwritable: set[str] = set()
 
-    def append(self, name: str, data: bytes, *, private: bool = False, droppable: bool = False) -> None:
-        """Append to the file ``name``, soon.
+    def append(self, name: str, data: bytes, *, private: bool = False, droppable: bool = False) -> bool:
+        """Append to the file ``name``, soon; False where that is dropped.
 
         ``private``: nobody else may read it.  ``droppable``: there may be more than the disk takes.
         """
@@ -62,8 +62,9 @@ class Logs:
             self._warn_once("hung", "does not answer; the job goes on without logs until it does")
         if droppable and self._bytes > MAX_WAITING and (hung or self._dropping):
             self._warn_once("dropped", "took too little; some of the ranks' output is not in their logs")
-            return
+            return False
         self._put(_Piece(name, data, 0o600 if private else 0o666))
+        return True
 
     def write_whole(self, name: str, data: bytes) -> None:
         """Let ``data`` be the file ``name``, soon: all of it, or none, and then ``warn`` gets a line."""

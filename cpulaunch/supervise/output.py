@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from itertools import groupby
 from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
@@ -13,29 +12,19 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import Logs
+from cpulaunch.supervise.shown import MAX_FOLDED, MOMENT, ShownLines, folded, prefixed
 from cpulaunch.supervise.terminal import Screen
-
-MAX_SHOWN_LINE = 1 << 16
-"""Bytes after which the screen gets a line's beginning, though its end isn't there yet."""
-
-MOMENT = 0.1
-"""Seconds in which equal lines of several ranks are taken for one."""
-
-MANY = 3
-"""Equal lines of at least so many ranks are taken for one."""
-
-MAX_FOLDED = 1 << 18
-"""Bytes that wait for their like at most."""
 
 KEPT = 1 << 11
 """Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
 
-BAR_PERIOD = 1.0
-"""Seconds between two looks at a line that is drawn over and over, as progress bars are."""
-
 
 SEPARATOR = b"\n==== cpulaunch: restart "
 """How the line begins in a rank's log that stands between two attempts."""
+
+ORDER = "output.order"
+"""The file that says in which order the ranks have printed: a line with the second, rank, stream and number
+of bytes for each piece.  The stream of the line between two attempts is 0."""
 
 
 def shown_ranks(tee: str, world_size: int, *, strict: bool = True) -> frozenset[int]:
@@ -85,11 +74,10 @@ class Output:
     ) -> None:
         self.screen = screen
         self._shown, self._logs = shown, Logs(directory, warn)
-        self._rest: dict[tuple[int, int], bytes] = {}
-        self._bars: dict[tuple[int, int], float] = {}
+        self._lines = ShownLines()
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
-        self._restart = 0
+        self._restart, self._began = 0, time.monotonic()
         self._separated: set[int] = set()  # ranks whose logs say so
         self._fold = Fold() if fold else None
 
@@ -97,22 +85,15 @@ class Output:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
         if self._restart and rank not in self._separated:
             self._separated.add(rank)
-            self._logs.append(f"rank-{rank}.log", SEPARATOR + b"%d ====\n" % self._restart)
-        self._logs.append(f"rank-{rank}.log", data, droppable=True)
+            self._log(rank, 0, SEPARATOR + b"%d ====\n" % self._restart)
+        self._log(rank, stream, data)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
-        now = time.monotonic()
         if rank not in self._shown or (rank, stream) in self._hidden:
             return
         if len(self._shown) == 1:
             self.screen.put(stream, data)
             return
-        *lines, rest = (self._rest.get((rank, stream), b"") + data).split(b"\n")
-        if len(rest) > MAX_SHOWN_LINE:
-            lines, rest = [*lines, rest], b""
-        elif b"\r" in rest[:-1] and now > self._bars.get((rank, stream), 0) + BAR_PERIOD:
-            self._bars[rank, stream] = now
-            lines.append(rest)
-        self._rest[rank, stream] = rest
+        lines = self._lines.feed(rank, stream, data, time.monotonic())
         self._show(rank, stream, lines)
 
     def restart(self, number: int, shown: frozenset[int]) -> None:
@@ -123,13 +104,12 @@ class Output:
     def hide(self, rank: int, stream: int) -> None:
         """Show nothing more of it; the log goes on."""
         self._hidden.add((rank, stream))
-        self._rest.pop((rank, stream), None)
+        self._lines.forget(rank, stream)
 
     def finish(self, rank: int) -> None:
         """The rank has ended: show what has no line end, and close its log, until it is started anew."""
         for stream in (1, 2):
-            if rest := self._rest.pop((rank, stream), b""):
-                self._show(rank, stream, [rest])
+            self._show(rank, stream, self._lines.finish(rank, stream))
             self._hidden.discard((rank, stream))
         self._logs.finish(f"rank-{rank}.log")
 
@@ -168,18 +148,18 @@ class Output:
     def flush(self) -> None:
         """Show the lines that wait for their like."""
         if self._fold:
-            for stream, group in groupby(self._fold.take(), key=lambda folded: folded[0][0]):
-                text = b"".join(
-                    b"[%s] %s\n" % (str(prefix).encode(), line)
-                    for (_, line), ranks in group
-                    for prefix in ([ranks] if len(ranks) >= MANY else ranks)
-                )
+            for stream, text in folded(self._fold):
                 self.screen.put(stream, text)
 
+    def _log(self, rank: int, stream: int, data: bytes) -> None:
+        """Append to the rank's log, and to the list that says in which order all of them were written."""
+        if self._logs.append(f"rank-{rank}.log", data, droppable=True):
+            seconds = time.monotonic() - self._began
+            self._logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, rank, stream, len(data)), droppable=True)
+
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
-        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         if not self._fold:
-            self.screen.put(stream, b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
+            self.screen.put(stream, prefixed(rank, lines))
             return
         if lines and not self._fold.size:
             asyncio.get_running_loop().call_later(MOMENT, self.flush)

@@ -114,7 +114,9 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
                 output.finish(rank)
         assert output.close(TIMEOUT)
         assert warnings == []
-        assert len(os.listdir("/proc/self/fd")) - before <= (0 if finished else OPEN_LOGS)
+        assert len(os.listdir("/proc/self/fd")) - before <= (
+            1 if finished else OPEN_LOGS
+        )  # that of their order stays open
         del output
     for rank in range(300):
         log = (tmp_path / f"rank-{rank}.log").read_text()

@@ -1,0 +1,101 @@
+"""``cpulaunch logs``: what the ranks of a job have printed, and print."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpulaunch.cli.options import Parser
+from cpulaunch.cli.running import find_directory
+from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
+from cpulaunch.supervise.record import State, state_of
+from cpulaunch.supervise.registry import Contact, is_gone, read_contact
+
+EPILOG = """\
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job.
+The lines of all ranks come in the order in which they were printed, and as the terminal showed them;
+those of a single rank as they are in its log.
+
+examples:
+  cpulaunch logs
+  cpulaunch logs -f --rank 0
+  cpulaunch logs --rank 0,4-7 runs/20261122-214433-0f3c9a7e5b1d2c48
+"""
+
+PERIOD = 0.2
+"""Seconds between two looks at the logs of a running job."""
+
+UNKNOWN_FOR = 10.0
+"""Seconds after which a job that says nothing of itself, as between two attempts, counts as ended."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch logs", "What the ranks of a job have printed.", EPILOG)
+    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
+    parser.add_argument("--rank", metavar="LIST", help="show these ranks only, such as 3 or 0,4-7")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    options = parser.parse_args(arguments)
+    ranks = _ranks(options.rank)
+    directory = find_directory(options.job)
+    raw = ranks is not None and len(ranks) == 1
+    renderer = Renderer()
+    with MergedLogs(directory, lambda rank: ranks is None or rank in ranks) as logs:
+        for piece in _pieces(logs, directory, options.follow):
+            if piece is None:
+                _show(b"".join(text for _, text in renderer.flush()))
+                sys.stdout.flush()
+            elif raw:
+                _show(piece.data)
+            else:
+                _show(b"".join(text for _, text in renderer.feed(piece)))
+        _show(b"".join(text for _, text in renderer.finish()))
+    sys.stdout.flush()
+    return 0
+
+
+def _pieces(logs: MergedLogs, directory: Path, follow: bool) -> Iterator[Piece | None]:
+    """What the ranks print, until the job has ended; None where nothing more is there for a while."""
+    alive = Watched(directory)
+    while follow and alive():
+        yield from logs.more()
+        yield None
+        time.sleep(PERIOD)
+    yield from logs.more()
+    yield from logs.rest()
+
+
+class Watched:
+    """Whether a job goes on, also while another attempt is being prepared."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._contact: Contact | None = None
+        self._silent_since: float | None = None
+
+    def __call__(self) -> bool:
+        self._contact = read_contact(self._directory) or self._contact
+        state = state_of(self._directory)
+        if state is not State.SILENT:
+            self._silent_since = None
+            return state is State.RUNNING
+        if self._contact:
+            return not is_gone(self._contact)
+        self._silent_since = self._silent_since or time.monotonic()
+        return time.monotonic() < self._silent_since + UNKNOWN_FOR
+
+
+def _ranks(named: str | None) -> CoreSet | None:
+    if named is None:
+        return None
+    try:
+        return CoreSet.parse(named)
+    except ConfigError as e:
+        raise UsageError(f"--rank {named}: {e}", hint="a rank, or a list such as 0,4-7") from None
+
+
+def _show(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
