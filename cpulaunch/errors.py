@@ -31,6 +31,8 @@ class CpulaunchError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.__notes__ = [hint]  # which Python 3.11 and later show below the message
 
 
 class UsageError(CpulaunchError):

@@ -73,12 +73,16 @@ class Torch(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An exception that nobody has caught: ``Type: message``, where in the user's code, and its traceback."""
+    """An exception that nobody has caught: ``Type: message``, where in the user's code, and its traceback.
+
+    An error of cpulaunch's own that the user can mend has no traceback, and may have a hint.
+    """
 
     error: str
     file: str | None
     line: int | None
     traceback: str
+    hint: str
 
 
 class Leaving(NamedTuple):
@@ -180,6 +184,7 @@ class Failure(NamedTuple):
     file: str | None
     line: int | None
     traceback: str
+    hint: str
     at: float
     by_launcher: bool
     groups: list[dict[str, Any]]

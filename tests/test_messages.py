@@ -28,8 +28,8 @@ from cpulaunch.messages import (
 ALL: list[tuple[Message, Any]] = [
     (messages.Ready([0, 2]), FROM_RANK),
     (messages.Torch(4, "4"), FROM_RANK),
-    (messages.Raised("ValueError: x", "train.py", 5, "Traceback …"), FROM_RANK),
-    (messages.Raised("ValueError: x", None, None, ""), FROM_RANK),
+    (messages.Raised("ValueError: x", "train.py", 5, "Traceback …", ""), FROM_RANK),
+    (messages.Raised("ValueError: x", None, None, "", "Do this."), FROM_RANK),
     (messages.Leaving(3), FROM_RANK),
     (messages.Resumes(300), FROM_RANK),
     (messages.Saves(300), FROM_RANK),
@@ -40,7 +40,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Beat(7, 140, 0.5, 1.25, True, 4096, 12.5, True), FROM_AGENT),
     (messages.Dump(3, 12.5, [{"name": "0"}], [{"pid": 4711}], ""), FROM_AGENT),
     (messages.Time(1.5), FROM_AGENT),
-    (messages.Failure("ValueError: x", "train.py", 5, "T", 1.5, True, []), FROM_AGENT),
+    (messages.Failure("ValueError: x", "train.py", 5, "T", "Do this.", 1.5, True, []), FROM_AGENT),
     (messages.Found("0", None, ["/lib/x.so"], None), FROM_AGENT),
     (messages.Found("0", "default", None, 4), FROM_AGENT),
     (messages.Note("mind the gap"), FROM_AGENT),
@@ -126,7 +126,7 @@ def test_an_int_will_do_where_a_float_is_meant() -> None:
 @pytest.mark.parametrize("character", ["x", "é", "\U0001f600", "\udcff", "\0"])
 def test_no_text_is_too_long_for_a_line(character: str) -> None:
     long = character * (1 << 20)
-    failure = decode(encode(messages.Failure(long, long, 1, long + "end", 0.0, False, [])), FROM_AGENT)
+    failure = decode(encode(messages.Failure(long, long, 1, long + "end", "", 0.0, False, [])), FROM_AGENT)
     assert isinstance(failure, messages.Failure)
     assert len(failure.traceback) == MAX_TEXT
     assert failure.traceback.endswith("end")

@@ -17,6 +17,8 @@ _OURS = (
     "<frozen runpy>",
 )
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
 _OWN_PROCESS = os.getpid()
 
 MAX_ERROR = 2000
@@ -183,6 +185,7 @@ def _run_file(path: str) -> None:
 def _raised(error: BaseException) -> bytes:
     import traceback
 
+    from cpulaunch.errors import CpulaunchError
     from cpulaunch.messages import Raised, encode
 
     shown = _without_our_frames(error.__traceback__)
@@ -193,12 +196,16 @@ def _raised(error: BaseException) -> bytes:
         file, line = error.filename, error.lineno
     if file and file.startswith(os.getcwd() + os.sep):
         file = os.path.relpath(file)
-    text = "".join(traceback.format_exception(type(error), error, shown))
+    if isinstance(error, CpulaunchError):  # the user's line is to be changed, and no bug of ours to be found
+        text, hint = "", error.hint or ""
+    else:
+        text, hint = "".join(traceback.format_exception(type(error), error, shown)), ""
     name = type(error).__qualname__
     if (module := type(error).__module__) not in ("builtins", "__main__"):
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
-    return encode(Raised(f"{name}: {first_line}"[:MAX_ERROR] if first_line else name, file, line, text))
+    said = f"{name}: {first_line}"[:MAX_ERROR] if first_line else name
+    return encode(Raised(said, file, line, text, hint))
 
 
 def _write(fd: int, line: bytes) -> None:
@@ -244,7 +251,7 @@ class _Finder:
 
 def _is_users(file: str) -> bool:
     installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
-    ours = file.startswith("<") or file in _OURS
+    ours = file.startswith(("<", _PACKAGE)) or file in _OURS
     return not ours and not any(part in file for part in installed)
 
 

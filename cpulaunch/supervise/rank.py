@@ -115,7 +115,8 @@ class Rank:
             error=raised.error,
             file=raised.file,
             line=raised.line,
-            traceback=raised.traceback,
+            traceback=raised.traceback or None,
+            note=raised.hint or None,
         )
         return Candidate(raised.at + self.clock, kinds.ERROR, code, failure)
 

@@ -33,7 +33,7 @@ def raises_in_collective(consequence: str) -> Callable[[], Played]:
     def play() -> Played:
         job = running(ahead=(0.0, 5.0, -3.0, 0.0))
         job.until(3.0)
-        cause = messages.Failure("ValueError: no such luck", "train.py", 5, "T", job.clock(2), False, [])
+        cause = messages.Failure("ValueError: no such luck", "train.py", 5, "T", "", job.clock(2), False, [])
         job.until(3.1)
         job.raises(0, consequence)
         job.raises(1, consequence)
@@ -97,7 +97,9 @@ def all_fail_at_once() -> Played:
     failures = {}
     for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
         job.until(at)
-        failures[rank] = messages.Failure(f"ValueError: {rank}", None, None, "T", job.clock(rank), False, [])
+        failures[rank] = messages.Failure(
+            f"ValueError: {rank}", None, None, "T", "", job.clock(rank), False, []
+        )
     for rank in (0, 1, 3, 2):
         job.says(rank, failures[rank])
     for rank in (0, 1, 3, 2):

@@ -117,7 +117,9 @@ class Played:
 
     def raises(self, rank: int, error: str, **different: Any) -> None:
         """The program has raised ``error`` just now."""
-        raised = messages.Failure(error, "train.py", 5, f"Traceback …\n{error}", self.clock(rank), False, [])
+        raised = messages.Failure(
+            error, "train.py", 5, f"Traceback …\n{error}", "", self.clock(rank), False, []
+        )
         self.says(rank, raised._replace(**different))
 
     def exits(self, rank: int, code: int | None = 0, signal: int | None = None, **different: Any) -> None:
