@@ -40,6 +40,7 @@ AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
 CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
+GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -95,6 +96,7 @@ TABLE = (
     Variable(CCL_BINDING, "config", "config ccl runtime", _SETTING, "which implementation of ccl"),
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
+    Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),

@@ -383,6 +383,7 @@ _TABLE = (
         10,
         "seconds that ranks get to end by themselves before they are killed",
         ("--grace-period",),
+        rank_variable=variables.GRACE_PERIOD,
     ),
     Setting(
         "watch.stall_timeout",

@@ -152,6 +152,7 @@ TOLD = {
     "training.static_graph": True,
     "training.as_written": True,
     "watch.checkpoint_every": "90s",
+    "watch.grace_period": 3,
 }
 """Settings that the ranks are told, at other values than their defaults."""
 
@@ -214,8 +215,8 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime.settings import training_settings
 binding = rank_setting("ccl.binding", os.environ)
 transport = rank_setting("ccl.transport", os.environ)
-every = rank_setting("watch.checkpoint_every", os.environ)
-told = {"binding": binding, "transport": transport, "checkpoint_every": every, "port": os.environ["MASTER_PORT"]}
+watch = {key: rank_setting(f"watch.{key}", os.environ) for key in ("checkpoint_every", "grace_period")}
+told = {"binding": binding, "transport": transport, **watch, "port": os.environ["MASTER_PORT"]}
 print(json.dumps({**asdict(training_settings()), **told}))
 """
 

@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,9 @@ def continued() -> dict[str, Any]:
     train("sgd", loaders()["shuffled"](), 13, optimizer=torch.optim.SGD, every=13)
     parts, done = train("sgd", loaders()["shuffled"](), 25, optimizer=torch.optim.SGD)
     found["SGD"] = [parts == whole, done[0]]
+    whole, _ = train("finished", loaders()["list"](), 99, every=40)
+    again, done = train("finished", loaders()["list"](), 99)
+    found["finished"] = [again == whole, len(done)]
     return found
 
 
@@ -193,6 +197,71 @@ def full(directory: str) -> dict[str, Any]:
         elif step + 1 == 19:
             filler.unlink()
     return {str(step): complete[step] for step in (5, 10, 15, 20)}
+
+
+def damaged(directory: str) -> dict[str, Any]:
+    """Goes on from copies of a directory with checkpoints of steps 1 to 4, each of which is damaged otherwise.
+
+    What it goes on from, whether the weights are those of that step, and what lies there then; or the error.
+    """
+    cpulaunch.init()
+    first, last = cpulaunch.rank() == 0, f"__{cpulaunch.world_size() - 1}_0.distcp"
+
+    def make(where: str) -> tuple[nn.Module, Any, Any]:
+        model: nn.Module = nn.Linear(8, 4)
+        if dist.get_world_size() > 1:
+            model = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return (
+            model,
+            optimizer,
+            cpulaunch.Checkpoint(where, model=model, optimizer=optimizer, every=1, keep=9),
+        )
+
+    model, optimizer, checkpoint = make(directory)
+    weights = []
+    for _ in range(checkpoint.resume(), 4):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        checkpoint.save_if_due()
+        weights.append(digest(cpulaunch.unwrap(model)))
+    checkpoint.wait()
+
+    def halve(file: Path) -> None:
+        os.truncate(file, file.stat().st_size // 2)
+
+    def garble(file: Path) -> None:
+        file.write_bytes(b"x" * file.stat().st_size)
+
+    kinds: dict[str, list[tuple[int, str, Any]]] = {
+        "data truncated": [(4, last, halve)],
+        "data missing": [(4, last, Path.unlink)],
+        "data garbled": [(4, last, garble)],
+        "facts missing": [(4, "checkpoint.json", Path.unlink)],
+        "facts truncated": [(4, "checkpoint.json", halve)],
+        "metadata missing": [(4, ".metadata", Path.unlink)],
+        "metadata truncated": [(4, ".metadata", halve)],
+        "two": [(4, last, halve), (3, ".metadata", Path.unlink)],
+        "all": [(step, "checkpoint.json", Path.unlink) for step in (1, 2, 3, 4)],
+    }
+    found: dict[str, Any] = {}
+    for name, wrong in kinds.items():
+        where = Path(name.replace(" ", "-"))
+        if first:
+            shutil.copytree(directory, where)
+            for step, file, how in wrong:
+                how(where / f"step-{step}" / file)
+        dist.barrier()
+        model, _, checkpoint = make(str(where))
+        try:
+            step = checkpoint.resume()
+        except UsageError as error:
+            found[name] = [str(error), error.hint]
+            continue
+        same = digest(cpulaunch.unwrap(model)) == weights[step - 1]
+        dist.barrier()
+        found[name] = [step, same, sorted(path.name for path in where.iterdir())]
+    return found
 
 
 def sharded(directory: str) -> dict[str, Any]:
@@ -283,6 +352,21 @@ def job(directory: str, steps: str) -> dict[str, Any]:
     return {"first": done[:1], "last": done[-1:]}
 
 
+def stuck(directory: str) -> None:
+    """The second rank leaves the others alone in a collective after step 5."""
+    cpulaunch.init()
+    model = nn.Linear(8, 4)
+    checkpoint = cpulaunch.Checkpoint(directory, model=model, every=5)
+    for step in range(checkpoint.resume(), 6):
+        if step == 5:
+            checkpoint.wait()
+            print("stuck", flush=True)
+            if cpulaunch.rank() == 1:
+                threading.Event().wait()
+            dist.barrier()
+        checkpoint.save_if_due()
+
+
 def refused(directory: str) -> dict[str, Any]:
     """What is not taken, and what is said."""
     model = network()
@@ -312,11 +396,11 @@ def refused(directory: str) -> dict[str, Any]:
             call()
         except UsageError as error:
             said[name] = [str(error), error.hint]
-    Path(directory, "step-1", "checkpoint.json").write_text("{")
+    Path(directory, "step-1", "checkpoint.json").write_text('{"schema": 0}')
     try:
         cpulaunch.Checkpoint(directory, model=model).resume()
     except UsageError as error:
-        said["facts"] = [str(error), error.hint]
+        said["version"] = [str(error), error.hint]
     return said
 
 

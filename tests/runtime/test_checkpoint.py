@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.command import REPOSITORY, Run, bounded, clean_environment, intel_python
-from support.jobs import outcome
+from support.jobs import box, outcome
 
 PROGRAMS = Path(__file__).with_name("programs_checkpoint.py")
 EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
@@ -42,6 +42,9 @@ def test_training_goes_on_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
     done = alone(tmp_path, "continued")
     assert done.returncode == 0, done.stderr
     found = result(done.stdout)
+    assert found.pop("finished") == [True, 0]
+    over = f"cpulaunch: {tmp_path}/finished holds the finished run at step 40: nothing is left to do; use another"
+    assert done.stderr.count(over) == 1
     assert len(found) == 15
     wrong = {name: each for name, each in found.items() if each not in ([True, 13], [True, 10])}
     assert not wrong
@@ -79,6 +82,39 @@ def test_a_full_disk_costs_a_line_for_each_save_and_no_checkpoint(tmp_path: Path
     ]
 
 
+@pytest.mark.slow
+def test_a_damaged_checkpoint_costs_a_line_and_the_one_before_it_is_read(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    """Only the second rank reads the file that is damaged; both go on from the same step."""
+    done = run_job(cpulaunch, "-n", "2", PROGRAMS, "damaged", "ckpt")
+    found = [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)]
+    assert len(found) == 2
+    left = ["step-1", "step-2", "step-3", "step-4.damaged"]
+    reasons = {
+        "data truncated": r"__1_0.distcp has \d+ of \d+ bytes",
+        "data missing": "__1_0.distcp is missing",
+        "data garbled": r".+ \(rank 1\)",
+        "facts missing": "checkpoint.json is missing",
+        "facts truncated": "checkpoint.json can't be read: .+",
+        "metadata missing": ".metadata is missing",
+        "metadata truncated": ".metadata can't be read: .+",
+    }
+    for own in found:
+        text, hint = own.pop("all")
+        missing = "; ".join(f"step-{step}: checkpoint.json is missing" for step in (4, 3, 2, 1))
+        assert text == f"no checkpoint in {tmp_path}/all can be read: {missing}"
+        assert hint
+        assert own.pop("two") == [2, True, ["step-1", "step-2", "step-3.damaged", "step-4.damaged"]]
+        assert own == {name: [3, True, left] for name in reasons}
+    for name, reason in reasons.items():
+        path = re.escape(str(tmp_path / name.replace(" ", "-")))
+        said = f"cpulaunch: {path}/step-4 is damaged: {reason}; it is now step-4.damaged, and the run goes on after"
+        assert len(re.findall(f"{said} step 3\n", done.stderr)) == 1, (name, done.stderr)
+    assert len(re.findall("is damaged: .*after step 2\n", done.stderr)) == 2
+    assert "Traceback" not in done.stderr
+
+
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
     done = alone(tmp_path, "refused", "ckpt")
     assert done.returncode == 0, done.stderr
@@ -99,10 +135,9 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
         "names": f"{other}it has no weight",
         "shapes": f"{other}0.weight has the shape 16×8 in it, and 9×8 in this script",
         "optimizers": f"{other}it holds 0 optimizers and 0 schedulers, and this script has 1 and 0",
-        "facts": texts["facts"],
+        "version": "ckpt/step-1 was written by another version of cpulaunch (schema 0, not 1)",
     }
-    assert texts["facts"].startswith("ckpt/step-1/checkpoint.json can't be read: ")
-    assert all(said[name][1] for name in ("directory", "names", "shapes", "optimizers", "facts"))
+    assert all(said[name][1] for name in ("directory", "names", "shapes", "optimizers", "version"))
 
 
 def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -192,6 +227,8 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
             assert launcher.poll() is None
         os.kill(pids[1] if to == "a rank" else launcher.pid, number)
         _, errors = launcher.communicate()
+    began = set(re.findall(rf"{number.name} on rank (\d+): saving step \d+, then ending", errors))
+    assert began == {"1"} if to == "a rank" else {"0", "1"} >= began != set()
     (step,) = set(re.findall(rf"{number.name}: saved step (\d+), ending with exit code 75", errors))
     assert f"step-{step}" in complete(tmp_path / "ckpt")
     ended = outcome(tmp_path)
@@ -200,3 +237,65 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
     assert "s; its state is saved, so the same command goes on from there\n" in errors
     assert "failed first" not in errors
     assert launcher.returncode == 75
+
+
+@pytest.mark.slow
+def test_what_is_not_saved_before_ranks_are_killed_is_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--grace-period", "2",
+               PROGRAMS, "stuck", "ckpt"]  # fmt: skip
+    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    with bounded(launcher, LIMIT):
+        assert launcher.stdout
+        assert [launcher.stdout.readline().split()[-1] for _ in range(2)] == ["stuck", "stuck"]
+        launcher.terminate()
+        _, errors = launcher.communicate()
+    late = "cpulaunch: SIGTERM: not saved within 1.6 s; the last checkpoint is that of step 5\n"
+    assert errors.count(late) == 1, errors
+    assert launcher.returncode == 128 + signal.SIGTERM
+
+
+def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
+    """A thread is told of a signal though the first one waits, and what is in time is not late."""
+    code = (
+        "import multiprocessing, os, signal, threading\n"
+        "from cpulaunch.runtime.checkpoint.signals import Signals\n"
+        "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"
+        "told = threading.Event()\n"
+        "late = []\n"
+        "def is_late(*what): late.append(what); told.set()\n"
+        "first, second = Signals(is_late, 0), Signals(is_late, 3600)\n"
+        "first.watch()\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "runs, never = fork.Event(), fork.Event()\n"
+        "child = fork.Process(target=lambda: (runs.set(), never.wait(60)))\n"
+        "child.start(); runs.wait(60); child.terminate(); child.join()\n"
+        "os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "assert (child.exitcode, first.arrived, late) == (-15, 0, [])\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "assert told.wait(60) and first.arrived == signal.SIGUSR1 and late == [(signal.SIGUSR1, 0)]\n"
+        "first.forget(); second.watch()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "assert second.arrived == signal.SIGTERM\n"
+        "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
+        "second.in_time(); thread.join(60)\n"
+        "assert not thread.is_alive() and len(late) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True,
+                          timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_an_error_of_ours_names_the_users_line_and_says_what_to_do(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, cpulaunch\n"
+        "open('file', 'w').close()\n"
+        "cpulaunch.Checkpoint('file/below', model=torch.nn.Linear(1, 1))\n"
+    )
+    done = cpulaunch("run", "-n", "1", "train.py", timeout=LIMIT)
+    _, lines = box(done.stderr)
+    assert lines[0].startswith("cpulaunch.errors.UsageError: ")
+    where = lines.index("at train.py:3")
+    assert lines[where + 1] == "give Checkpoint a directory that this user may write"
+    assert outcome(tmp_path)["first_failure"]["file"] == "train.py"

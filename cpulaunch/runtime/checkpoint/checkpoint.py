@@ -9,25 +9,29 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from cpulaunch import variables
 from cpulaunch.config.kinds import Interval
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.runtime import distributed
 from cpulaunch.runtime.checkpoint import buckets, directory, position, randomness, state
-from cpulaunch.runtime.checkpoint.directory import Facts
+from cpulaunch.runtime.checkpoint.directory import Facts, unseen
 from cpulaunch.runtime.checkpoint.due import Agreement
+from cpulaunch.runtime.checkpoint.failures import Damaged, together
 from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.resumed import resumed_from, saved_and_leaving
 from cpulaunch.wording import counted
+
+T = TypeVar("T")
 
 DEFAULT_EVERY = "10m"
 
@@ -74,8 +78,8 @@ class Checkpoint:
         group, meetings = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
         self._group = group
         self._saver = Saver(self._root, group, self._rank, keep)
-        self._agreement = Agreement(meetings if self._ranks > 1 else None, self._rank)
-        self._signals = Signals()
+        self._agreement = Agreement(meetings if self._ranks > 1 else None, self._rank, self._ranks)
+        self._signals = Signals(self._is_late, self._seconds_to_save())
         self._position = Position()
         self._bucket_orders: list[list[str] | None] | None = None
         self._step = self._saved_step = 0
@@ -89,7 +93,7 @@ class Checkpoint:
     # ---- going on
 
     def resume(self) -> int:
-        """Load the last complete checkpoint; returns the step to go on from, 0 where there is none.
+        """Load the newest checkpoint that can be read; returns the step to go on from, 0 where there is none.
 
         ``steps`` calls it.  A loop of your own does, once, before its first step: each call of
         ``save_if_due`` then counts as a step.
@@ -98,10 +102,7 @@ class Checkpoint:
         if self._resumed:
             return self._step
         self._resumed = True
-        newest = next(reversed(directory.complete(self._root)), -1) if self._rank == 0 else -1
-        step = self._from_rank_0(newest)
-        if step >= 0:
-            self._load(self._root / f"step-{step}")
+        self._load_newest()
         resumed_from(self._optimizer_steps)
         self._saved_at = time.monotonic()
         return self._step
@@ -117,7 +118,7 @@ class Checkpoint:
             raise UsageError("Checkpoint.steps: which data loader? steps(loader, epochs=3)")
         self._loader, self._counts = loader, True
         self.resume()
-        start = position.normalized(self._position, loader)
+        start, first = position.normalized(self._position, loader), self._step
         try:
             for epoch in range(start.epoch, epochs):
                 here = start if epoch == start.epoch else Position(epoch)
@@ -132,6 +133,11 @@ class Checkpoint:
                     self._step += 1
                     yield epoch, self._step - 1, batch
             self.wait()
+            if self._step == first > 0:
+                log_once(
+                    f"{self._root} holds the finished run at step {first}: nothing is left to do; use "
+                    "another directory or more epochs"
+                )
         finally:
             self._signals.forget()
 
@@ -149,7 +155,7 @@ class Checkpoint:
         overdue = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
         agreed = self._agreement.turn(self._signals.arrived, overdue and self._rank == 0)
         if agreed.stop:
-            self._save_and_exit(agreed.stop)
+            self._save_and_exit(agreed.stop, self._ranks - agreed.from_end)
         if agreed.save or (self._every_steps and self._step - self._saved_step >= self._every_steps):
             self.save()
 
@@ -178,10 +184,29 @@ class Checkpoint:
 
     # ----
 
+    def _load_newest(self) -> None:
+        """Load the newest checkpoint that all ranks can read, if there are any."""
+        found = self._from_rank_0(list(directory.complete(self._root)) if self._rank == 0 else [])
+        damaged: dict[int, str] = {}
+        for step in reversed(found):
+            try:
+                self._load(self._root / f"step-{step}")
+                break
+            except Damaged as reason:
+                damaged[step] = str(reason)
+        else:
+            if damaged:
+                raise directory.none_readable(self._root, damaged)
+        for step, why in damaged.items() if self._rank == 0 else ():
+            aside = directory.set_aside(self._root / f"step-{step}")
+            log_once(
+                f"{self._root}/step-{step} is damaged: {why}; it is now {aside.name}, and the run goes on "
+                f"after step {self._step}"
+            )
+
     def _load(self, path: Path) -> None:
-        if not path.is_dir():
-            raise self._unseen()
-        facts, saved = directory.read_facts(path), state.Saved(path, self._group)
+        saved = state.Saved(path, self._group)
+        facts = together(lambda: directory.read_facts(path), self._group)
         same = facts.world_size == self._ranks
         shared, own = saved.objects(self._rank if same else None)
         if same:
@@ -203,25 +228,40 @@ class Checkpoint:
         elif self._position.now and not self._counts:
             randomness.restore(self._position.now, self._loader)
 
-    def _save_and_exit(self, number: int) -> None:
+    def _save_and_exit(self, number: int, rank: int) -> None:
+        name = signal.Signals(number).name
+        log_once(f"{name} on rank {rank}: saving step {self._step}, then ending")
         self._agreement.finish()
         if not self._saver.wait() or self._step != self._saved_step:
             self.save()
-        if self._saver.wait():
-            name = signal.Signals(number).name
+        saved = self._saver.wait()
+        self._signals.in_time()
+        if saved:
             log_once(f"{name}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
             saved_and_leaving(self._optimizer_steps)
             sys.exit(SAVED_EXIT_CODE)
         sys.exit(128 + number)
 
+    def _seconds_to_save(self) -> float | None:
+        """Seconds after a signal at which rank 0 says that the state isn't saved; None: it doesn't."""
+        if self._rank != 0 or variables.JOB_ID not in os.environ:  # nobody says when ranks are killed
+            return None
+        grace = float(rank_setting("watch.grace_period", os.environ))
+        return grace - min(1.0, grace / 5)
+
+    def _is_late(self, number: int, seconds: float) -> None:
+        last = next(reversed(directory.complete(self._root)), None)
+        left = "there is no checkpoint" if last is None else f"the last checkpoint is that of step {last}"
+        log_once(f"{signal.Signals(number).name}: not saved within {seconds:g} s; {left}")
+
     def _count_step(self, *_: Any) -> None:
         self._optimizer_steps += 1
 
-    def _from_rank_0(self, number: int) -> int:
-        numbers = [number]
+    def _from_rank_0(self, thing: T) -> T:
+        things = [thing]
         if self._ranks > 1:
-            dist.broadcast_object_list(numbers, src=0, group=self._group)
-        return numbers[0]
+            dist.broadcast_object_list(things, src=0, group=self._group)
+        return things[0]
 
     def _make_root(self) -> None:
         """Make the directory, and see whether all ranks see the same one."""
@@ -245,13 +285,7 @@ class Checkpoint:
         if error:
             raise UsageError(error, hint="give Checkpoint a directory that this user may write")
         if not all(seen):
-            raise self._unseen()
-
-    def _unseen(self) -> UsageError:
-        return UsageError(
-            f"some ranks don't see {self._root} as rank 0 does",
-            hint="give Checkpoint a directory of a file system that all hosts share",
-        )
+            raise unseen(self._root)
 
 
 def _several(given: Any, kind: type, name: str) -> list[Any]:

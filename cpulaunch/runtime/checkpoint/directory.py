@@ -1,7 +1,8 @@
 """Where checkpoints lie: one directory each, which gets its name when all of it is on disk.
 
 ``step-300.partial`` is being written, or was when its job ended, and is never read.  ``step-300`` is whole.
-``step-300.old`` is being removed.  Only rank 0 makes, renames and removes them.
+``step-300.old`` is being removed.  ``step-300.damaged`` was whole once, and could not be read later.  Only
+rank 0 makes, renames and removes them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cpulaunch.errors import UsageError
+from cpulaunch.runtime.checkpoint.failures import Damaged
 
 SCHEMA = 1
 FACTS = "checkpoint.json"
@@ -46,25 +48,54 @@ def complete(root: Path) -> dict[int, Path]:
         }
     except FileNotFoundError:
         return {}
-    return dict(sorted((step, path) for step, path in found.items() if (path / FACTS).is_file()))
+    return dict(sorted(found.items()))
 
 
 def read_facts(path: Path) -> Facts:
-    """The facts of the checkpoint in ``path``.  Raises UsageError where they can't be read."""
+    """The facts of the checkpoint in ``path``.
+
+    Raises Damaged where they can't be read, and UsageError where another version wrote them.
+    """
     try:
-        facts = Facts(**json.loads((path / FACTS).read_text()))
-    except (OSError, ValueError, TypeError) as e:
-        raise UsageError(f"{path / FACTS} can't be read: {e}", hint=_start_before(path)) from None
-    if facts.schema != SCHEMA:
+        said = json.loads((path / FACTS).read_text())
+        schema = said["schema"]
+        facts = Facts(**said) if schema == SCHEMA else None
+    except FileNotFoundError:
+        raise Damaged(f"{FACTS} is missing") from None
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise Damaged(f"{FACTS} can't be read: {e}") from None
+    if facts is None:
         raise UsageError(
-            f"{path} was written by another version of cpulaunch (schema {facts.schema}, not {SCHEMA})",
-            hint=_start_before(path),
+            f"{path} was written by another version of cpulaunch (schema {schema}, not {SCHEMA})",
+            hint=f"remove {path}, and the job goes on from the checkpoint before it",
         )
     return facts
 
 
-def _start_before(path: Path) -> str:
-    return f"remove {path}, and the job goes on from the checkpoint before it"
+def unseen(root: Path) -> UsageError:
+    """The error where only some ranks see ``root``."""
+    return UsageError(
+        f"some ranks don't see {root} as rank 0 does",
+        hint="give Checkpoint a directory of a file system that all hosts share",
+    )
+
+
+def none_readable(root: Path, damaged: dict[int, str]) -> UsageError:
+    """The error where there are checkpoints, by step, each of which can't be read for a reason."""
+    reasons = "; ".join(f"step-{step}: {reason}" for step, reason in damaged.items())
+    return UsageError(
+        f"no checkpoint in {root} can be read: {reasons}",
+        hint="bring back what is missing there, or give Checkpoint another directory to start anew",
+    )
+
+
+def set_aside(path: Path) -> Path:
+    """Take its name from a checkpoint that can't be read, so that it isn't counted or tried again."""
+    aside = path.with_name(f"{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):
+        os.rename(path, aside)
+    return aside
 
 
 def partial(root: Path, step: int) -> Path:
@@ -81,11 +112,12 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
         os.fsync(file.fileno())
     _sync(written)
     final = root / f"step-{facts.step}"
-    if final.exists():  # incomplete, or of a training that was started anew from an earlier one
+    if final.exists():  # of a training that was started anew from an earlier one
         _remove(final)
     os.rename(written, final)
     _sync(root)
-    for path in list(complete(root).values())[:-keep]:
+    others = [path for step, path in complete(root).items() if step != facts.step]
+    for path in others[: max(0, len(others) - keep + 1)]:
         _remove(path)
 
 

@@ -15,11 +15,14 @@ PERIOD = 0.25
 class Wishes(NamedTuple):
     """What a rank wants, or what all together want: the largest of each.
 
-    ``stop``: the number of a signal that asks the job to save and end; 0: none.  ``save``: 1 where it is time
-    to save.  ``steps``: calls from the start of this agreement to that of the next, which rank 0 decides.
+    ``stop``: the number of a signal that asks the job to save and end; 0: none.  ``from_end``: the rank that
+    got it, counted from the last, which is 1; of several, this is the first rank.  ``save``: 1 where it
+    is time to save.  ``steps``: calls from the start of this agreement to that of the next, which rank 0
+    decides.
     """
 
     stop: int = 0
+    from_end: int = 0
     save: int = 0
     steps: int = 0
 
@@ -31,8 +34,8 @@ class Agreement:
     ``group`` is a group of these all_reduces only; None where there is one rank.
     """
 
-    def __init__(self, group: Any, rank: int) -> None:
-        self._group, self._rank = group, rank
+    def __init__(self, group: Any, rank: int, ranks: int) -> None:
+        self._group, self._rank, self._from_end = group, rank, ranks - rank
         self._wishes = torch.zeros(len(Wishes._fields), dtype=torch.int64)
         self._work: Any = None
         self._calls, self._next = 0, 1
@@ -43,7 +46,7 @@ class Agreement:
         """Say what this rank wants; returns what is agreed on.  Every rank calls it at the same steps."""
         self._calls += 1
         if self._group is None:
-            return Wishes(stop, int(save))
+            return Wishes(stop, self._from_end, int(save))
         agreed = Wishes()
         if self._work is not None:
             self._work.wait()
@@ -52,7 +55,7 @@ class Agreement:
             self._next = max(self._calls, self._calls - 1 + agreed.steps)
         if self._calls >= self._next and not agreed.stop:
             steps = self._steps_per_period() if self._rank == 0 else 0
-            self._wishes.copy_(torch.tensor(Wishes(stop, int(save), steps)))
+            self._wishes.copy_(torch.tensor(Wishes(stop, self._from_end if stop else 0, int(save), steps)))
             self._work = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from cpulaunch.runtime.checkpoint import directory
 from cpulaunch.runtime.checkpoint.directory import Facts
+from cpulaunch.runtime.checkpoint.failures import why
 from cpulaunch.runtime.checkpoint.state import Tensors
 from cpulaunch.runtime.log import log_once
 
@@ -68,7 +68,7 @@ class Saver:
             directory.remove_rest(self._root)
         last = next(reversed(directory.complete(self._root).values()), None)
         log_once(
-            f"the checkpoint of step {self._facts.step} was not saved: {_why(error)}; training goes on"
+            f"the checkpoint of step {self._facts.step} was not saved: {why(error)}; training goes on"
             + (f", and {last} stays the last one" if last else "")
         )
         return False
@@ -106,18 +106,3 @@ class _Writer(FileSystemWriter):
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _why(error: BaseException) -> str:
-    """What went wrong first, in a line: of the ranks' errors, the one that the kernel has said."""
-    failures = getattr(error, "failures", None)
-    found = {rank: each[0] for rank, each in failures.items()} if failures else {None: error}
-    for rank, each in found.items():
-        cause: BaseException | None = each
-        while cause is not None:
-            if isinstance(cause, OSError) and cause.errno:
-                place = f" (rank {rank})" if rank else ""
-                return f"{os.strerror(cause.errno)}{place}"
-            cause = cause.__cause__ or cause.__context__
-    first = next(iter(found.values()))
-    return f"{type(first).__name__}: {str(first).partition(chr(10))[0]}"

@@ -5,20 +5,31 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
+from collections.abc import Callable
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+Late = Callable[[int, float], object]
 
 
 class Signals:
     """Notes the first such signal; the second one does what it would have done without us.
 
-    Signals for which the script has a handler of its own are left to it.
+    Signals for which the script has a handler of its own are left to it, and so are forked processes.  A
+    thread calls ``late`` with the number and ``seconds`` if nobody has called ``in_time`` or ``forget`` so
+    many seconds after the first signal; None: never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: Late, seconds: float | None) -> None:
         self.arrived = 0
+        self._late, self._seconds = late, seconds
         self._ours: list[signal.Signals] = []
+        self._wakeup_fd = -1
+        self._in_time = threading.Event()
+        weak = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _restore(weak()))
 
     def watch(self) -> None:
         """Note signals from now on.  Only a program's first thread may."""
@@ -27,18 +38,59 @@ class Signals:
         self._ours = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._ours:
             signal.signal(number, self._note)
+        if self._ours and self._seconds is not None:
+            self._tell_when_late(self._seconds)
+
+    def in_time(self) -> None:
+        """What the signal asked for is done, or won't be."""
+        self._in_time.set()
 
     def forget(self) -> None:
         """Leave signals alone again."""
+        self._in_time.set()
+        self._restore()
+
+    def _restore(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in self._ours:
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL)
         self._ours = []
+        if self._wakeup_fd >= 0:
+            if (other := signal.set_wakeup_fd(-1)) != self._wakeup_fd:
+                signal.set_wakeup_fd(other)
+            os.close(self._wakeup_fd)  # which ends the thread
+            self._wakeup_fd = -1
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.arrived:
-            self.forget()
+            self._restore()
             os.kill(os.getpid(), number)
         self.arrived = number
+
+    def _tell_when_late(self, seconds: float) -> None:
+        """Start the thread, which is woken also where ``_note`` can't be: in a collective that hangs."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(other)  # the script's, for an event loop of its own
+            os.close(reading)
+            os.close(writing)
+            return
+        self._wakeup_fd, self._in_time = writing, threading.Event()
+        numbers, in_time = tuple(self._ours), self._in_time
+
+        def wait() -> None:
+            while (number := os.read(reading, 1)) and number[0] not in numbers:
+                pass
+            os.close(reading)
+            if number and not in_time.wait(seconds):
+                self._late(number[0], seconds)
+
+        threading.Thread(target=wait, name="cpulaunch-late", daemon=True).start()
+
+
+def _restore(signals: Signals | None) -> None:
+    if signals:
+        signals._restore()

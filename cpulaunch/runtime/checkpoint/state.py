@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
+from cpulaunch.runtime.checkpoint.directory import unseen
+from cpulaunch.runtime.checkpoint.failures import Damaged, together, why
 from cpulaunch.runtime.distributed import unwrap
 
 Tensors = dict[str, torch.Tensor]
@@ -57,15 +60,45 @@ def collect(
 
 
 class Saved:
-    """A complete checkpoint, to be loaded.  Raises UsageError where it doesn't fit."""
+    """A complete checkpoint, to be loaded by all ranks of ``group``.
+
+    Raises UsageError where it doesn't fit, and on all ranks Damaged where one of them can't read it.
+    """
 
     def __init__(self, path: Path, group: Any) -> None:
         self.path, self._group = path, group
-        found = FileSystemReader(path).read_metadata().state_dict_metadata
+        found = together(self._metadata, group).state_dict_metadata
         self._kept = {name: kept for name, kept in found.items() if isinstance(kept, TensorStorageMetadata)}
+
+    def _metadata(self) -> Metadata:
+        """What torch.distributed.checkpoint has noted; on rank 0 compared with the files that are there."""
+        if not self.path.is_dir():
+            raise unseen(self.path.parent)
+        try:
+            metadata = FileSystemReader(self.path).read_metadata()
+        except FileNotFoundError:
+            raise Damaged(".metadata is missing") from None
+        except Exception as error:
+            raise Damaged(f".metadata can't be read: {why(error)}") from None
+        ends: dict[str, int] = {}
+        if dist.get_rank(self._group) == 0:
+            for each in (metadata.storage_data or {}).values():
+                end = each.offset + each.length
+                ends[each.relative_path] = max(end, ends.get(each.relative_path, 0))
+        for name, end in sorted(ends.items()):
+            try:
+                size = (self.path / name).stat().st_size
+            except FileNotFoundError:
+                raise Damaged(f"{name} is missing") from None
+            if size < end:
+                raise Damaged(f"{name} has {size} of {end} bytes")
+        return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
         """What all ranks hold alike, and what ``rank`` alone does (None without one)."""
+        return together(lambda: self._objects(rank), self._group)
+
+    def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
         keys = [SHARED, *([] if rank is None else [rank_key(rank)])]
         tensors = {key: torch.empty(self._kept[key].size, dtype=torch.uint8) for key in keys}
         self._read(tensors)
@@ -97,7 +130,7 @@ class Saved:
             for key in (key for key in self._kept if key.startswith(prefix)):
                 name = key[len(prefix) :].rpartition(".")[0]
                 tensors[key] = _room(self._kept[key], parameters.get(name))
-        self._read(tensors)
+        together(lambda: self._read(tensors), self._group)
         for number, model in enumerate(models):
             prefix = f"model{number or ''}."
             weights = {key[len(prefix) :]: each for key, each in tensors.items() if key.startswith(prefix)}

@@ -1,0 +1,61 @@
+"""What went wrong on any rank, told to all, so that they go on alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from cpulaunch.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Damaged(Exception):
+    """A checkpoint that can't be read; the message says why."""
+
+
+def together(do: Callable[[], T], group: Any) -> T:
+    """Do something on each rank of ``group``; what it returned, if it has succeeded on all.
+
+    Else all ranks raise what the first of them did: UsageError as it is, any other exception as Damaged.
+    """
+    result, failure = None, None  # a failure: whether it is a UsageError, its message and hint
+    try:
+        result = do()
+    except UsageError as error:
+        failure = (True, str(error), error.hint)
+    except (Exception, CheckpointException) as error:  # the second is none of the first
+        failure = (False, why(error), None)
+    failures: list[Any] = [failure] * dist.get_world_size(group)
+    if len(failures) > 1:
+        dist.all_gather_object(failures, failure, group=group)
+    for rank, (is_usage, text, hint) in ((rank, each) for rank, each in enumerate(failures) if each):
+        if is_usage:
+            raise UsageError(text, hint=hint)
+        raise Damaged(text if "(rank " in text else text + _place(rank))
+    return result  # type: ignore[return-value]
+
+
+def why(error: BaseException) -> str:
+    """What went wrong first, in a line: of the ranks' errors, the one that the kernel has said."""
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    found = {rank: each[0] for rank, each in failures.items()} or {0: error}
+    for rank, each in found.items():
+        if isinstance(each, Damaged):
+            return str(each)
+        cause: BaseException | None = each
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno:
+                return os.strerror(cause.errno) + _place(rank)
+            cause = cause.__cause__ or cause.__context__
+    rank, first = next(iter(found.items()))
+    sentence = str(first).partition("\n")[0].partition(". ")[0]
+    return f"{type(first).__name__}: {sentence}{_place(rank)}"
+
+
+def _place(rank: int) -> str:
+    return f" (rank {rank})" if rank else ""
