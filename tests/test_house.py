@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ccl.register",
         "torch",
     },
-    "runtime.resumed": {"messages"},
+    "runtime.reports": {"messages"},
     "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
     "integrations": {"runtime", "discovery.this_host", "torch", "accelerate", "transformers"},
     "cli": {"*"},

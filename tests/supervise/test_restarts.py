@@ -103,7 +103,7 @@ def test_a_host_that_is_lost_or_fails_twice_is_avoided() -> None:
 TRAIN = """
 import os, signal, time
 from cpulaunch import ledger
-from cpulaunch.runtime.resumed import resumed_from
+from cpulaunch.runtime.reports import resumed_from
 rank, attempt = int(os.environ["RANK"]), int(os.environ["CPULAUNCH_RESTART_COUNT"])
 assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
 print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)

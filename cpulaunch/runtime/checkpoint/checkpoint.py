@@ -28,7 +28,7 @@ from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.resumed import resumed_from, saved_and_leaving
+from cpulaunch.runtime.reports import resumed_from, saved_and_leaving
 from cpulaunch.wording import counted
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from typing import Any
 from cpulaunch.runtime.checkpoint import randomness
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches import resume
-from cpulaunch.runtime.resumed import resumed_from
+from cpulaunch.runtime.reports import resumed_from
 from cpulaunch.runtime.settings import TrainingSettings
 
 FACTS = "cpulaunch.json"

@@ -9,7 +9,7 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches import resume
 from cpulaunch.runtime.patches.base import Change
-from cpulaunch.runtime.resumed import resumed_from
+from cpulaunch.runtime.reports import resumed_from
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("5.23.0",)
