@@ -24,7 +24,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-VERSION = 4
+VERSION = 5
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 MAX_LINE = 1 << 20
@@ -101,6 +101,12 @@ class Saves(NamedTuple):
     """The program has saved the state after so many steps, and ends because of a signal."""
 
     step: int
+
+
+class SavesAt(NamedTuple):
+    """From now on, the program takes these signals as the wish to save its state, and no others."""
+
+    signals: list[int]
 
 
 # ---- agent → launcher
@@ -274,17 +280,22 @@ class AskDump(NamedTuple):
 
 
 class End(NamedTuple):
-    """Send the program this signal, and kill it after ``grace`` seconds."""
+    """Send the program this signal, and kill it after ``grace`` seconds.
+
+    ``failed``: the job has failed, so that there is no state to save any more.  A program that would take the
+    signal as the wish to save (``SavesAt``) is killed at once.
+    """
 
     signal: int
     grace: float
+    failed: bool = False
 
 
 class Release(NamedTuple):
     """The end of the program was heard; the agent may go."""
 
 
-Report = Ready | Torch | Raised | Leaving | Resumes | Saves
+Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt
 AgentMessage = (
     Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Resumed | Saved | Refused | Exit
 )
@@ -298,6 +309,7 @@ FROM_RANK: Mapping[str, type[Report]] = {
     "leaving": Leaving,
     "resumes": Resumes,
     "saves": Saves,
+    "saves_at": SavesAt,
 }
 FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "hello": Hello,

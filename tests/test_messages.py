@@ -33,6 +33,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Leaving(3), FROM_RANK),
     (messages.Resumes(300), FROM_RANK),
     (messages.Saves(300), FROM_RANK),
+    (messages.SavesAt([15, 10]), FROM_RANK),
     (messages.Hello(1, 0, "salt", "proof", 1.5, 4711, "node0"), FROM_AGENT),
     (messages.Started(4711, "0-3", "", 4, ["a note", "another"]), FROM_AGENT),
     (messages.Output(2, "text \udcff\n"), FROM_AGENT),
@@ -54,7 +55,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.AskTime(), FROM_LAUNCHER),
     (messages.AskProgress(), FROM_LAUNCHER),
     (messages.AskDump(3, True), FROM_LAUNCHER),
-    (messages.End(15, 10.0), FROM_LAUNCHER),
+    (messages.End(15, 10.0, True), FROM_LAUNCHER),
     (messages.Release(), FROM_LAUNCHER),
 ]
 
@@ -120,7 +121,9 @@ def test_fields_of_later_versions_are_passed_over() -> None:
 
 
 def test_an_int_will_do_where_a_float_is_meant() -> None:
-    assert decode(b'{"type":"end","signal":15,"grace":10}', FROM_LAUNCHER) == messages.End(15, 10)
+    assert decode(b'{"type":"end","signal":15,"grace":10,"failed":false}', FROM_LAUNCHER) == messages.End(
+        15, 10
+    )
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\U0001f600", "\udcff", "\0"])

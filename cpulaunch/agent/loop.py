@@ -87,6 +87,7 @@ class Agent:
         self.released = False
         self.by_launcher = False  # the launcher wants the program to end
         self.killed = False  # by us
+        self.saves_at: list[int] = []  # signals that the program takes as the wish to save
         self.by_signal = 0  # the signal by which somebody else wants it
         self.exiting: tuple[int, float] | None = None  # code, time: it was about to end before that
         self.unknown: set[str] = set()
@@ -216,7 +217,8 @@ class Agent:
             self.released = True
         elif isinstance(message, messages.End):
             self.by_launcher = self.by_launcher or not self.ended
-            self._end(message.signal, message.grace)
+            useless = message.failed and message.signal in self.saves_at
+            self._end(signal.SIGKILL if useless else message.signal, message.grace)
         elif isinstance(message, messages.AskTime):
             self._tell(messages.Time(time.monotonic()))
         elif isinstance(message, messages.AskDump):
@@ -280,6 +282,8 @@ class Agent:
             self._tell(messages.Resumed(report.step))
         elif isinstance(report, messages.Saves):
             self._tell(messages.Saved(report.step))
+        elif isinstance(report, messages.SavesAt):
+            self.saves_at = report.signals
         elif isinstance(report, Unknown):
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:

@@ -1,10 +1,10 @@
-"""Tells the launcher which state this rank goes on from or has saved: how far it is, and why it ends."""
+"""Tells the agent which state this rank goes on from or has saved, and which signals make it save."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from cpulaunch.messages import Resumes, Saves, encode
+from cpulaunch.messages import Resumes, Saves, SavesAt, encode
 
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
@@ -24,3 +24,9 @@ def saved_and_leaving(step: int) -> None:
     """This rank has saved the state after ``step`` optimizer steps, and ends because of a signal."""
     if report is not None:
         report(encode(Saves(step)))
+
+
+def saves_at(signals: Iterable[int]) -> None:
+    """From now on, this rank takes these signals as the wish to save, and no others."""
+    if report is not None:
+        report(encode(SavesAt([int(number) for number in signals])))

@@ -57,7 +57,7 @@ def end_ranks(state: State, number: int, spare: int | None = None) -> None:
     if state.ending and number != SIGKILL:
         return
     grace = state.watching.grace_period
-    state.end = messages.End(int(number), grace)
+    state.end = messages.End(int(number), grace, failed=state.interrupted is None)
     for rank in state.ranks:
         if rank.rank != spare:
             state.send(rank, state.end)

@@ -61,6 +61,25 @@ def test_a_program_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path
         assert (end.code, end.signal, end.by_launcher, end.note) == (None, signal.SIGKILL, True, None)
 
 
+SAVING = """
+import signal
+from cpulaunch.runtime.resumed import saves_at
+saves_at([signal.SIGTERM])
+signal.signal(signal.SIGTERM, lambda *_: print('saving', flush=True))
+"""
+
+
+def test_a_program_that_would_save_is_killed_where_the_job_has_failed(tmp_path: Path) -> None:
+    with played(tmp_path, SAVING + SLEEP) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready")
+        launcher.say(messages.End(signal.SIGTERM, 600.0))
+        launcher.wait_for_output("saving")
+        launcher.say(messages.End(signal.SIGTERM, 600.0, failed=True))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGKILL, True)
+
+
 def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Path) -> None:
     program = (
         "import atexit, time\ndef leave():\n    print('leaving', flush=True)\n    time.sleep(300)\n"

@@ -151,19 +151,23 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
-    """On four ranks, whose sums depend on DDP's buckets; by prepare's EpochSampler; data by two workers."""
+    """On four ranks, whose sums depend on DDP's buckets; by prepare's EpochSampler; data by two workers.
+
+    A rank that is stuck outside of a collective isn't given its grace period to save."""
     (tmp_path / "struck.py").write_text(
-        "import os, runpy, signal, sys, torch\n"
+        "import os, runpy, signal, sys, time, torch\n"
         "from torch.optim.optimizer import register_optimizer_step_post_hook\n"
         "first, steps = os.environ['CPULAUNCH_RESTART_COUNT'] == '0', []\n"
         "def stepped(*_):\n"
         "    steps.append(0)\n"
         "    if first and len(steps) == 47 and os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if first and len(steps) == 47 and os.environ['RANK'] == '0': time.sleep(600)\n"
         "register_optimizer_step_post_hook(stepped)\n"
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    options = ("-n", "4", "--backend", backend, "--checkpoint-every", "20", "--max-restarts", "1")
+    options = ("-n", "4", "--backend", backend, "--checkpoint-every", "20", "--max-restarts", "1",
+               "--grace-period", "600")  # fmt: skip
     script = (EXAMPLE, "--steps", "60", "--workers", "1")
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
     struck = run_job(cpulaunch, *options, tmp_path / "struck.py", *script, "--directory", "struck")

@@ -110,6 +110,7 @@ class TestTheUser:
     def test_who_asks_twice_has_the_ranks_killed(self) -> None:
         job = running()
         job.user_sends(SIGINT)
+        assert not job.sent(0, messages.End)[0][1].failed  # there is a state to save
         job.until(2.5)
         job.user_sends(SIGINT)
         assert [(at, end.signal) for at, end in job.sent(0, messages.End)] == [(2.0, SIGINT), (2.5, SIGKILL)]
@@ -143,7 +144,7 @@ class TestRanksThatAreEnded:
         job.exits(2, 5)
         job.exits(1, 6)
         assert len(job.sent(0, messages.End)) == 1
-        assert job.sent(0, messages.End)[0][1] == messages.End(SIGTERM, GRACE)
+        assert job.sent(0, messages.End)[0][1] == messages.End(SIGTERM, GRACE, failed=True)
 
     def test_are_given_up_two_seconds_after_the_grace(self) -> None:
         job = running()

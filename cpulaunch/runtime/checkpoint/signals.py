@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from types import FrameType
 
+from cpulaunch.runtime.resumed import saves_at
+
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 Late = Callable[[int, float], object]
@@ -36,6 +38,7 @@ class Signals:
         if self._ours or threading.current_thread() is not threading.main_thread():
             return
         self._ours = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+        saves_at(self._ours)  # before it is so: the agent may then kill us, which is what they still do
         for number in self._ours:
             signal.signal(number, self._note)
         if self._ours and self._seconds is not None:
@@ -56,6 +59,8 @@ class Signals:
         for number in self._ours:
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL)
+        if self._ours:
+            saves_at([])
         self._ours = []
         if self._wakeup_fd >= 0:
             if (other := signal.set_wakeup_fd(-1)) != self._wakeup_fd:
