@@ -1,50 +1,74 @@
-"""``cpulaunch jobs``: the user's running jobs, and how far they are."""
+"""``cpulaunch jobs``: the user's running jobs, how far they are, and how earlier ones have ended."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import Running, printable, running_jobs
+from cpulaunch.cli.running import RUNS, Running, printable, running_jobs
 from cpulaunch.errors import HostError
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
-from cpulaunch.supervise.registry import forget, is_gone
+from cpulaunch.supervise.outcome import INTERRUPTED, OK, STALLED, START_FAILED
+from cpulaunch.supervise.output import ORDER
+from cpulaunch.supervise.record import (
+    EVENTS,
+    OUTCOME,
+    PLAN,
+    State,
+    ended,
+    jobs_below,
+    read_document,
+    state_of,
+)
+from cpulaunch.supervise.registry import is_gone, read_contact
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Jobs started on this host are found automatically; name others by their directory, or one that holds them.
+Running jobs that were started on this host are found wherever they were; others in their directories.
 
 examples:
   cpulaunch jobs
   cpulaunch jobs /shared/runs
 """
 
+MAX_WHY = 100
+"""Characters of a failure that are shown."""
+
+_ENDS = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED: "not started"}
+
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch jobs", "Your running jobs and their progress.", EPILOG)
+    parser = Parser("cpulaunch jobs", "Your jobs: what runs, and how the others ended.", EPILOG)
     parser.add_argument(
-        "directories", metavar="DIR", nargs="*", type=Path, help="a job's directory, or a directory of jobs"
+        "directories",
+        metavar="DIR",
+        nargs="*",
+        type=Path,
+        help="a job's directory, or a directory of jobs; default: runs",
     )
     options = parser.parse_args(arguments)
-    jobs = running_jobs(options.directories)
-    for running in jobs:
-        print(printable("\n".join(_lines(running))))
-    if not jobs:
-        print("no job of yours is running here")
+    directories = options.directories or [RUNS] * RUNS.is_dir()
+    running = [each for each in running_jobs(directories) if not is_gone(each[1])]
+    for each in running:
+        print(printable("\n".join(_running(each))))
+    shown = {os.path.realpath(directory) for directory, _ in running}
+    below = {os.path.realpath(job): job for directory in directories for job in jobs_below(directory)}
+    others = [job for place, job in below.items() if place not in shown]
+    for job in others:
+        print(printable(_line(job)))
+    if not running and not others:
+        where = ", ".join(map(str, options.directories)) or f"{RUNS}/"
+        print(f"no job of yours is running here, and none has been run in {where}")
     return 0
 
 
-def _lines(running: Running) -> Iterator[str]:
+def _running(running: Running) -> Iterator[str]:
     directory, contact = running
-    if is_gone(contact):
-        forget(directory)
-        yield f"{contact.job}  has ended without a word: its launcher, process {contact.pid}, is gone"
-        yield f"    {directory}"
-        return
     try:
         with Observer(contact) as observer:
             yield f"{contact.job}  {_words(observer.status())}"
@@ -66,3 +90,52 @@ def _words(status: Status) -> str:
         if number:
             parts.append(counted(number, noun) + (f" ({rate:.3g}/s)" if rate else ""))
     return " · ".join(parts)
+
+
+def _line(directory: Path) -> str:
+    """A job that isn't known to run, in a line."""
+    outcome = read_document(directory / OUTCOME)
+    if outcome is None:
+        parts = [*_without_an_end(directory)]
+    else:
+        end = ended(outcome)
+        state = _ENDS.get(end.kind, "failed")
+        if end.why:
+            state += f": {end.why[:MAX_WHY]}" + ("…" if len(end.why) > MAX_WHY else "")
+        parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, 'rank')}"]
+        parts.append(duration(end.seconds))
+        if end.steps is not None:
+            parts.append(counted(end.steps, "step") + (f" ({end.rate:.3g}/s on average)" if end.rate else ""))
+        if end.restarts:
+            parts.append(counted(end.restarts, "restart"))
+    if program := _program(directory):
+        parts.append(program)
+    return f"{directory}  {' · '.join(parts)}"
+
+
+def _without_an_end(directory: Path) -> Iterator[str]:
+    contact = read_contact(directory)
+    if state_of(directory) is State.RUNNING:
+        yield "running"  # it has just begun
+    elif contact:
+        yield f"launcher killed: process {contact.pid} is gone"
+        last = max((_changed(directory / name) for name in (EVENTS, ORDER)), default=0.0)
+        if last > contact.started:
+            yield f"last sign of life after {duration(last - contact.started)}"
+    else:
+        yield "nothing is known of its end"
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _program(directory: Path) -> str:
+    """What was run: its owner alone can read it."""
+    argv = (read_document(directory / PLAN) or {}).get("program")
+    if not isinstance(argv, list):
+        return ""
+    return shlex.join(str(word) for word in argv[1:] or argv)

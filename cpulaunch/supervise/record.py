@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cpulaunch.supervise.outcome import signal_name
 from cpulaunch.supervise.registry import CONTROL_FILE, is_gone, read_contact
 
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
@@ -92,3 +93,64 @@ def _age(directory: Path) -> tuple[str, float]:
     except OSError:
         changed = 0.0
     return (name if _JOB_ID.fullmatch(name) else "", changed)
+
+
+class Ended(NamedTuple):
+    """How a job has ended, by its ``outcome.json``.
+
+    ``steps`` is what its last attempt has come to, ``rate`` how many were made per second on average, its
+    start included; both are None where no step could be seen.
+    """
+
+    kind: str
+    why: str
+    seconds: float
+    hosts: int
+    ranks: int
+    restarts: int
+    steps: int | None
+    rate: float | None
+
+
+def ended(outcome: Mapping[str, Any]) -> Ended:
+    """A job's end.  What the document lacks counts as nothing: another version may have written it."""
+    ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
+    made = [_number(attempt.get("steps")) for attempt in attempts]
+    seconds = sum(_number(attempt.get("seconds")) or 0.0 for attempt in attempts)
+    steps = made[-1] if made else None
+    if steps is not None:
+        steps += _number(attempts[-1].get("resumed_from")) or 0
+    rate = sum(filter(None, made)) / seconds if seconds and steps else None
+    return Ended(
+        kind=str(outcome.get("kind")),
+        why=why_failed(outcome),
+        seconds=_number(outcome.get("seconds")) or 0.0,
+        hosts=len({str(rank.get("host")) for rank in ranks}),
+        ranks=len(ranks),
+        restarts=int(_number(outcome.get("restarts")) or 0),
+        steps=None if steps is None else int(steps),
+        rate=rate,
+    )
+
+
+def why_failed(outcome: Mapping[str, Any]) -> str:
+    """The first failure in a line: ``rank 3 on node3: ValueError: …``.  Empty where there is none."""
+    failure = outcome.get("first_failure")
+    if not isinstance(failure, dict):
+        return ""
+    rank, host, number = failure.get("rank"), failure.get("host"), failure.get("signal")
+    who = f"rank {rank} on {host}" if rank is not None else f"host {host}" if host else "no rank"
+    if failure.get("error"):
+        return f"{who}: {failure['error']}"
+    if isinstance(number, int):
+        return f"{who} got {signal_name(number)}"
+    return f"{who} ended with exit code {failure.get('exit_code')}"
+
+
+def documents(value: object) -> list[dict[str, Any]]:
+    """The JSON objects of a list; none where it is something else."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

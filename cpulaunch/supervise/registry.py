@@ -129,12 +129,6 @@ def is_gone(contact: Contact) -> bool:
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
-def forget(directory: Path) -> None:
-    """Let a job that has ended without a word not be found any more."""
-    with contextlib.suppress(OSError):
-        (directory / CONTROL_FILE).unlink()
-
-
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
     found = []

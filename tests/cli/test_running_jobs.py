@@ -1,9 +1,10 @@
-"""``cpulaunch stacks`` and ``cpulaunch jobs``: real jobs, asked while they run."""
+"""``cpulaunch stacks`` and ``cpulaunch jobs``: real jobs, asked while they run, and what is left of them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,11 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, clean_environment
+from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import job, outcome
+
+from cpulaunch.supervise.record import ended
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+
+NOTHING = "no job of yours is running here, and none has been run in runs/\n"
 
 # Ranks say "ready", wait for each in its own way, and end once there is a file "go".
 SLEEPS = """\
@@ -93,14 +98,15 @@ def test_stacks_are_those_of_all_ranks_and_change_nothing(
 
 
 def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
-    assert ask("jobs").stdout == "no job of yours is running here\n"
+    assert ask("jobs").stdout == NOTHING
     with job(tmp_path, env, [], SLEEPS) as launcher:
         directory = directory_of(tmp_path)
         (first, where, what) = ask("jobs").stdout.splitlines()
         assert first.startswith(f"{directory.name}  running · 1 host, 2 ranks · ")
         assert (where.strip(), what.split()[-1]) == (str(directory), "program.py")
         env["XDG_RUNTIME_DIR"] = str(tmp_path / "another")
-        assert ask("jobs").stdout == "no job of yours is running here\n"
+        (tmp_path / "elsewhere").mkdir()
+        assert ask("jobs", cwd=tmp_path / "elsewhere").stdout == NOTHING
         assert ask("jobs", "runs").stdout.splitlines()[1:] == [f"    {Path('runs', directory.name)}", what]
         (tmp_path / "go").touch()
         launcher.wait(TIMEOUT)
@@ -141,14 +147,49 @@ def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: P
         assert list(entry.parent.iterdir()) == [entry]
         launcher.kill()
         launcher.wait(TIMEOUT)
-        assert ask("jobs").stdout == "no job of yours is running here\n"
-        assert list(entry.parent.iterdir()) == []
+        where = f"runs/{directory_of(tmp_path).name}"
+        gone = f"{where}  launcher killed: process {launcher.pid} is gone · "
+        for _ in range(2):
+            assert ask("jobs").stdout.startswith(gone)
+            assert list(entry.parent.iterdir()) == []
         assert "runs: no job is running there" in ask("stacks", "runs").stderr
-        (first, where) = ask("jobs", "runs").stdout.splitlines()
-        name = directory_of(tmp_path).name
-        assert first == f"{name}  has ended without a word: its launcher, process {launcher.pid}, is gone"
-        assert where == f"    runs/{name}"
-        assert ask("jobs", "runs").stdout == "no job of yours is running here\n"
+
+
+def test_jobs_that_have_ended_are_listed_the_newest_first(
+    env: dict[str, str], ask: Ask, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "works.py").write_text("print('ready')")
+    (tmp_path / "fails.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('a b')")
+    cpulaunch("run", "-n", "2", "works.py", "--name", "a b", env=env)
+    cpulaunch("run", "-n", "2", "fails.py", env=env)
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(TIMEOUT)
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        newest, *others = sorted(tmp_path.glob("runs/*"), reverse=True)
+        (first, where, _, *lines) = ask("jobs").stdout.splitlines()
+        assert first.startswith(f"{newest.name}  running · 1 host, 2 ranks · ")
+        assert where.strip() == str(newest)
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
+    seconds = r"\d+ s"
+    for line, path, state, program in zip(
+        lines,
+        others,
+        ("interrupted", "failed: rank 1 on localhost: ValueError: a b", "ok"),
+        ("program.py", "fails.py", "works.py --name 'a b'"),
+        strict=True,
+    ):
+        whole = rf"runs/{path.name}  {state} · 1 host, 2 ranks · {seconds} · {re.escape(program)}"
+        assert re.fullmatch(whole, line), line
+    assert ask("jobs", others[0]).stdout == lines[0].replace("runs/", f"{tmp_path}/runs/") + "\n"
+
+
+def test_steps_of_all_attempts_make_the_rate() -> None:
+    attempts = [{"steps": 30, "seconds": 20.0}, {"steps": 10, "seconds": 5.0, "resumed_from": 25}]
+    end = ended({"kind": "ok", "attempts": attempts, "ranks": [{"host": "a"}, {"host": "b"}], "restarts": 1})
+    assert (end.steps, end.rate, end.hosts, end.ranks, end.restarts) == (35, 1.6, 2, 2, 1)
+    assert ended({"attempts": [{}, 7], "ranks": 3, "first_failure": 4}).steps is None
 
 
 def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
