@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cpulaunch.runtime.distributed import backend, init, is_main, rank, unwrap, world_size
     from cpulaunch.runtime.precision import autocast
     from cpulaunch.runtime.prepare import prepare
+    from cpulaunch.runtime.telemetry import log
 
 __all__ = [
     "Checkpoint",
@@ -38,6 +39,7 @@ __all__ = [
     "backend",
     "init",
     "is_main",
+    "log",
     "prepare",
     "rank",
     "unwrap",
@@ -51,6 +53,7 @@ _HOMES = {
     "backend": "distributed",
     "init": "distributed",
     "is_main": "distributed",
+    "log": "telemetry",
     "prepare": "prepare",
     "rank": "distributed",
     "unwrap": "distributed",

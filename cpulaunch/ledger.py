@@ -19,14 +19,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
 
-MAGIC = 0x4C505502
+MAGIC = 0x4C505503
 """Of this layout."""
 
-SIZE = 1 << 16
+SIZE = 3 << 15
 """Bytes of the file."""
 
-HEADER = struct.Struct("=IIQQQQQ16x")
+HEADER_SIZE = 128
+"""Bytes of the header: ``PROGRESS``, ``TRAFFIC``, ``RECORDED``."""
+
+PROGRESS = struct.Struct("=IIQQQQQ")
 """``MAGIC``, flags, then steps, collectives, progressed_at, longest_gap, waiting of ``Progress``."""
+
+TRAFFIC = struct.Struct("=QQQQ")
+"""Of ccl's collectives and messages: how many are under way, since when any was, how long any was before
+that, and the bytes of all so far."""
+
+RECORDED = struct.Struct("=Qd8s")
+"""The number of the last of ``STEP``; FLOP/s that this rank's cores were measured to reach, or 0, and in which
+precision."""
+
+TRAFFIC_AT = PROGRESS.size
+RECORDED_AT = TRAFFIC_AT + TRAFFIC.size
 
 HAS_OPTIMIZER = 1
 """Flag: an optimizer was made, so that a step is to be expected."""
@@ -50,7 +64,21 @@ ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
 
 GROUP_BYTES = GROUP.size + OPERATIONS * OPERATION.size
-FIRST_GROUP = HEADER.size
+FIRST_GROUP = HEADER_SIZE
+
+STEPS = 256
+"""Steps that are kept: that with number n is in record n % ``STEPS``."""
+
+STEP = struct.Struct("=QQQQQQQQQdd8x")
+"""Of an optimizer step, 96 bytes: the fields of ``Step``.  Number 0 is where the first step begins."""
+
+FIRST_STEP = FIRST_GROUP + GROUPS * GROUP_BYTES
+
+LOSS, LOSS_AT = struct.Struct("=d"), 72
+"""Of a step, its loss alone."""
+
+PEAK = struct.Struct("=d8s")
+"""Of ``RECORDED``, all but the number."""
 
 
 of_this_process: mmap.mmap | None = None
@@ -75,6 +103,36 @@ class Progress(NamedTuple):
 
 NONE = Progress(0, 0, 0, 0, 0, False)
 """That of a program which has done nothing yet."""
+
+
+class Step(NamedTuple):
+    """Where a rank stood at the end of an optimizer step.
+
+    ``number`` counts from 1, ``ended_at`` is when.  These are sums from the program's start: ``seconds`` of
+    all steps, in which collectives were under way (``communication``), in which threads waited for them, in
+    which the program waited for its ``input`` (all in nanoseconds), ``bytes`` of collectives, ``samples``
+    and ``tokens``.  ``loss`` and ``flops`` are the step's own, or NaN.
+    """
+
+    number: int
+    ended_at: int
+    seconds: int
+    communication: int
+    waiting: int
+    bytes: int
+    input: int
+    samples: int
+    tokens: int
+    loss: float
+    flops: float
+
+
+class Recorded(NamedTuple):
+    """The ``last`` step's number, and the peak of the rank's cores in FLOP/s, or 0, in a ``precision``."""
+
+    last: int
+    peak: float
+    precision: str
 
 
 class Operation(NamedTuple):
@@ -109,10 +167,29 @@ class Group(NamedTuple):
 
 def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:
     """What the header says; None where nobody has written it."""
-    magic, flags, steps, collectives, at, gap, waiting = HEADER.unpack_from(ledger)
+    magic, flags, steps, collectives, at, gap, waiting = PROGRESS.unpack_from(ledger)
     if magic != MAGIC:
         return None
     return Progress(steps, collectives, at, gap, waiting, bool(flags & HAS_OPTIMIZER))
+
+
+def recorded(ledger: bytes | memoryview | mmap.mmap) -> Recorded:
+    """Up to where steps are recorded."""
+    last, peak, precision = RECORDED.unpack_from(ledger, RECORDED_AT)
+    return Recorded(last, peak, _text(precision))
+
+
+def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
+    """The step with this number; None where another one has its place by now, or has not ended."""
+    found = Step._make(STEP.unpack_from(ledger, FIRST_STEP + number % STEPS * STEP.size))
+    return found if found.number == number and found.ended_at else None
+
+
+def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
+    """Those of the groups that there are, or were."""
+    places = (FIRST_GROUP + number * GROUP_BYTES for number in range(GROUPS))
+    found = (GROUP.unpack_from(ledger, at) for at in places)
+    return {_text(backend) for state, backend, *_ in found if state in (OPEN, CLOSED)}
 
 
 def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:

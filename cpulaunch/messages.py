@@ -159,6 +159,40 @@ class Beat(NamedTuple):
     keeps_ledger: bool = False
 
 
+class StepRow(NamedTuple):
+    """``steps`` optimizer steps, up to that with ``number``, which ``ended_at``; the other numbers are means.
+
+    As in docs/telemetry.md; None where nobody knows.
+    """
+
+    number: int
+    steps: int
+    ended_at: float
+    seconds: float
+    communication: float | None
+    waiting: float | None
+    bytes: float | None
+    input: float
+    samples: float
+    tokens: float
+    loss: float | None
+    flops: float | None
+
+
+class Steps(NamedTuple):
+    """What the program's steps took, what the kernel says of it, and once, what its cores can do.
+
+    ``at`` is when this was looked at; ``rows`` are ``StepRow`` as lists, each of them told once.
+    ``process`` has fields of a row of telemetry.jsonl, or none; ``peak`` is in FLOP/s.
+    """
+
+    at: float
+    rows: list[list[Any]]
+    process: dict[str, Any]
+    peak: float | None
+    precision: str
+
+
 class Time(NamedTuple):
     """The answer to ``AskTime``, at once."""
 
@@ -297,7 +331,7 @@ class Release(NamedTuple):
 
 Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt
 AgentMessage = (
-    Hello | Started | Output | Beat | Time | Dump | Failure | Found | Note | Resumed | Saved | Refused | Exit
+    Hello | Started | Output | Beat | Steps | Time | Dump | Failure | Found | Note | Resumed | Saved | Refused | Exit
 )
 LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | End | Release
 Message = Report | AgentMessage | LauncherMessage
@@ -316,6 +350,7 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "started": Started,
     "output": Output,
     "beat": Beat,
+    "steps": Steps,
     "time": Time,
     "dump": Dump,
     "failure": Failure,

@@ -41,6 +41,7 @@ CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
+TELEMETRY = "CPULAUNCH_TELEMETRY"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -97,6 +98,7 @@ TABLE = (
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
     Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
+    Variable(TELEMETRY, "config", "config runtime", _SETTING, "what is written down of each step"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),
@@ -185,7 +187,7 @@ TABLE = (
     Variable("UV_FIND_LINKS", "<user>", "ccl", "paths or URLs", "what uv calls PIP_FIND_LINKS"),
     Variable("UV_INDEX", "<user>", "ccl", "URLs or NAME=URL", "what uv calls PIP_EXTRA_INDEX_URL"),
     Variable("UV_INDEX_URL", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
-    Variable("XDG_CACHE_HOME", "<user>", "ccl", "path", "where ccl is built"),
+    Variable("XDG_CACHE_HOME", "<user>", "ccl runtime", "path", "where ccl is built, and the peak of a rank's cores kept"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
     Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),
     Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),

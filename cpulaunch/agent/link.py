@@ -89,11 +89,12 @@ class Link:
         """Send, now or when the connection stands.  Dropped where there is none (any more)."""
         if self.state is LinkState.CONNECTING:
             self.last_sent = time.monotonic()
-            if not isinstance(message, messages.Beat):
+            if not isinstance(message, (messages.Beat, messages.Steps)):
                 self.waiting.append(message)
         elif self.state is LinkState.UP:
             self._outgoing += encode(message)
-            self.last_sent = time.monotonic()
+            if not isinstance(message, messages.Steps):  # which says less than a beat
+                self.last_sent = time.monotonic()
             self._flush()
 
     @property

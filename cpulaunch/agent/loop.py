@@ -38,6 +38,7 @@ from cpulaunch.plan.placement import Placement, unguard
 
 if TYPE_CHECKING:
     from cpulaunch.agent.dump import Dumps
+    from cpulaunch.agent.telemetry import Telemetry
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -79,6 +80,7 @@ class Agent:
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
         self.running: Running | None = None
         self.dumps: Dumps | None = None  # once one was asked for
+        self.telemetry: Telemetry | None = None  # where it is wanted
         self.ended: Ended | None = None
         self.ended_at = time.monotonic()
         self.kill_at: float | None = None
@@ -108,6 +110,7 @@ class Agent:
         try:
             self.running = start_program(self.placement, self.identity, argv, streams, self.open_files)
             self._tell(self.running.message)
+            self._watch_steps(self.running)
         except CpulaunchError as e:
             self._refuse(f"{e}; {e.hint}" if e.hint else str(e))
         finally:
@@ -117,6 +120,12 @@ class Agent:
         while not self._finished():
             self._turn()
         return self._leave()
+
+    def _watch_steps(self, running: Running) -> None:
+        if self.placement.telemetry and self.link:
+            from cpulaunch.agent.telemetry import Telemetry
+
+            self.telemetry = Telemetry(running.ledger, running.program.pid, self.identity.size, self.period)
 
     def _refuse(self, error: str) -> None:
         self.refused = True
@@ -156,6 +165,8 @@ class Agent:
         moments = [now + 60]
         if self.link and not self.link.closed:
             moments += self.link.due, self.link.last_sent + self.period
+            if self.telemetry:
+                moments.append(self.telemetry.due)
         if self.dumps:
             moments.append(self.dumps.due)
         if self.kill_at is not None:
@@ -199,6 +210,8 @@ class Agent:
                 self._go_on_alone(link)
         if now >= link.last_sent + self.period:
             link.send(self._beat())
+        if self.telemetry and now >= self.telemetry.due and (said := self.telemetry.look(now)):
+            link.send(said)
         self.pipes.pause(link.pending > MAX_PENDING)
 
     def _go_on_alone(self, link: Link) -> None:
@@ -341,6 +354,8 @@ class Agent:
                 self._read(fd)
         self.pipes.forget()
         if self.running and not self.refused:
+            if self.telemetry and (said := self.telemetry.last()):
+                self._tell(said)
             self._tell(self._beat())  # how far it has come
             self._tell(self._exit(self.running, self.ended))
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.

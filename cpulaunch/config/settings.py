@@ -433,6 +433,14 @@ _TABLE = (
         rank_variable=variables.CHECKPOINT_EVERY,
     ),
     Setting(
+        "watch.telemetry",
+        Choice("file", "none"),
+        "file",
+        "what is written down of each step: file: its times and sizes, in telemetry.jsonl; none: nothing",
+        ("--telemetry",),
+        rank_variable=variables.TELEMETRY,
+    ),
+    Setting(
         "output.log_dir",
         Text("DIR"),
         "runs",

@@ -43,6 +43,7 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
         grace_period=plan.setting("watch.grace_period"),
         lenient=plan.setting("cpu.lenient"),
+        telemetry=plan.setting("watch.telemetry") != "none",
     ).to_variables()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from typing import Any
 
 from cpulaunch import ledger
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.runtime import telemetry
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.patches.groups import replace_everywhere
 
@@ -20,11 +23,15 @@ def keep(torch: Any) -> None:
     if memory is None:
         return
     header = Header(memory)
-    _count_steps(torch, header)
+    _count_steps(torch, header, telemetry.record(torch, memory) if _is_recorded() else None)
     _mirror_groups(torch, header, memory)
 
 
-def _count_steps(torch: Any, header: Header) -> None:
+def _is_recorded() -> bool:
+    return rank_setting("watch.telemetry", os.environ) != "none"
+
+
+def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     original = torch.optim.Optimizer.__init__
@@ -33,14 +40,21 @@ def _count_steps(torch: Any, header: Header) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         header.expect_steps()
+        if recorder:
+            recorder.begins(time.monotonic_ns())
 
-    uncompiled = torch._disable_dynamo(header.add_step)  # which loads dynamo when it is called
+    def count(optimizer: Any) -> None:
+        header.add_step()
+        if recorder:
+            recorder.stepped(optimizer)
+
+    uncompiled = torch._disable_dynamo(count)  # which loads dynamo when it is called
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            uncompiled()
+            uncompiled(optimizer)
         else:
-            header.add_step()
+            count(optimizer)
 
     torch.optim.Optimizer.__init__ = init
     register_optimizer_step_post_hook(after_step)

@@ -15,7 +15,7 @@ class Header:
     """The header of a ledger."""
 
     def __init__(self, memory: Any) -> None:
-        view = memoryview(memory)[: ledger.HEADER.size]
+        view = memoryview(memory)[: ledger.HEADER_SIZE]
         self._halves, self._numbers = view.cast("I"), view.cast("Q")
         self._halves[0] = ledger.MAGIC
         os.register_at_fork(after_in_child=self._forget)
@@ -41,5 +41,5 @@ class Header:
 
     def _forget(self) -> None:
         """A forked process is not the rank: what it does goes nowhere."""
-        nowhere = memoryview(bytearray(ledger.HEADER.size))
+        nowhere = memoryview(bytearray(ledger.HEADER_SIZE))
         self._halves, self._numbers = nowhere.cast("I"), nowhere.cast("Q")

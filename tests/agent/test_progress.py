@@ -14,7 +14,7 @@ WRITES = """
 from cpulaunch import ledger
 memory = ledger.of_this_process
 def write(steps, collectives, at, gap, waiting):
-    ledger.HEADER.pack_into(memory, 0, ledger.MAGIC, ledger.HAS_OPTIMIZER, steps, collectives, at, gap, waiting)
+    ledger.PROGRESS.pack_into(memory, 0, ledger.MAGIC, ledger.HAS_OPTIMIZER, steps, collectives, at, gap, waiting)
 """
 SLEEP = "\nprint('ready', flush=True)\nimport time\ntime.sleep(300)\n"
 

@@ -27,7 +27,7 @@ PROGRAM = """
 import json, os, time
 from cpulaunch import ledger
 header = ledger.MAGIC, ledger.HAS_OPTIMIZER, 5, 0, time.monotonic_ns(), 0, 0
-ledger.HEADER.pack_into(ledger.of_this_process, 0, *header)
+ledger.PROGRESS.pack_into(ledger.of_this_process, 0, *header)
 if os.environ["CPULAUNCH_RESTART_COUNT"] == "0":
     print("ready", flush=True)
     time.sleep(600)

@@ -109,7 +109,7 @@ assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
 print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)
 steps, how = open("attempts").read().split()[attempt].split(":")
 header = ledger.MAGIC, ledger.HAS_OPTIMIZER, int(steps), 0, time.monotonic_ns(), 0, 0
-ledger.HEADER.pack_into(ledger.of_this_process, 0, *header)
+ledger.PROGRESS.pack_into(ledger.of_this_process, 0, *header)
 if attempt:
     resumed_from(1)
 if how == "signal" and rank == 1:

@@ -49,6 +49,7 @@ def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -
         "heartbeat_timeout": 30,
         "grace_period": 1,
         "lenient": False,
+        "telemetry": True,
     }
     return Placement(**{**usual, **different})
 

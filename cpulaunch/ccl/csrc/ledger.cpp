@@ -37,6 +37,17 @@ void progress(File& file, uint64_t time) {
   }
 }
 
+void begin(File& file, uint64_t time, uint64_t bytes) {
+  file.bytes.fetch_add(bytes, kRelaxed);
+  if (file.under_way.fetch_add(1) == 0) file.busy_since.store(time);
+}
+
+// The time was read before the last one was counted out: while any is under way, nobody sets it anew.
+void end(File& file, uint64_t time) {
+  const auto since = file.busy_since.load();
+  if (file.under_way.fetch_sub(1) == 1 && time > since) file.busy.fetch_add(time - since, kRelaxed);
+}
+
 }  // namespace
 
 void open(void* mapping) {
@@ -88,6 +99,10 @@ void LedgerGroup::close() {
 LedgerEntry::LedgerEntry(LedgerGroup& of, uint64_t sequence, const char* kind, const char* type, uint64_t bytes,
                          int peer, uint64_t enqueued_at)
     : enqueued_at_(enqueued_at) {
+  auto* file = ledger::file();
+  if (!file) return;
+  ledger::begin(*file, enqueued_at, bytes);
+  is_under_way_ = true;
   auto* group = of.group_.load(std::memory_order_acquire);
   if (!group) return;
   auto& record = group->operations[group->count.fetch_add(1, kRelaxed) % ledger::kOperations];
@@ -135,6 +150,7 @@ void LedgerEntry::end(bool failed) {
   auto* file = ledger::file();
   if (!file || ended_at()) return;
   const auto time = ledger::now();
+  if (is_under_way_.exchange(false)) ledger::end(*file, time);
   if (record_) {
     record_->completed_at = time;
     record_->state.store(failed ? ledger::Operation::failed : ledger::Operation::completed,

@@ -14,8 +14,8 @@ namespace cpulaunch {
 
 namespace ledger {
 
-constexpr uint32_t kMagic = 0x4C505502;
-constexpr size_t kSize = 1 << 16;
+constexpr uint32_t kMagic = 0x4C505503;
+constexpr size_t kSize = 3 << 15;
 constexpr size_t kGroups = 32, kOperations = 16;
 
 using Number = std::atomic<uint64_t>;
@@ -55,10 +55,13 @@ static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && off
 struct File {
   State magic, flags;
   Number steps, collectives, progressed_at, longest_gap, waiting;
-  char padding[16];
+  // How many are under way, since when any was, how long any was before that, and the bytes of all.
+  Number under_way, busy_since, busy, bytes;
+  char padding[48];
   Group groups[kGroups];
 };
-static_assert(offsetof(File, steps) == 8 && offsetof(File, waiting) == 40 && offsetof(File, groups) == 64);
+static_assert(offsetof(File, steps) == 8 && offsetof(File, waiting) == 40 && offsetof(File, under_way) == 48 &&
+              offsetof(File, groups) == 128);
 static_assert(sizeof(File) <= kSize);
 
 // Begins to write to this mapping of kSize bytes, which stays for as long as the process.
@@ -115,6 +118,7 @@ class LedgerEntry {
  private:
   ledger::Operation* record_ = nullptr;
   const uint64_t enqueued_at_;
+  std::atomic<bool> is_under_way_{false};  // and counted as such
   std::atomic<uint64_t> ended_at_{0};
 };
 

@@ -1,0 +1,146 @@
+"""The model's FLOPs in a step, counted by torch's own formulas, in one step of many.
+
+A counted step runs under a dispatch mode: torch hands it every operation, with the shapes and types that
+arrive below autograd and autocast.  What torch.compile has compiled runs eagerly meanwhile, since a compiled
+graph would show none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from cpulaunch.runtime.log import log_once
+
+FIRST, EVERY = 3, 10_000
+"""The steps that are counted: the third one, as the first ones differ, and then one in so many."""
+
+PRECISIONS = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float64": "fp64",
+}
+
+
+class Flops:
+    """Counts the FLOPs of some steps of this rank.
+
+    ``precision`` is the one of most FLOPs, empty as long as none were counted; ``peak`` what this rank's
+    cores were measured to reach in it, in FLOP/s, None as long as they weren't.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.precision, self.peak = "", None
+        self._torch = torch
+        self._counting: Any = None  # the mode
+        self._stance: Any = None  # torch.compile's
+        self._gave_up = False
+
+    def stepped(self, number: int) -> int | None:
+        """Step ``number`` has ended.  Its FLOPs if they were counted; None for others."""
+        flops = self._end() if self._counting else None
+        if (number + 1) % EVERY == 0 or number + 1 == FIRST:
+            self._begin()
+        return flops
+
+    def measure_peak(self) -> None:
+        """Find the peak for ``precision``, by measuring if need be.  All ranks end a step at about one time."""
+        from cpulaunch.runtime.peak import peak_of_this_rank
+
+        dtype = next(name for name, short in PRECISIONS.items() if short == self.precision)
+        self.peak = peak_of_this_rank(self._torch, getattr(self._torch, dtype.rpartition(".")[2]))
+
+    def give_up(self) -> None:
+        """Count no more."""
+        self._gave_up = True
+
+    def _begin(self) -> None:
+        modes = self._torch.utils._python_dispatch
+        if self._gave_up or modes._get_current_dispatch_mode() is not None:
+            return  # a mode of the script's own might end before ours
+        try:
+            counting = _counting_mode(self._torch)
+            if "torch._dynamo" in sys.modules:
+                self._stance = self._torch.compiler.set_stance("force_eager")
+            counting.__enter__()
+        except Exception as e:  # of a torch that has changed what this builds on
+            self._failed(e)
+        else:
+            self._counting = counting
+
+    def _end(self) -> int | None:
+        counting, self._counting = self._counting, None
+        if stance := self._stance:
+            self._stance = None
+            stance.__exit__(None, None, None)
+        if self._torch.utils._python_dispatch._get_current_dispatch_mode() is not counting:
+            self.give_up()  # it was ended by a mode of the script's own, or that one is still there
+            return None
+        counting.__exit__(None, None, None)
+        if counting.error is not None:
+            self._failed(counting.error)
+            return None
+        if not counting.flops:
+            return None
+        self.precision = self.precision or counting.flops.most_common(1)[0][0]
+        return sum(counting.flops.values())
+
+    def _failed(self, error: Exception) -> None:
+        self.give_up()
+        log_once(f"the model's FLOPs can't be counted, so there is no MFU: {type(error).__name__}: {error}")
+
+
+def _counting_mode(torch: Any) -> Any:
+    formulas = _formulas(torch)
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        """Sums up FLOPs by precision; ``error`` is why a formula failed."""
+
+        supports_higher_order_operators = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.flops: Counter[str] = Counter()
+            self.error: Exception | None = None
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if types:
+                return NotImplemented  # a tensor's own class goes first: a DTensor's parts are what counts
+            kwargs = kwargs or {}
+            out = func(*args, **kwargs)
+            formula = formulas.get(getattr(func, "_overloadpacket", None))
+            if formula is not None:
+                try:
+                    kind = PRECISIONS.get(str(args[0].dtype), "fp32")
+                    self.flops[kind] += formula(*args, **kwargs, out_val=out)
+                except Exception as e:
+                    self.error = e
+            return out
+
+    return Counting()
+
+
+def _formulas(torch: Any) -> dict[Any, Any]:
+    """Operation → its formula: torch's own, and for operations of CPUs that these lack."""
+    from torch.utils import flop_counter
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape)
+
+    def attention_backward(
+        grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
+    ) -> int:
+        return flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+    def linear(inputs: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return 2 * inputs.numel() * weight.shape[0]
+
+    found = {
+        "_scaled_dot_product_flash_attention_for_cpu": attention,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
+        "mkldnn_linear": linear,
+    }
+    formulas = {getattr(torch.ops.aten, name): each for name, each in found.items() if hasattr(torch.ops.aten, name)}
+    return {**formulas, **flop_counter.flop_registry}

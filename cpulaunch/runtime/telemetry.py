@@ -1,0 +1,183 @@
+"""What each optimizer step of this rank took, written into the rank's ledger: no thread, no system call.
+
+The agent reads it there.  Steps are those of one optimizer: the first one that steps, until it is gone or
+others have made ``OTHERS`` steps in a row without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from cpulaunch import ledger
+from cpulaunch.runtime.flops import Flops
+
+OTHERS = 20
+"""Steps of other optimizers after which one of them is counted in the place of the one that was."""
+
+DEPTH = 3
+"""Lists within lists that are looked into for a batch's first tensor."""
+
+NAN = math.nan
+
+recorder: Recorder | None = None
+"""Writes this rank's steps, if somebody reads them."""
+
+
+def log(*, loss: Any) -> None:
+    """Let the job's telemetry have the loss of the current step: a number, or a tensor with one element.
+
+    That is the step that has just ended, or where a batch was taken from a ``DataLoader`` since, the one that
+    comes.  Outside of a cpulaunch job it does nothing.
+    """
+    if recorder is not None:
+        recorder.log(float(loss))
+
+
+def record(torch: Any, memory: Any) -> Recorder:
+    """Have the steps of this process recorded from now on."""
+    global recorder
+    recorder = Recorder(memory, Flops(torch))
+    _watch_loaders(torch, recorder)
+    return recorder
+
+
+def _watch_loaders(torch: Any, recorder: Recorder) -> None:
+    """Iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
+    original = kind.__next__
+    now = time.monotonic_ns
+    tensor = torch.Tensor
+
+    @functools.wraps(original)
+    def next_batch(self: Any) -> Any:
+        began = now()
+        if self._num_yielded == 0:
+            recorder.begins(began)
+        batch = original(self)
+        recorder.took(id(self), now() - began, *sizes(batch, tensor))
+        return batch
+
+    kind.__next__ = next_batch
+
+
+def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
+    """Samples (the first dimension of the first tensor) and tokens (elements of ``input_ids``) of a batch."""
+    if isinstance(batch, tensor):
+        return (batch.shape[0] if batch.ndim else 1), 0  # type: ignore[attr-defined]
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        tokens = ids.numel() if isinstance(ids, tensor) else 0  # type: ignore[attr-defined]
+        values: Any = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        tokens, values = 0, batch
+    else:
+        return 0, 0
+    for value in values if depth else ():
+        samples, inner = sizes(value, tensor, depth - 1)
+        if samples:
+            return samples, tokens or inner
+    return 0, tokens
+
+
+class Recorder:
+    """Writes the steps of one optimizer into a ledger, and has their FLOPs counted now and then."""
+
+    def __init__(self, memory: Any, flops: Flops) -> None:
+        self._memory = memory
+        self._traffic = memoryview(memory)[ledger.TRAFFIC_AT : ledger.RECORDED_AT].cast("Q")
+        self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
+        self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
+        self._flops = flops
+        self._number = 0  # of the last step
+        self._counted: weakref.ref[Any] | None = None  # the optimizer
+        self._others = 0  # steps of others since its last one
+        self._base = 0  # since when the first step lasts; later by what is no part of any
+        self._input = self._samples = self._tokens = 0
+        self._batches: dict[int, list[int]] = {}  # an iterator's samples and tokens, since the last step
+        self._latest = 0  # the iterator that was asked last
+        self._loss = NAN
+        self.begins(time.monotonic_ns())
+        os.register_at_fork(after_in_child=self._forget)
+
+    def begins(self, now: int) -> None:
+        """What comes now belongs to the first step, unless there was one; what came before doesn't."""
+        if not self._number:
+            self._base, self._input, self._batches = now, 0, {}
+            self._write(now, NAN, NAN)
+
+    def took(self, iterator: int, nanoseconds: int, samples: int, tokens: int) -> None:
+        """An iterator has handed out a batch."""
+        self._input += nanoseconds
+        self._latest = iterator
+        if (sums := self._batches.get(iterator)) is None:
+            self._batches[iterator] = [samples, tokens]
+        else:
+            sums[0] += samples
+            sums[1] += tokens
+
+    def log(self, loss: float) -> None:
+        """The loss of the step that has ended, or of the one that comes if that has taken a batch."""
+        if self._number and not self._batches:
+            at = ledger.FIRST_STEP + self._number % ledger.STEPS * ledger.STEP.size
+            ledger.LOSS.pack_into(self._memory, at + ledger.LOSS_AT, loss)
+        else:
+            self._loss = loss
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has made a step."""
+        if self._counted is None or self._counted() is not optimizer:
+            self._others += 1
+            if self._counted is not None and self._counted() is not None and self._others < OTHERS:
+                return
+            self._counted = weakref.ref(optimizer)
+        self._others = 0
+        now = time.monotonic_ns()
+        self._number += 1
+        if self._batches:
+            # Of several loaders that of the step: the others were for an evaluation, or for other inputs.
+            samples, tokens = self._batches.get(self._latest, (0, 0))
+            self._samples += samples
+            self._tokens += tokens
+            self._batches.clear()
+        flops = self._flops.stepped(self._number)
+        self._write(now, self._loss, NAN if flops is None else flops)
+        self._loss = NAN
+        if self._flops.precision and not self._flops.peak:
+            self._flops.measure_peak()
+            peak = self._flops.peak, self._flops.precision.encode()
+            ledger.PEAK.pack_into(self._memory, ledger.RECORDED_AT + 8, *peak)
+            self._base += time.monotonic_ns() - now
+
+    def _write(self, now: int, loss: float, flops: float) -> None:
+        number = self._number
+        under_way, since, busy, size = self._traffic
+        if under_way and now > since:
+            busy += now - since
+        ledger.STEP.pack_into(
+            self._memory,
+            ledger.FIRST_STEP + number % ledger.STEPS * ledger.STEP.size,
+            number,
+            now,
+            now - self._base,
+            busy,
+            self._waiting[0],
+            size,
+            self._input,
+            self._samples,
+            self._tokens,
+            loss,
+            flops,
+        )
+        self._last[0] = number
+
+    def _forget(self) -> None:
+        """A forked process is not the rank: what it does goes nowhere."""
+        self._memory = nowhere = bytearray(ledger.SIZE)
+        self._last = memoryview(nowhere)[:8].cast("Q")
+        self._flops.give_up()
