@@ -36,8 +36,8 @@ TRAFFIC = struct.Struct("=QQQQ")
 that, and the bytes of all so far."""
 
 RECORDED = struct.Struct("=Qd8s")
-"""The number of the last of ``STEP``; FLOP/s that this rank's cores were measured to reach, or 0, and in which
-precision."""
+"""The number of the last of ``STEP``; what this rank's cores were measured to reach in FLOP/s, or 0, and in
+which precision."""
 
 TRAFFIC_AT = PROGRESS.size
 RECORDED_AT = TRAFFIC_AT + TRAFFIC.size

@@ -331,7 +331,20 @@ class Release(NamedTuple):
 
 Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt
 AgentMessage = (
-    Hello | Started | Output | Beat | Steps | Time | Dump | Failure | Found | Note | Resumed | Saved | Refused | Exit
+    Hello
+    | Started
+    | Output
+    | Beat
+    | Steps
+    | Time
+    | Dump
+    | Failure
+    | Found
+    | Note
+    | Resumed
+    | Saved
+    | Refused
+    | Exit
 )
 LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | End | Release
 Message = Report | AgentMessage | LauncherMessage

@@ -13,7 +13,7 @@ from typing import Any
 from cpulaunch import ledger
 from cpulaunch.agent import processes
 from cpulaunch.discovery.files import read_file
-from cpulaunch.messages import Steps, StepRow
+from cpulaunch.messages import StepRow, Steps
 
 MAX_ROWS = 32
 """Rows of a message at most."""
@@ -78,7 +78,7 @@ class Telemetry:
         if not kept or not (last := ledger.recorded(kept).last):
             return []
         if self._before is None:
-            self._before = ledger.step(kept, 0) or ledger.Step(*[0] * 9, 0.0, 0.0)
+            self._before = ledger.step(kept, 0) or ledger.Step(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
         stride = 1
         while last - self._before.number > MAX_ROWS * stride:
             stride *= 2
@@ -101,7 +101,8 @@ class Telemetry:
         count = step.number - before.number
 
         def mean(field: str, unit: float = 1e9, digits: int = 7) -> float:
-            return round((getattr(step, field) - getattr(before, field)) / count / unit, digits)
+            more: int = getattr(step, field) - getattr(before, field)
+            return round(more / count / unit, digits)
 
         row = StepRow(
             number=step.number,

@@ -219,6 +219,7 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     from cpulaunch.supervise.logs import HUNG
     from cpulaunch.supervise.outcome import INTERRUPTED, OK
     from cpulaunch.supervise.output import Console, Output, shown_ranks
+    from cpulaunch.supervise.telemetry_sinks import make_sinks
     from cpulaunch.supervise.terminal import Screen
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
@@ -234,7 +235,8 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
     output = Output(directory, shown, screen, tell, fold=not everything)
 
-    console = Console(directory, output, tell, verbose)
+    sinks = make_sinks(plan, directory, attempt.job_id, tell)
+    console = Console(directory, output, tell, verbose, sinks)
 
     following = None
     if plan.setting("watch.max_restarts") and plan.setting("watch.restart_on") != "never":
@@ -259,7 +261,8 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
         screen.close(LAST_WORDS)
         raise
     output.keep_whole("outcome.json", outcome.to_text().encode())
-    written = output.close(LAST_WORDS if outcome.kind == INTERRUPTED else HUNG)
+    patience = LAST_WORDS if outcome.kind == INTERRUPTED else HUNG
+    written = all([output.close(patience), *(sink.close(patience) for sink in sinks)])
     if not written:
         tell(f"{directory.path} does not answer: its files are not complete")
     if outcome.kind != OK:

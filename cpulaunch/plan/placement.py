@@ -77,7 +77,8 @@ class Placement(NamedTuple):
     ``python``: the program is a Python script or module.  ``directory`` is where it is started.
     ``hosts`` are (name, index into ``host_specs``) in the order of ranks.  ``request`` is what an assumed
     host is planned by (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
-    in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: what the ranks do is wanted.  Periods are in seconds.
+    in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher
+    wants to know what steps take.  Periods are in seconds.
     """
 
     launcher: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from importlib import import_module
 from typing import Any
 
 from cpulaunch.runtime.log import log_once
@@ -32,7 +33,8 @@ class Flops:
     """
 
     def __init__(self, torch: Any) -> None:
-        self.precision, self.peak = "", None
+        self.precision = ""
+        self.peak: float | None = None
         self._torch = torch
         self._counting: Any = None  # the mode
         self._stance: Any = None  # torch.compile's
@@ -46,7 +48,7 @@ class Flops:
         return flops
 
     def measure_peak(self) -> None:
-        """Find the peak for ``precision``, by measuring if need be.  All ranks end a step at about one time."""
+        """Find the peak for ``precision``: measured if need be, at the end of a step, as others do it."""
         from cpulaunch.runtime.peak import peak_of_this_rank
 
         dtype = next(name for name, short in PRECISIONS.items() if short == self.precision)
@@ -85,7 +87,7 @@ class Flops:
         if not counting.flops:
             return None
         self.precision = self.precision or counting.flops.most_common(1)[0][0]
-        return sum(counting.flops.values())
+        return int(sum(counting.flops.values()))
 
     def _failed(self, error: Exception) -> None:
         self.give_up()
@@ -94,6 +96,7 @@ class Flops:
 
 def _counting_mode(torch: Any) -> Any:
     formulas = _formulas(torch)
+    plain = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         """Sums up FLOPs by precision; ``error`` is why a formula failed."""
@@ -106,8 +109,8 @@ def _counting_mode(torch: Any) -> Any:
             self.error: Exception | None = None
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if types:
-                return NotImplemented  # a tensor's own class goes first: a DTensor's parts are what counts
+            if not plain.issuperset(types):
+                return NotImplemented  # the tensor's own class goes first: a DTensor's parts are what counts
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
             formula = formulas.get(getattr(func, "_overloadpacket", None))
@@ -124,17 +127,17 @@ def _counting_mode(torch: Any) -> Any:
 
 def _formulas(torch: Any) -> dict[Any, Any]:
     """Operation → its formula: torch's own, and for operations of CPUs that these lack."""
-    from torch.utils import flop_counter
+    flop_counter: Any = import_module("torch.utils.flop_counter")
 
-    def attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> Any:
         return flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape)
 
     def attention_backward(
         grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
-    ) -> int:
+    ) -> Any:
         return flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
 
-    def linear(inputs: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def linear(inputs: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> Any:
         return 2 * inputs.numel() * weight.shape[0]
 
     found = {
@@ -142,5 +145,7 @@ def _formulas(torch: Any) -> dict[Any, Any]:
         "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
         "mkldnn_linear": linear,
     }
-    formulas = {getattr(torch.ops.aten, name): each for name, each in found.items() if hasattr(torch.ops.aten, name)}
+    formulas = {
+        getattr(torch.ops.aten, name): each for name, each in found.items() if hasattr(torch.ops.aten, name)
+    }
     return {**formulas, **flop_counter.flop_registry}

@@ -28,7 +28,7 @@ def keep(torch: Any) -> None:
 
 
 def _is_recorded() -> bool:
-    return rank_setting("watch.telemetry", os.environ) != "none"
+    return bool(rank_setting("watch.telemetry", os.environ) != "none")
 
 
 def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from cpulaunch.messages import AgentMessage, Dump, Hello, LauncherMessage, Unknown
 from cpulaunch.supervise.outcome import Stall
 from cpulaunch.supervise.stall_report import Explanation, Seen
+from cpulaunch.supervise.telemetry import Row
 
 # ---- events
 
@@ -126,6 +127,12 @@ class Log(NamedTuple):
     entry: Mapping[str, Any]
 
 
+class Record(NamedTuple):
+    """Write these rows of telemetry, to wherever they go."""
+
+    rows: Sequence[Row]
+
+
 class ShowStatus(NamedTuple):
     """Let the terminal's last line be this."""
 
@@ -157,4 +164,16 @@ class Finish(NamedTuple):
     """All ranks have ended, or no more will be heard of them: clean up, and take the outcome."""
 
 
-Action = Send | Write | HideStderr | Tell | Log | ShowStatus | ReportStall | Dumped | EndProcesses | Finish
+Action = (
+    Send
+    | Write
+    | HideStderr
+    | Tell
+    | Log
+    | Record
+    | ShowStatus
+    | ReportStall
+    | Dumped
+    | EndProcesses
+    | Finish
+)

@@ -11,7 +11,7 @@ from cpulaunch.errors import STALLED_EXIT_CODE, HostError
 from cpulaunch.messages import KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import ending, launched
 from cpulaunch.supervise import outcome as kinds
-from cpulaunch.supervise.events import Action, HideStderr, ReportStall, Write
+from cpulaunch.supervise.events import Action, HideStderr, Record, ReportStall, Write
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate
@@ -57,6 +57,10 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
         if state.clocks.outdated(rank, state.now):
             ask_time(state, rank)
         about_stalls(state, state.stalls.beat(rank, message, state.now))
+        return
+    if isinstance(message, messages.Steps):
+        if rows := state.telemetry.heard(rank, message):
+            state.actions.append(Record(rows))
         return
     if isinstance(message, messages.Output):
         state.output_at = state.now

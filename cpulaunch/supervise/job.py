@@ -116,7 +116,8 @@ class JobState:
     def _status(self) -> str:
         state = self._state
         since_output = None if state.output_at is None else state.now - state.output_at
-        return status_line(state.up, state.now - state.began, state.steps, since_output)
+        steps = state.telemetry.summary() or (f"step {state.steps}" if state.steps else "")
+        return status_line(state.up, state.now - state.began, steps, since_output)
 
     def outcome(self, now: float) -> Outcome:
         """How the job has ended, once all is cleaned up."""

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpulaunch import launchers, messages
@@ -29,6 +29,7 @@ from cpulaunch.supervise.start import at_once, max_strangers
 from cpulaunch.supervise.state import Watching
 from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
+from cpulaunch.supervise.telemetry import Row
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -99,6 +100,8 @@ class AttemptLoop:
         self.control = Control(self.attempt.token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
         self._began, self._stalls, self._thorough = began, stalls, thorough
+        self._started = time.monotonic()
+        self._recorded = False  # anything of this attempt
         self._hosts_here: set[str] = set()  # names of this one
         self._due = asyncio.Event()  # a tick is
         self._soon: asyncio.TimerHandle | None = None
@@ -214,7 +217,7 @@ class AttemptLoop:
         self._happens(events.AgentConnected(rank, hello, here))
 
     def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
-        if not isinstance(message, (messages.Output, messages.Beat)):
+        if not isinstance(message, (messages.Output, messages.Beat, messages.Steps)):
             self._look_soon()
         if rank == 0 and isinstance(message, messages.Started):
             self.attempt.let_port_go()
@@ -298,6 +301,8 @@ class AttemptLoop:
                 self.console.tell(line)
             case events.Log(entry):
                 self._log(entry)
+            case events.Record(rows):
+                self._record(rows)
             case events.ShowStatus(text):
                 self.output.screen.status(text)
             case events.ReportStall():
@@ -308,6 +313,15 @@ class AttemptLoop:
                 self._ending.append(asyncio.create_task(self._end_processes(0)))
             case events.Finish():
                 self._due.set()
+
+    def _record(self, rows: Sequence[Row]) -> None:
+        if self.console.telemetry and not self._recorded:
+            self._recorded = True
+            began = round(self._started - self._began, 3)
+            attempt = {"attempt": self.attempt.restart_count, "time": began}
+            rows = [{**attempt, "world_size": self.attempt.plan.world_size}, *rows]
+        for sink in self.console.telemetry:
+            sink.rows(rows)
 
     def _report_stall(self, action: events.ReportStall) -> None:
         from cpulaunch.supervise import stall_box

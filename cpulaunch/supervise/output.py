@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
@@ -13,6 +13,7 @@ from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import Logs
 from cpulaunch.supervise.shown import MAX_FOLDED, MOMENT, ShownLines, folded, prefixed
+from cpulaunch.supervise.telemetry import Sink
 from cpulaunch.supervise.terminal import Screen
 
 KEPT = 1 << 11
@@ -46,13 +47,14 @@ class Console(NamedTuple):
     """What a job is shown by.
 
     ``directory`` is the job's, where its files go; ``tell`` gets lines for the user, with ``verbose`` one for
-    each event.
+    each event.  ``telemetry`` is where rows about its steps go.
     """
 
     directory: JobDirectory
     output: Output
     tell: Callable[[str], None]
     verbose: bool = False
+    telemetry: Sequence[Sink] = ()
 
 
 class Output:

@@ -21,6 +21,7 @@ from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.sides import Sides
 from cpulaunch.supervise.stalls import Stalls, StallSettings
 from cpulaunch.supervise.status import Up
+from cpulaunch.supervise.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
@@ -66,6 +67,7 @@ class State:
         self.sides: Sides | None = None  # once ranks call different operations
         self.notes = Notes()
         self.output_at: float | None = None
+        self.telemetry = Telemetry(len(self.ranks), began)
         self.steps = 0  # of optimizers, by the rank that has made most
         self.unknown: set[str] = set()  # kinds of messages
 

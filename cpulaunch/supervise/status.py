@@ -37,14 +37,14 @@ class Up:
         return ", ".join(first) + (" …" if len(self._fewer) > MAX_HOSTS else "")
 
 
-def status_line(up: Up, seconds: float, steps: int, since_output: float | None) -> str:
-    """Which ranks are up, for how many ``seconds``, at which optimizer step, and when they last printed."""
+def status_line(up: Up, seconds: float, steps: str, since_output: float | None) -> str:
+    """Which ranks are up, for how many ``seconds``, what they do (``steps``), and when they last printed."""
     parts = [f"{up.count} of {up.size} ranks up"]
     if fewer := up.fewer():
         parts.append(fewer)
     parts.append(duration(seconds))
     if steps:
-        parts.append(f"step {steps}")
+        parts.append(steps)
     if since_output is not None:
         parts.append(f"last output {duration(since_output)} ago")
     return "cpulaunch: " + " · ".join(parts)

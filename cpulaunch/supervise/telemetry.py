@@ -69,7 +69,7 @@ class Telemetry:
             rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **said.process})
         if said.peak is not None:
             self._peaks[rank.rank], self._precision = said.peak, said.precision
-            row = {"peak_flops": said.peak, "precision": said.precision}
+            row = {"peak_flops": round(said.peak), "precision": said.precision}
             rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **row})
         if said.peak is not None or any(step.flops is not None for step in steps):
             rows.append(self.head())
@@ -98,10 +98,9 @@ class Telemetry:
         for name in ("seconds", "communication", "waiting", "input", "bytes", "loss", "flops"):
             if (value := getattr(step, name)) is not None:
                 row[name] = value
-        if step.samples:
-            row["samples"] = step.samples
-        if step.tokens:
-            row["tokens"] = step.tokens
+        for name in ("samples", "tokens"):
+            if count := getattr(step, name):
+                row[name] = int(count) if count == int(count) else count
         return row
 
     def _time(self, rank: Rank, at: float) -> float:
@@ -120,8 +119,8 @@ class Telemetry:
         )
         self._summary = None
 
-    def _of_all(self, known: dict[int, float]) -> float | None:
-        return fmean(known.values()) * self._size if known else None
+    def _of_all(self, known: dict[int, float]) -> int | None:
+        return round(fmean(known.values()) * self._size) if known else None
 
     def _sum_up(self) -> str:
         recent = self._recent.values()

@@ -38,6 +38,12 @@ class Thinning:
             else:
                 yield row
 
+    def after(self, before: Thinning) -> Thinning:
+        """This one, with what waits in the one ``before`` it, which let more through."""
+        for rank, rows in before._waiting.items():
+            self._waiting.setdefault(rank, []).extend(rows)
+        return self
+
     def rest(self) -> Iterator[Row]:
         """What still waits for a step that is let through."""
         waiting, self._waiting = self._waiting, {}
@@ -60,6 +66,6 @@ def merged(rows: list[Row]) -> Row:
             of = sum(steps) if name in ("samples", "tokens") else sum(count for _, count in known)
             result[name] = round(total / of, 7)
     for name in ("loss", "flops"):
-        if name not in result:
-            result |= {name: row[name] for row in rows if name in row}
+        if last := next((row[name] for row in reversed(rows) if name in row), None):
+            result[name] = last
     return result

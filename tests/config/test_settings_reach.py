@@ -153,6 +153,7 @@ TOLD = {
     "training.as_written": True,
     "watch.checkpoint_every": "90s",
     "watch.grace_period": 3,
+    "watch.telemetry": "none",
 }
 """Settings that the ranks are told, at other values than their defaults."""
 
