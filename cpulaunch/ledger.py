@@ -12,6 +12,7 @@ machine's own byte order.  Agents import this module when they start.
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import NamedTuple
 
@@ -62,6 +63,14 @@ peer, and ranks of the group that it waits for as a text, such as ``3, 7``, or `
 
 ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
+
+REQUEST = struct.Struct("=QQQ232s")
+"""What the agent asks of the program, 256 bytes: the request's number, the first and the last step to trace,
+and the directory for the trace's file ``TRACE_FILE``.  The number is written last; no first step: trace
+nothing any more.  These are the file's last bytes."""
+
+REQUEST_AT = SIZE - REQUEST.size
+TRACE_FILE = "trace.json"
 
 GROUP_BYTES = GROUP.size + OPERATIONS * OPERATION.size
 FIRST_GROUP = HEADER_SIZE
@@ -163,6 +172,30 @@ class Group(NamedTuple):
     rank: int
     count: int  # type: ignore[assignment]
     operations: tuple[Operation, ...]
+
+
+class TraceRequest(NamedTuple):
+    """Which steps the program is to trace, and where it writes them to."""
+
+    number: int
+    first: int
+    last: int
+    directory: str
+
+
+def request_trace(ledger: mmap.mmap, request: TraceRequest) -> None:
+    """Ask the program for a trace.  Raises ValueError where the directory's name is too long."""
+    number, first, last, directory = request
+    if len(name := os.fsencode(directory)) >= 232:
+        raise ValueError(directory)
+    REQUEST.pack_into(ledger, REQUEST_AT, REQUEST.unpack_from(ledger, REQUEST_AT)[0], first, last, name)
+    struct.pack_into("=Q", ledger, REQUEST_AT, number)
+
+
+def trace_request(ledger: mmap.mmap | memoryview) -> TraceRequest:
+    """What was asked last; number 0: nothing was."""
+    number, first, last, directory = REQUEST.unpack_from(ledger, REQUEST_AT)
+    return TraceRequest(number, first, last, os.fsdecode(directory.partition(b"\0")[0]))
 
 
 def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:

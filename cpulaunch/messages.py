@@ -109,6 +109,22 @@ class SavesAt(NamedTuple):
     signals: list[int]
 
 
+class Traces(NamedTuple):
+    """The program traces from this step on."""
+
+    request: int
+    first: int
+
+
+class HasTraced(NamedTuple):
+    """The program has traced these steps, and written the file; ``error``: why it has not."""
+
+    request: int
+    first: int
+    last: int
+    error: str
+
+
 # ---- agent → launcher
 
 
@@ -260,6 +276,35 @@ class Saved(NamedTuple):
     step: int
 
 
+class Tracing(NamedTuple):
+    """What a rank's ``Traces`` said."""
+
+    request: int
+    first: int
+
+
+class Traced(NamedTuple):
+    """A trace of these steps can be had by ``SendTrace``: ``size`` bytes.  ``error``: why there is none."""
+
+    request: int
+    first: int
+    last: int
+    size: int
+    error: str
+
+
+class TracePiece(NamedTuple):
+    """The answer to ``SendTrace``: the next bytes of the trace, compressed by gzip, in base 64.
+
+    ``last``: there are no more.  ``error``: they can't be read.
+    """
+
+    request: int
+    data: str
+    last: bool
+    error: str
+
+
 class Refused(NamedTuple):
     """The program was not started, or is not where it should be and was ended."""
 
@@ -313,6 +358,20 @@ class AskDump(NamedTuple):
     native: bool
 
 
+class Trace(NamedTuple):
+    """Let the program trace these steps.  Where ``first`` is 0, drop the trace that was asked for before."""
+
+    request: int
+    first: int
+    last: int
+
+
+class SendTrace(NamedTuple):
+    """Send the next piece of the trace.  There is one at a time on its way."""
+
+    request: int
+
+
 class End(NamedTuple):
     """Send the program this signal, and kill it after ``grace`` seconds.
 
@@ -329,7 +388,8 @@ class Release(NamedTuple):
     """The end of the program was heard; the agent may go."""
 
 
-Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt
+Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
+TraceMessage = Tracing | Traced | TracePiece
 AgentMessage = (
     Hello
     | Started
@@ -343,10 +403,11 @@ AgentMessage = (
     | Note
     | Resumed
     | Saved
+    | TraceMessage
     | Refused
     | Exit
 )
-LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | End | Release
+LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | Trace | SendTrace | End | Release
 Message = Report | AgentMessage | LauncherMessage
 
 FROM_RANK: Mapping[str, type[Report]] = {
@@ -357,6 +418,8 @@ FROM_RANK: Mapping[str, type[Report]] = {
     "resumes": Resumes,
     "saves": Saves,
     "saves_at": SavesAt,
+    "traces": Traces,
+    "has_traced": HasTraced,
 }
 FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "hello": Hello,
@@ -371,6 +434,9 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "note": Note,
     "resumed": Resumed,
     "saved": Saved,
+    "tracing": Tracing,
+    "traced": Traced,
+    "trace_piece": TracePiece,
     "refused": Refused,
     "exit": Exit,
 }
@@ -380,6 +446,8 @@ FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
     "ask_time": AskTime,
     "ask_progress": AskProgress,
     "ask_dump": AskDump,
+    "trace": Trace,
+    "send_trace": SendTrace,
     "end": End,
     "release": Release,
 }
@@ -395,7 +463,7 @@ def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
     """One line.  Of a text that is too long the end is kept, as that of a traceback says most."""
     kind = kinds[type(message)]
     fields = message._asdict()
-    if not isinstance(message, Output):
+    if not isinstance(message, (Output, TracePiece)):
         fields = {name: _cut(value) for name, value in fields.items()}
     line = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode()
     if len(line) > MAX_LINE:

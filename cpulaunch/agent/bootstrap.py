@@ -62,7 +62,8 @@ def main() -> None:
         sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
         _take_over_port(finder.functions)
         _take_over_ledger(finder.functions)
-        finder.functions["cpulaunch.runtime.reports"] = [lambda reports: setattr(reports, "report", report)]
+        for reporter in ("cpulaunch.runtime.reports", "cpulaunch.runtime.tracing"):
+            finder.functions[reporter] = [lambda module: setattr(module, "report", report)]
     atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
     try:
         _run(sys.argv[1:])

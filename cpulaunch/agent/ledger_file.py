@@ -19,7 +19,7 @@ def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
         return None, None
     try:
         os.truncate(fd, ledger.SIZE)
-        return fd, mmap.mmap(fd, ledger.SIZE, prot=mmap.PROT_READ)
+        return fd, mmap.mmap(fd, ledger.SIZE)
     except OSError:
         os.close(fd)
         return None, None

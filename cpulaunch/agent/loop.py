@@ -39,6 +39,7 @@ from cpulaunch.plan.placement import Placement, unguard
 if TYPE_CHECKING:
     from cpulaunch.agent.dump import Dumps
     from cpulaunch.agent.telemetry import Telemetry
+    from cpulaunch.agent.traces import RankTraces
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -81,6 +82,7 @@ class Agent:
         self.running: Running | None = None
         self.dumps: Dumps | None = None  # once one was asked for
         self.telemetry: Telemetry | None = None  # where it is wanted
+        self.traces: RankTraces | None = None  # once one was asked for
         self.ended: Ended | None = None
         self.ended_at = time.monotonic()
         self.kill_at: float | None = None
@@ -236,6 +238,8 @@ class Agent:
             self._tell(messages.Time(time.monotonic()))
         elif isinstance(message, messages.AskDump):
             self._dump(message)
+        elif isinstance(message, (messages.Trace, messages.SendTrace)):
+            self._trace(message)
         elif isinstance(message, messages.AskProgress):
             self._tell(self._beat())
         elif isinstance(message, Unknown):
@@ -273,6 +277,18 @@ class Agent:
             self.dumps = Dumps(self.selector, self.running, self._tell)
         self.dumps.ask(message)
 
+    def _trace(self, message: messages.Trace | messages.SendTrace) -> None:
+        if self.traces is None:
+            from cpulaunch.agent.traces import RankTraces
+
+            self.traces = RankTraces(self.running, self._tell)
+        if isinstance(message, messages.SendTrace):
+            self.traces.send(message)
+        else:
+            self.traces.ask(message)
+            if self.ended:
+                self.traces.program_ended()
+
     # ---- the program
 
     def _read(self, fd: int) -> None:
@@ -297,6 +313,9 @@ class Agent:
             self._tell(messages.Saved(report.step))
         elif isinstance(report, messages.SavesAt):
             self.saves_at = report.signals
+        elif isinstance(report, (messages.Traces, messages.HasTraced)):
+            if self.traces:
+                self.traces.reported(report)
         elif isinstance(report, Unknown):
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:
@@ -353,19 +372,27 @@ class Agent:
             for fd in self.pipes.ready():
                 self._read(fd)
         self.pipes.forget()
+        if self.traces:
+            self.traces.program_ended()
         if self.running and not self.refused:
             if self.telemetry and (said := self.telemetry.last()):
                 self._tell(said)
             self._tell(self._beat())  # how far it has come
             self._tell(self._exit(self.running, self.ended))
         # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
-        while self.link and not self.link.closed and not self.released:
+        while self.link and not self.link.closed and not (self.released and not self._sends_a_trace):
             self._turn()
+        if self.traces:
+            self.traces.drop()
         self.printer.finish()
         if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
             os.kill(os.getppid(), signal.SIGTERM)  # its daemon would wait for its mpiexec for ever
         # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
         return 0 if self.released else self.ended.shell_code
+
+    @property
+    def _sends_a_trace(self) -> bool:
+        return self.traces is not None and self.traces.sending
 
     def _exit(self, running: Running, ended: Ended) -> messages.Exit:
         code, number, at, by_launcher = *ended, self.ended_at, self.by_launcher

@@ -24,6 +24,7 @@ COMMANDS = {
     "jobs": "list jobs: what runs, and how the others ended",
     "logs": "show what the ranks of a job have printed",
     "stacks": "show what every rank of a running job is doing",
+    "profile": "trace steps of a running job, and say what they show",
     "env": "print a report to paste into an issue",
     "ccl": "build the oneCCL process group, or show what is built",
 }

@@ -216,6 +216,26 @@ class Interval(Kind):
         return int(text[:-1]) * cls._units[text[-1]]
 
 
+class Steps(Kind):
+    """Optimizer steps as a range, in text, or ``none``.  The beginning of the first step can't be seen."""
+
+    metavar = "FIRST-LAST|none"
+    describe = "none, or steps such as 10-14: from 2 on, and 1000 of them at most"
+
+    def from_text(self, text: str) -> str:
+        if text != "none":
+            matched = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+            if not matched:
+                raise ValueError
+            first, last = int(matched[1]), int(matched[2] or matched[1])
+            if not 2 <= first <= last < first + 1000:
+                raise ValueError
+        return text
+
+    def from_yaml(self, value: Any) -> str:
+        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+
+
 class Ranks(Kind):
     """Some of the ranks, as text; how many ranks there are is not known yet."""
 

@@ -19,6 +19,7 @@ from cpulaunch.config.kinds import (
     Number,
     Numbers,
     Ranks,
+    Steps,
     Switch,
     Text,
     Variables,
@@ -439,6 +440,13 @@ _TABLE = (
         "what is written down of each step: file: its times and sizes, in telemetry.jsonl; none: nothing",
         ("--telemetry",),
         rank_variable=variables.TELEMETRY,
+    ),
+    Setting(
+        "watch.profile",
+        Steps(),
+        "none",
+        "optimizer steps that all ranks trace by torch's profiler, counted from the start",
+        ("--profile",),
     ),
     Setting(
         "output.log_dir",

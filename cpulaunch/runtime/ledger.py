@@ -9,7 +9,7 @@ from typing import Any
 
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.runtime import telemetry
+from cpulaunch.runtime import telemetry, tracing
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.patches.groups import replace_everywhere
 
@@ -25,6 +25,7 @@ def keep(torch: Any) -> None:
     header = Header(memory)
     _count_steps(torch, header, telemetry.record(torch, memory) if _is_recorded() else None)
     _mirror_groups(torch, header, memory)
+    tracing.watch(torch, memory)
 
 
 def _is_recorded() -> bool:

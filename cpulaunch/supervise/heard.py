@@ -67,6 +67,8 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
         about_stalls(state, state.stalls.printed(state.now))
         state.actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
         return
+    if isinstance(message, messages.TracePiece):
+        return
     if isinstance(message, messages.Time):
         state.clocks.learn(rank, message.at, state.now)
         return

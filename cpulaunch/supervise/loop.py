@@ -22,6 +22,7 @@ from cpulaunch.supervise.observers import Observers, status_of
 from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
 from cpulaunch.supervise.processes import SETTLE
+from cpulaunch.supervise.profiling import Profile, Profiling
 from cpulaunch.supervise.rank import RankState
 from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
@@ -30,6 +31,7 @@ from cpulaunch.supervise.state import Watching
 from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
 from cpulaunch.supervise.telemetry import Row
+from cpulaunch.supervise.trace_request import profiled_steps
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -95,7 +97,10 @@ class AttemptLoop:
             stalls=stall_settings(plan),
         )
         self.job = JobState(watching, time.monotonic(), began)
-        self.observers = Observers(self.attempt.token, self.job.ranks, self._status, self._want_dump)
+        self.profiling = Profiling(self.job.ranks, self._send, console.directory)
+        self.observers = Observers(
+            self.attempt.token, self.job.ranks, self._status, self._want_dump, self.profiling
+        )
         strangers = max_strangers(plan.here_alone)
         self.control = Control(self.attempt.token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
@@ -135,7 +140,10 @@ class AttemptLoop:
         starting = asyncio.create_task(self._start_others())
         try:
             self.output.screen.serve_loop()
+            if window := profiled_steps(self.attempt.plan):
+                self.profiling.from_start(*window, self._profiled)
             await self._watch()
+            await self.profiling.finish(failed=self._error is not None or self.job.ending)
         finally:
             self.attempt.let_port_go()
             try:
@@ -222,10 +230,12 @@ class AttemptLoop:
         if rank == 0 and isinstance(message, messages.Started):
             self.attempt.let_port_go()
         self._happens(events.AgentSaid(rank, message))
+        self.profiling.said(rank, message)
 
     def agent_disconnected(self, rank: int, error: str) -> None:
         self._look_soon()
         self._happens(events.AgentDisconnected(rank, error))
+        self.profiling.gone(rank)
 
     @property
     def full(self) -> bool:
@@ -240,6 +250,18 @@ class AttemptLoop:
 
     def _status(self) -> Status:
         return status_of(self.job.ranks, time.monotonic() - self._began, ending=self.job.ending)
+
+    def _send(self, rank: int, message: messages.LauncherMessage) -> None:
+        self.control.send(rank, message)
+
+    def _profiled(self, profile: Profile) -> None:
+        """What ``--profile`` has traced."""
+        if profile.error:
+            self.console.tell(f"no trace: {profile.error}")
+            return
+        self.console.tell(f"steps traced: {self.console.directory.path / profile.file}")
+        for line in profile.text.splitlines():
+            self.console.tell(line)
 
     def _want_dump(self, native: bool) -> None:
         self._happens(events.DumpWanted(native))

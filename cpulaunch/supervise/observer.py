@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import TypeVar
 
 from cpulaunch.errors import HostError
@@ -25,9 +26,13 @@ from cpulaunch.supervise.observer_messages import (
     LAUNCHER,
     OBSERVER,
     AllSeen,
+    AskProfile,
     AskStacks,
     AskStatus,
     Observe,
+    Profiled,
+    ProfileProgress,
+    Question,
     RankSeen,
     Status,
 )
@@ -35,6 +40,9 @@ from cpulaunch.supervise.registry import Contact
 
 CONNECT_WITHIN = 5.0
 """Seconds in which a launcher welcomes an observer."""
+
+SILENCE = 120.0
+"""Seconds in which a launcher that traces says something: merging many traces takes a while."""
 
 T = TypeVar("T")
 
@@ -80,6 +88,18 @@ class Observer:
             raise self._error("it said something else than was asked")
         return found
 
+    def profile(self, steps: int, ranks: list[int], progress: Callable[[str], None]) -> Profiled:
+        """Have steps traced; ``progress`` gets lines on how far that is."""
+        assert self._socket
+        self._socket.settimeout(SILENCE)
+        self._say(AskProfile(steps, ranks))
+        while isinstance(said := self._hear(), ProfileProgress):
+            if said.text:
+                progress(said.text)
+        if not isinstance(said, Profiled):
+            raise self._error("it said something else than was asked")
+        return said
+
     def _connect(self) -> None:
         address = self._contact.address
         try:
@@ -96,7 +116,7 @@ class Observer:
     def _proof(self, role: str, salt: str) -> str:
         return proof(self._contact.token, role, salt, 0)
 
-    def _say(self, message: Observe | AskStatus | AskStacks) -> None:
+    def _say(self, message: Question) -> None:
         assert self._socket
         try:
             self._socket.sendall(encode(message, KINDS))

@@ -32,6 +32,13 @@ class AskStacks(NamedTuple):
     native: bool
 
 
+class AskProfile(NamedTuple):
+    """Trace so many steps of these ranks, or of all where none is named."""
+
+    steps: int
+    ranks: list[int]
+
+
 class Status(NamedTuple):
     """How far the job is.
 
@@ -63,16 +70,36 @@ class AllSeen(NamedTuple):
     """There is no ``RankSeen`` of a further rank."""
 
 
-FROM_OBSERVER: Mapping[str, type[Observe | AskStatus | AskStacks]] = {
+class ProfileProgress(NamedTuple):
+    """How far a trace is, in words, or none: it goes on."""
+
+    text: str
+
+
+class Profiled(NamedTuple):
+    """The trace is in this ``file`` of the job's directory, and says so.  ``error``: why there is none."""
+
+    file: str
+    text: str
+    error: str
+
+
+Question = Observe | AskStatus | AskStacks | AskProfile
+Answer = Status | RankSeen | AllSeen | ProfileProgress | Profiled
+
+FROM_OBSERVER: Mapping[str, type[Question]] = {
     "observe": Observe,
     "ask_status": AskStatus,
     "ask_stacks": AskStacks,
+    "ask_profile": AskProfile,
 }
-FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Status | RankSeen | AllSeen]] = {
+FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "status": Status,
     "rank_seen": RankSeen,
     "all_seen": AllSeen,
+    "profile_progress": ProfileProgress,
+    "profiled": Profiled,
 }
 KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}

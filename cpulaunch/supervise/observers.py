@@ -27,12 +27,16 @@ from cpulaunch.supervise.observer_messages import (
     LAUNCHER,
     OBSERVER,
     AllSeen,
+    AskProfile,
     AskStacks,
     AskStatus,
     Observe,
+    Profiled,
+    ProfileProgress,
     RankSeen,
     Status,
 )
+from cpulaunch.supervise.profiling import Profiling
 from cpulaunch.supervise.rank import Rank, RankState
 
 MAX_OBSERVERS = 8
@@ -57,8 +61,10 @@ class Observers:
         ranks: list[Rank],
         status: Callable[[], Status],
         want_dump: Callable[[bool], None],
+        profiling: Profiling | None = None,
     ) -> None:
         """``token`` is the job's."""
+        self._profiling = profiling
         self._token = observers_token(token)
         self._ranks, self._status, self._want_dump = ranks, status, want_dump
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,8 +123,28 @@ class Observers:
             for rank in self._ranks:
                 await self._say(connected, _of_rank(rank, seen))
             await self._say(connected, AllSeen())
+        elif isinstance(question, AskProfile) and self._profiling:
+            await self._profile(connected, question, self._profiling)
         else:
             raise MessageError("no question")
+
+    async def _profile(self, connected: socket.socket, asked: AskProfile, profiling: Profiling) -> None:
+        """Trace, for as long as somebody waits for it."""
+
+        async def say(text: str) -> None:
+            await self._say(connected, ProfileProgress(text))
+
+        loop = asyncio.get_running_loop()
+        tracing = loop.create_task(profiling.trace(asked.steps, asked.ranks, say))
+        gone = loop.create_task(loop.sock_recv(connected, 1))
+        try:
+            await asyncio.wait({tracing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if tracing.done():
+                await self._say(connected, Profiled(*tracing.result()))
+        finally:
+            for task in (tracing, gone):
+                task.cancel()
+            await asyncio.gather(tracing, gone, return_exceptions=True)
 
     async def _say(self, connected: socket.socket, answer: Any) -> None:
         await self._send(connected, encode(answer, KINDS))

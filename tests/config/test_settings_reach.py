@@ -32,6 +32,7 @@ from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.supervise.following import restart_rules
 from cpulaunch.supervise.stalls import stall_settings
+from cpulaunch.supervise.trace_request import profiled_steps
 
 PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")
 LIBRARIES = {"tcmalloc": "/t.so", "jemalloc": "/j.so", "intel": "/i.so", "torch": "/libgomp.so"}
@@ -135,6 +136,7 @@ EFFECTS = {
     "watch.stall_action": Effect("abort", lambda config: stall_settings(planned(config)).action, "abort"),
     "watch.max_restarts": Effect("3", lambda config: restart_rules(planned(config)).max_restarts, 3),
     "watch.restart_on": Effect("error", lambda config: restart_rules(planned(config)).on, "error"),
+    "watch.profile": Effect("10-14", lambda config: profiled_steps(planned(config)), (10, 14)),
     "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import FrameType
 
-from cpulaunch.runtime.resumed import saves_at
+from cpulaunch.runtime.reports import saves_at
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -1,0 +1,139 @@
+"""What to do about what a trace says: each advice with the figure that it comes from.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cpulaunch.trace.figures import PARTS, Figures, Shares
+
+NOTABLE = 0.05
+"""Part of the time that is worth a line."""
+
+MUCH = 0.15
+"""The same for what can hardly be less."""
+
+MIGRATIONS = 10.0
+"""Of a rank's threads per second: pinned ones of OpenMP make none."""
+
+WORDS = {
+    "computation": "computes",
+    "optimizer": "is in its optimizer",
+    "input": "waits for its input",
+    "communication": "communicates",
+    "other": "is in Python, or idle,",
+}
+
+
+class Advice(NamedTuple):
+    """The part of the time that it is about, and a line."""
+
+    share: float
+    text: str
+
+
+def advice(found: Figures) -> list[Advice]:
+    """The advice that follows from the figures, what costs most first."""
+    rules = (_waiting, _input, _communication, _operations, _optimizer, _other, _migrations)
+    return sorted((each for rule in rules for each in rule(found)), key=lambda each: -each.share)
+
+
+def mean(ranks: Sequence[Shares], part: str) -> float:
+    """Of a part of the time, over the ranks."""
+    return sum(float(getattr(each, part)) for each in ranks) / len(ranks)
+
+
+def usual(found: Figures, part: str) -> float:
+    """Of a part of the time, what most ranks have of it: not what a single one that is slow has."""
+    return sorted(float(getattr(each, part)) for each in found.ranks)[(len(found.ranks) - 1) // 2]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _waiting(found: Figures) -> Iterator[Advice]:
+    share = mean(found.ranks, "waiting")
+    if share < NOTABLE or not found.waited_for:
+        return
+    number, part = found.waited_for
+    slow = next(each for each in found.ranks if each.rank == number)
+    others = [each for each in found.ranks if each.rank != number]
+    if part < 0.6:
+        text = f"for the slowest, which is another rank each time (rank {number} in {percent(part)} of it)"
+        yield Advice(share, f"{percent(share)} waiting {text}: batches of unequal length, or busy hosts")
+        return
+    more = {name: _ms(slow, name) - sum(_ms(each, name) for each in others) / len(others) for name in WORDS}
+    most = max(more, key=lambda name: more[name])
+    theirs = sum(_ms(each, most) for each in others) / len(others)
+    why = f"it {WORDS[most]} {_ms(slow, most):.1f} ms a step, the others {theirs:.1f} ms"
+    why += f": {_why_it_waits(found)}" if most == "input" else ""
+    yield Advice(share, f"{percent(share)} waiting for the slowest: rank {number} on {slow.host}: {why}")
+
+
+def _ms(rank: Shares, part: str) -> float:
+    return float(getattr(rank, part)) * rank.seconds_per_step * 1e3
+
+
+def _input(found: Figures) -> Iterator[Advice]:
+    share = usual(found, "input")
+    if share < NOTABLE:
+        return
+    yield Advice(share, f"{percent(share)} waiting for input: {_why_it_waits(found)}")
+
+
+def _why_it_waits(found: Figures) -> str:
+    if any("SingleProcess" in source for source in found.sources):
+        return "num_workers=0 (workers read ahead)"
+    return "the loader's workers don't keep up: more of them, or a cheaper __getitem__"
+
+
+def _communication(found: Figures) -> Iterator[Advice]:
+    share, hidden = usual(found, "communication"), usual(found, "hidden")
+    if share < NOTABLE:
+        return
+    beside = f"{percent(hidden)} more is hidden by computation"
+    if "gloo" in found.backends:
+        do = "--backend ccl is faster"
+    else:
+        do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
+    yield Advice(share, f"{percent(share)} in communication that nothing hides ({beside}): {do}")
+
+
+def _operations(found: Figures) -> Iterator[Advice]:
+    random = sum(
+        each.share for each in found.operations if "dropout" in each.name or "bernoulli" in each.name
+    )
+    if random >= NOTABLE:
+        yield Advice(random, f"dropout's random numbers take {percent(random)}: does the model need it?")
+    copies = sum(each.share for each in found.operations if each.name in ("aten::copy_", "aten::_to_copy"))
+    if copies >= 2 * NOTABLE:
+        why = "casts between types, or tensors that are not contiguous"
+        yield Advice(copies, f"copies take {percent(copies)}: {why}")
+
+
+def _optimizer(found: Figures) -> Iterator[Advice]:
+    share = usual(found, "optimizer")
+    if share < MUCH:
+        return
+    fused = any("_fused_" in each.name for each in found.operations)
+    do = "gradient accumulation makes fewer steps" if fused else "fused=True, where the optimizer has it"
+    yield Advice(share, f"{percent(share)} in the optimizer: {do}")
+
+
+def _other(found: Figures) -> Iterator[Advice]:
+    share = usual(found, "other")
+    if share >= MUCH:
+        do = "fewer and larger operations, and less Python between them"
+        yield Advice(share, f"{percent(share)} in Python, or idle: {do}")
+
+
+def _migrations(found: Figures) -> Iterator[Advice]:
+    if found.migrations >= MIGRATIONS:
+        why = "are they pinned? (cpulaunch topology)"
+        yield Advice(0.0, f"threads migrate {found.migrations:.0f} times a second and rank: {why}")
+
+
+def parts_of(rank: Shares) -> list[float]:
+    """A rank's shares in the order of `PARTS`."""
+    return [getattr(rank, part) for part in PARTS]

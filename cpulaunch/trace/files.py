@@ -1,0 +1,91 @@
+"""The files of traces in the job's directory: those of ranks in, the merged one and what it says out."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import gzip
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cpulaunch.trace.advice import advice
+from cpulaunch.trace.figures import as_json, figures
+from cpulaunch.trace.merge import Source, SourceError, document, merge
+from cpulaunch.trace.read import TraceError
+from cpulaunch.trace.text import report
+
+LEVEL = 3
+"""Of compression."""
+
+
+def main() -> int:
+    """Do what stdin says, and print what the trace says."""
+    gc.disable()  # nothing of it is garbage until the end
+    try:
+        print(merge_files(json.load(sys.stdin)), end="")
+    except (OSError, EOFError, TraceError) as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+def merge_files(order: Mapping[str, Any]) -> str:
+    """Merge the files of ``ranks`` into STEM.json.gz; what it says goes to STEM.txt and STEM.summary.json.
+
+    ``missing`` says of ranks why there is no trace; a file that is none counts as well.  TraceError: all do.
+    """
+    missing = {int(rank): why for rank, why in order["missing"].items()}
+    while True:
+        sources: list[Source] = []
+        with contextlib.ExitStack() as stack:
+            for each in order["ranks"]:
+                if each["rank"] in missing:
+                    continue
+                packed = stack.enter_context(gzip.open(each["file"]))
+                file = stack.enter_context(io.TextIOWrapper(packed, "utf-8", "replace"))
+                try:
+                    source = Source(each["rank"], each["host"], file, each["clock"], each["uncertain"])
+                    sources.append(source)
+                except SourceError as e:
+                    missing[e.rank] = f"what it has sent is no trace: {e}"
+            if not sources:
+                raise TraceError("; ".join(f"rank {rank}: {why}" for rank, why in missing.items()))
+            try:
+                return _write(order["stem"], sources, missing)
+            except SourceError as e:
+                missing[e.rank] = f"what it has sent is not all of a trace: {e}"
+
+
+def _write(stem: str, sources: list[Source], missing: Mapping[int, str]) -> str:
+    part = f"{stem}.part"
+    try:
+        with (
+            _private(part) as raw,
+            gzip.GzipFile(f"{stem}.json", "wb", LEVEL, raw) as packed,
+            io.TextIOWrapper(io.BufferedWriter(packed, 1 << 20), "utf-8") as file,
+        ):
+            write, end = document(file)
+            found = figures(merge(sources, write))
+            end()
+        os.rename(part, f"{stem}.json.gz")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    text = report(found, missing)
+    told = [each._asdict() for each in advice(found)]
+    with _private(f"{stem}.summary.json") as raw:
+        raw.write(json.dumps({**as_json(found), "advice": told, "missing": missing}, indent=1).encode())
+    with _private(f"{stem}.txt") as raw:
+        raw.write(text.encode())
+    return text
+
+
+def _private(name: str) -> io.BufferedWriter:
+    """A new file that nobody else may read."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return os.fdopen(fd, "wb")

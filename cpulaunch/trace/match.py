@@ -1,0 +1,72 @@
+"""Which collectives of several ranks are the same one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+
+from cpulaunch.trace.model import Collective, Note, RankTrace
+
+SLACK = 200.0
+"""Microseconds by which the times of a rank's records and of its events may differ.  An event of gloo begins
+when one of its threads has time for it, which may be later."""
+
+MESSAGES = ("send", "recv", "recvAnySource", "recv_anysource")
+"""These have two ends and no number in common."""
+
+
+def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]]:
+    """The collectives of which more than one rank has traced its part, each in the order of beginnings.
+
+    Their parts get ``key`` and, as the last one to begin holds up the others, ``last``.
+    """
+    together: dict[tuple[str, str, int], list[tuple[RankTrace, Collective]]] = {}
+    for rank in ranks:
+        identify(rank.collectives, rank.notes)
+        for each in rank.collectives:
+            if each.key:
+                together.setdefault(each.key, []).append((rank, each))
+    found = []
+    for parts in together.values():
+        if len(parts) > 1 and len({part.kind for _, part in parts}) == 1:
+            parts.sort(key=lambda part: part[1].begin)
+            rank, last = parts[-1]
+            for _, part in parts:
+                part.last, part.last_rank = last.begin, rank.rank
+            found.append(parts)
+    return found
+
+
+def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
+    """Give the collectives of a rank their keys, as far as its records tell."""
+    ordered = sorted((each for each in collectives if each.kind not in MESSAGES), key=lambda each: each.begin)
+    for backend, kind in {(note.backend, note.kind) for note in notes}:
+        same = [each for each in ordered if (each.backend, each.kind) == (backend, kind)]
+        _by_time(same, [note for note in notes if (note.backend, note.kind) == (backend, kind)])
+    for backend in {note.backend for note in notes}:
+        if len({note.group for note in notes if note.backend == backend}) == 1:
+            of_group = [each for each in ordered if each.backend == backend]
+            _by_order(of_group, 1)
+            _by_order(of_group[::-1], -1)
+
+
+def _by_time(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
+    """Each record's event is the one that begins with it, else the first after it that is nobody's."""
+    begins = [each.begin for each in collectives]
+    free = 0
+    for note in sorted(notes, key=lambda note: note.at):
+        at = max(free, bisect_left(begins, note.at - SLACK))
+        while at + 1 < len(begins) and abs(begins[at + 1] - note.at) < min(SLACK, abs(begins[at] - note.at)):
+            at += 1
+        if at < len(begins):
+            collectives[at].key = note.backend, note.group, note.number
+            free = at + 1
+
+
+def _by_order(collectives: Sequence[Collective], step: int) -> None:
+    """In a group that is the only one, numbers count on."""
+    for before, each in pairwise(collectives):
+        if each.key is None and before.key:
+            backend, group, number = before.key
+            each.key = backend, group, number + step

@@ -1,0 +1,218 @@
+"""The traces of several ranks become one, which Perfetto opens: a row for each, arrows between collectives.
+
+Events pass through one by one; only what `trace.figures` needs of them is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+from cpulaunch.trace.match import match
+from cpulaunch.trace.model import COLLECTIVE, LOADER, OPTIMIZER, Collective, Note, RankTrace, Span
+from cpulaunch.trace.read import TraceError, read
+
+METADATA = "cpulaunch"
+"""The key of a rank's trace under which the program says what torch's profiler doesn't know."""
+
+_PER_RANK = 1 << 20
+"""Threads get numbers of their own, as those of two hosts may be the same, and so do arrows."""
+
+_LANES = 1 << 16
+"""From this number of a rank on, threads are rows in which collectives are drawn."""
+
+_HIDDEN = ("Ev Idx", "External id", "Record function id", "Input Strides")
+"""Arguments of events that nobody reads."""
+
+Write = Callable[[dict[str, Any]], None]
+
+BROKEN = (TraceError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, ValueError)
+"""What reading a file raises that is no trace, or not all of one."""
+
+
+class SourceError(TraceError):
+    """The trace of a rank is none after all."""
+
+    def __init__(self, rank: int, why: Exception) -> None:
+        super().__init__(f"{type(why).__name__}: {why}" if not isinstance(why, TraceError) else str(why))
+        self.rank = rank
+
+
+class Source:
+    """The trace of one rank: where it comes from, and what its host's clock lacks to the launcher's (s)."""
+
+    def __init__(self, rank: int, host: str, file: TextIO, clock: float, uncertain: float) -> None:
+        """Raises SourceError."""
+        self.rank, self.host, self.clock, self.uncertain = rank, host, clock, uncertain
+        try:
+            header, self._read = read(file)
+            self.about = header[METADATA]
+            self._to_ours = (header.get("baseTimeNanoseconds", 0) - self.about["wall"]) / 1e3 + clock * 1e6
+        except BROKEN as e:
+            raise SourceError(rank, e) from e
+
+    @property
+    def origin(self) -> float:
+        """When it begins, in microseconds of the launcher's clock."""
+        return float(self.about["steps"][0][1]) / 1e3 + self.clock * 1e6
+
+    def trace(self, origin: float) -> RankTrace:
+        """What is known of it without its events; all times count from ``origin``."""
+        own = self.clock * 1e6 - origin
+        return RankTrace(
+            self.rank,
+            self.host,
+            [(number, at / 1e3 + own) for number, at in self.about["steps"]],
+            notes=[
+                Note(backend, group, number, kind, at / 1e3 + own)
+                for backend, group, number, kind, at in self.about["operations"]
+            ],
+            threads=self.about.get("threads", 0),
+            migrations=self.about.get("migrations", 0),
+            uncertain=self.uncertain * 1e6,
+        )
+
+    def events(self, origin: float) -> Iterator[dict[str, Any]]:
+        """Those of its process, with our times."""
+        shift = self._to_ours - origin
+        for event in self._read:
+            if isinstance(event.get("pid"), int) and event.get("ph") in ("X", "s", "t", "f", "M"):
+                if "ts" in event:
+                    event["ts"] = round(event["ts"] + shift, 3)
+                yield event
+
+
+def merge(sources: Sequence[Source], write: Write) -> list[RankTrace]:
+    """Write the events of all, and return what `figures` needs.  Raises SourceError."""
+    origin = min(source.origin for source in sources)
+    ranks = []
+    for source in sources:
+        try:
+            ranks.append(rank := source.trace(origin))
+            _copy(source.events(origin), rank, write)
+        except BROKEN as e:
+            raise SourceError(source.rank, e) from e
+    matched = match(ranks)
+    for rank in ranks:
+        _draw_steps(rank, write)
+        _draw_collectives(rank, write)
+    for number, parts in enumerate(matched):
+        _draw_arrows(number, parts, write)
+    return ranks
+
+
+def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
+    """What writes an event into ``file``, a document of Chrome's trace format, and what ends that."""
+    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+    separator = [""]
+
+    def write(event: dict[str, Any]) -> None:
+        file.write(separator[0] + encode(event))
+        separator[0] = ",\n"
+
+    return write, lambda: file.write("\n]}\n")
+
+
+def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, write: Write) -> None:
+    """Write a rank's events, its collectives excepted, and keep what is needed of them."""
+    threads: dict[Any, int] = {}
+    spans, append = rank.spans, rank.spans.append
+    process = _process(rank.rank, f"rank {rank.rank} · {rank.host}", write)
+    for event in events:
+        phase, name = event["ph"], event.get("name", "")
+        if phase == "M":
+            if name == "thread_name" and event["tid"] not in threads:
+                event.update(pid=process, tid=_thread(rank.rank, threads, event["tid"]))
+                write({key: event[key] for key in ("ph", "name", "pid", "tid", "args")})
+            continue
+        if event["ts"] < rank.begin:
+            continue  # of the step before
+        arguments = event.get("args", {})
+        for hidden in _HIDDEN:
+            arguments.pop(hidden, None)
+        if phase != "X":
+            event["id"] = rank.rank * _PER_RANK + event["id"]
+        elif found := COLLECTIVE.fullmatch(name):
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            rank.collectives.append(Collective(found[1], found[2], begin, end, arguments))
+            continue
+        event["pid"], event["tid"] = process, _thread(rank.rank, threads, event["tid"])
+        write(event)
+        if phase == "X":
+            span = Span(name, event["tid"], event["ts"], event["ts"] + event["dur"])
+            if name.startswith(LOADER):
+                rank.input.append(span)
+            elif name.startswith(OPTIMIZER):
+                rank.optimizer.append(span)
+            elif event.get("cat") == "cpu_op":
+                append(span)
+    spans.sort(key=lambda span: span.begin)
+
+
+def _process(rank: int, name: str, write: Write) -> int:
+    """A row for a rank.  Number 0 is the idle process to Perfetto."""
+    process = rank + 1
+    write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+    write({"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": rank}})
+    return process
+
+
+def _thread(rank: int, threads: dict[Any, int], thread: Any) -> int:
+    return threads.setdefault(thread, (rank + 1) * _PER_RANK + len(threads) + 2)
+
+
+def _row(rank: int, number: int, name: str, index: int, write: Write) -> int:
+    thread = (rank + 1) * _PER_RANK + number
+    for what, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": index})):
+        write({"ph": "M", "name": what, "pid": rank + 1, "tid": thread, "args": args})
+    return thread
+
+
+def _draw_steps(rank: RankTrace, write: Write) -> None:
+    row = _row(rank.rank, 1, "steps", -2, write)
+    for (_, begin), (number, end) in zip(rank.steps, rank.steps[1:], strict=False):
+        write(
+            {
+                "ph": "X", "cat": "step", "name": f"step {number}", "pid": rank.rank + 1, "tid": row,
+                "ts": round(begin, 3), "dur": round(end - begin, 3),
+            }
+        )  # fmt: skip
+
+
+def _draw_collectives(rank: RankTrace, write: Write) -> None:
+    """In as many rows as there are at the same time: they overlap, and a thread's events must not."""
+    free: list[float] = []
+    for each in sorted(rank.collectives, key=lambda each: each.begin):
+        lane = next((number for number, until in enumerate(free) if until <= each.begin), len(free))
+        if lane == len(free):
+            free.append(0.0)
+            _row(rank.rank, _LANES + lane, "collectives", -1, write)
+        free[lane] = each.end
+        each.place = (rank.rank + 1) * _PER_RANK + _LANES + lane
+        args = dict(each.args)
+        if each.key:
+            args.update(group=each.key[1], number=each.key[2])
+        if each.last is not None and each.last_rank != rank.rank:
+            waited = max(0.0, min(each.last, each.end) - each.begin) / 1e3
+            args.update({"waited for rank": each.last_rank, "waited (ms)": round(waited, 3)})
+        write(
+            {
+                "ph": "X", "cat": "collective", "name": f"{each.backend}:{each.kind}", "pid": rank.rank + 1,
+                "tid": each.place, "ts": round(each.begin, 3), "dur": round(each.end - each.begin, 3),
+                "args": args,
+            }
+        )  # fmt: skip
+
+
+def _draw_arrows(number: int, parts: Sequence[tuple[RankTrace, Collective]], write: Write) -> None:
+    """From the rank that was first there to the last one, which all have waited for."""
+    for place, (rank, part) in enumerate(parts):
+        phase = "s" if place == 0 else "f" if place == len(parts) - 1 else "t"
+        event = {
+            "ph": phase, "cat": "collective", "name": part.kind, "id": number, "pid": rank.rank + 1,
+            "tid": part.place, "ts": round(part.begin, 3),
+        }  # fmt: skip
+        write(event if phase == "s" else {**event, "bp": "e"})

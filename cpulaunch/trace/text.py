@@ -1,0 +1,76 @@
+"""What a trace says, as text.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cpulaunch.trace.advice import advice, mean, percent
+from cpulaunch.trace.figures import PARTS, Figures, Shares
+
+COLUMNS = 8
+"""Ranks that get a column each; of more, the extremes do."""
+
+TITLES = {
+    "computation": "computation",
+    "optimizer": "optimizer",
+    "input": "waiting for input",
+    "communication": "communication, exposed",
+    "waiting": "waiting for the slowest",
+    "other": "Python, and idle",
+    "hidden": "communication, hidden",
+}
+
+MAX_NAME = 60
+"""Characters of an operation's name."""
+
+
+def report(found: Figures, missing: Mapping[int, str]) -> str:
+    """The lines that the user sees; ``missing`` are ranks without a trace, and why."""
+    return "\n".join(_lines(found, missing)) + "\n"
+
+
+def _lines(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
+    step = 1e3 * mean(found.ranks, "seconds_per_step")
+    steps = f"step {found.first}" if found.first == found.last else f"steps {found.first} to {found.last}"
+    ranks = "1 rank" if len(found.ranks) == 1 else f"{len(found.ranks)} ranks"
+    yield f"{steps} of {ranks}: {step:.1f} ms a step, as long as they are traced"
+    for rank, why in sorted(missing.items()):
+        yield f"rank {rank} is missing: {why}"
+    yield ""
+    yield from (f"  {each.text}" for each in advice(found))
+    if not advice(found):
+        yield "  nothing stands out: computation takes most of the time"
+    yield ""
+    yield from _table(found.ranks)
+    yield ""
+    yield "operations that cost most (their own time in a step of a rank)"
+    for each in found.operations:
+        spent = f"{1e3 * each.seconds:9.2f} ms {percent(each.share):>5}"
+        yield f"  {spent}  {each.calls:6.0f} ×  {each.name[:MAX_NAME]}"
+    yield ""
+    yield f"the longest computation of a rank is {found.imbalance:.2f} × their mean"
+    if found.joined or found.alone:
+        apart = f"; of {found.alone} the group is not known" if found.alone and len(found.ranks) > 1 else ""
+        yield f"{found.joined} collectives joined by arrows{apart}"
+    if found.uncertain:
+        yield f"clocks of hosts agree to {1e3 * found.uncertain:.2f} ms"
+
+
+def _table(ranks: Sequence[Shares]) -> Iterator[str]:
+    columns = {f"rank {each.rank}": each for each in ranks} if len(ranks) <= COLUMNS else {}
+    heads = [*columns] or ["mean", "least", "most", "of rank"]
+    width = max(9, *(len(head) for head in heads))
+    yield " " * 26 + "".join(f"{head:>{width + 2}}" for head in heads)
+    if columns:
+        hosts = [each.host[: width + 1] for each in columns.values()]
+        yield " " * 26 + "".join(f"{host:>{width + 2}}" for host in hosts)
+    for part in (*PARTS, "hidden"):
+        if columns:
+            cells = [percent(getattr(each, part)) for each in columns.values()]
+        else:
+            most = max(ranks, key=lambda each, part=part: getattr(each, part))  # type: ignore[misc]
+            least = min(getattr(each, part) for each in ranks)
+            cells = [
+                percent(mean(ranks, part)), percent(least), percent(getattr(most, part)), str(most.rank)
+            ]  # fmt: skip
+        yield f"  {TITLES[part]:24}" + "".join(f"{cell:>{width + 2}}" for cell in cells)

@@ -1,0 +1,174 @@
+"""Several ranks' traces become one: rows, times, arrows."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from trace.recorded import Recorded, merged
+from typing import Any
+
+import pytest
+
+from cpulaunch.trace import read as reading
+from cpulaunch.trace.files import merge_files
+from cpulaunch.trace.merge import SourceError, document, merge
+from cpulaunch.trace.read import TraceError
+
+
+def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["name"] == name]
+
+
+def test_each_rank_is_a_row_with_its_host_and_its_steps() -> None:
+    events, _ = merged(Recorded(0, "node0").add("aten::mm", 10, 5), Recorded(1, "node1", steps=1))
+    rows = {event["pid"]: event["args"]["name"] for event in named(events, "process_name")}
+    assert rows == {1: "rank 0 · node0", 2: "rank 1 · node1"}
+    steps = [(event["pid"], event["name"]) for event in events if event.get("cat") == "step"]
+    assert steps == [(1, "step 10"), (1, "step 11"), (2, "step 10")]
+    (mm,) = named(events, "aten::mm")
+    assert (mm["pid"], mm["ts"], mm["dur"], mm["args"]) == (1, 10.0, 5, {})
+
+
+def test_clocks_are_those_of_the_launcher() -> None:
+    """What happens at the same time on two hosts does so in the trace, whatever their clocks show."""
+    one = Recorded(0, "a", ahead=3.25).add("aten::mm", 100, 5)
+    other = Recorded(1, "b", ahead=-700.0).add("aten::mm", 130, 5)
+    events, ranks = merged(one, other)
+    assert [event["ts"] for event in named(events, "aten::mm")] == [100.0, 130.0]
+    assert [rank.begin for rank in ranks] == [0.0, 0.0]
+
+
+def test_threads_of_two_hosts_with_the_same_number_are_two() -> None:
+    events, _ = merged(*(Recorded(rank).add("aten::mm", 1, 1, thread=7) for rank in range(2)))
+    assert len({event["tid"] for event in named(events, "aten::mm")}) == 2
+
+
+def test_arrows_join_the_same_collective_of_all_ranks() -> None:
+    """In the order in which they came to it; and who waited is told for whom, and how long."""
+    ranks = [
+        Recorded(rank).collective("all_reduce", at, 600 - at, 41).collective("all_reduce", 700, 10, 42)
+        for rank, at in enumerate((100, 500, 300))
+    ]
+    events, _ = merged(*ranks)
+    arrows = [event for event in events if event["ph"] in "stf" and event["id"] == 0]
+    assert [(event["ph"], event["pid"], event["ts"]) for event in arrows] == [
+        ("s", 1, 100.0),
+        ("t", 3, 300.0),
+        ("f", 2, 500.0),
+    ]
+    slices = {
+        (event["pid"], event["args"]["number"]): event for event in events if event.get("cat") == "collective"
+        and event["ph"] == "X"
+    }  # fmt: skip
+    assert all(event["tid"] == slices[event["pid"], 41]["tid"] for event in arrows)
+    assert slices[1, 41]["args"] == {
+        "group": "0", "number": 41, "waited for rank": 1, "waited (ms)": 0.4
+    }  # fmt: skip
+    assert "waited (ms)" not in slices[2, 41]["args"]
+
+
+def test_groups_are_kept_apart() -> None:
+    """Two pairs of ranks call the same operation at the same time, each in a group of its own."""
+    ranks = [Recorded(rank).collective("all_reduce", 100, 50, 1, str(rank // 2)) for rank in range(4)]
+    events, _ = merged(*ranks)
+    arrows: dict[int, set[int]] = {}
+    for event in events:
+        if event["ph"] in "stf":
+            arrows.setdefault(event["id"], set()).add(event["pid"])
+    assert sorted(map(sorted, arrows.values())) == [[1, 2], [3, 4]]
+
+
+def test_numbers_between_two_that_are_known_follow_where_there_is_one_group() -> None:
+    """The records of a rank have the last operations of a step only."""
+    ranks = []
+    for rank in range(2):
+        ranks.append(recorded := Recorded(rank))
+        for index in range(6):
+            recorded.collective("all_reduce", 100 * index, 50, 30 + index if index in (2, 5) else None)
+    _, traces = merged(*ranks)
+    for trace in traces:
+        assert [each.key for each in trace.collectives] == [("ccl", "0", 30 + index) for index in range(6)]
+
+
+def test_a_rank_that_was_late_is_joined_by_number_not_by_order() -> None:
+    early, late = Recorded(0), Recorded(1)
+    for index in range(4):
+        early.collective("all_reduce", 200 * index, 50, index)
+        if index:
+            late.collective("all_reduce", 200 * index + 20, 30, index)
+    _, (first, second) = merged(early, late)
+    assert [each.last for each in first.collectives] == [None, 220.0, 420.0, 620.0]
+    assert [each.last for each in second.collectives] == [220.0, 420.0, 620.0]
+
+
+def test_collectives_that_overlap_have_rows_of_their_own() -> None:
+    """Perfetto takes events of a row that overlap for nested ones."""
+    recorded = Recorded(0)
+    for index in range(3):
+        recorded.collective("all_reduce", 100 * index, 150, index)
+    events, _ = merged(recorded)
+    slices = [event for event in events if event.get("cat") == "collective"]
+    assert len({event["tid"] for event in slices}) == 2
+    assert slices[0]["tid"] == slices[2]["tid"]
+
+
+def test_what_was_before_the_first_step_is_left_out() -> None:
+    events, _ = merged(Recorded(0).add("aten::mm", -50, 20).add("aten::mm", 50, 20))
+    assert [event["ts"] for event in named(events, "aten::mm")] == [50.0]
+
+
+def test_a_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they are cut."""
+    text = Recorded(0).add("aten::mm", 1, 1, shape="[1, {]").text()
+    whole = list(reading.read(io.StringIO(text))[1])
+    for size in (1, 7, 100):
+        monkeypatch.setattr(reading, "CHUNK", size)
+        assert list(reading.read(io.StringIO(text))[1]) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"traceEvents": [', "\0" * 9, "[1, 2]", '{"traceEvents": [{"ph"']
+)
+def test_what_is_no_trace_is_said(text: str) -> None:
+    with pytest.raises(TraceError):
+        merge([Recorded(0).source(text)], lambda event: None)
+
+
+def test_a_trace_that_ends_early_is_said() -> None:
+    text = Recorded(0).add("aten::mm", 1, 1).text()
+    with pytest.raises(SourceError, match="ends early") as raised:
+        merge([Recorded(0).source(), Recorded(1).source(text[:-150])], lambda event: None)
+    assert raised.value.rank == 1
+
+
+def test_the_document_is_json() -> None:
+    file = io.StringIO()
+    write, end = document(file)
+    for name in ("a", 'b"'):
+        write({"ph": "X", "name": name})
+    end()
+    assert [event["name"] for event in json.loads(file.getvalue())["traceEvents"]] == ["a", 'b"']
+
+
+def test_files_are_merged_and_one_that_is_broken_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for rank in range(3):
+        packed = gzip.compress(Recorded(rank).add("aten::mm", 1, 900).text().encode())
+        (tmp_path / f"{rank}.part").write_bytes(packed if rank != 1 else packed[:-60])
+        rows.append({"rank": rank, "host": "h", "file": f"{rank}.part", "clock": 0.0, "uncertain": 0.0})
+    text = merge_files({"stem": "trace", "ranks": rows, "missing": {"3": "its agent has gone"}})
+    assert "rank 1 is missing: what it has sent is not" in text
+    assert "rank 3 is missing: its agent has gone" in text
+    assert text == (tmp_path / "trace.txt").read_text()
+    with gzip.open("trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 3}
+    summary = json.loads((tmp_path / "trace.summary.json").read_text())
+    assert [each["rank"] for each in summary["ranks"]] == [0, 2]
+    assert (tmp_path / "trace.json.gz").stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "trace.part").exists()
