@@ -20,6 +20,7 @@ BUILT_IN = {
         "intel": "cpulaunch.launchers.hydra:INTEL",
         "mpich": "cpulaunch.launchers.hydra:MPICH",
         "openmpi": "cpulaunch.launchers.openmpi:OPENMPI",
+        "slurm": "cpulaunch.launchers.srun:SRUN",
     },
     ENGINES: {
         "ipex": "cpulaunch.runtime.engines.ipex:ENGINE",

@@ -99,15 +99,12 @@ def _hosts(config: Config) -> int:
     from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.collect import listed_hosts
     from cpulaunch.discovery.this_host import names_here
-    from cpulaunch.model.hosts import all_here
-    from cpulaunch.plan.select import expected_launcher
 
     hosts = listed_hosts(config, say)
     if not hosts:
         return 0
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
     here = names_here()
-    launcher = expected_launcher(config, here_alone=all_here(hosts, here))
-    found = check_hosts(config, hosts, here, required, launcher.reach, AskingProgress())
+    found = check_hosts(config, hosts, here, required, AskingProgress())
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

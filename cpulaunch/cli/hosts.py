@@ -15,7 +15,7 @@ from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
 from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
-from cpulaunch.model.hosts import LOCALHOST, Host, all_here
+from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
@@ -67,7 +67,6 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.discovery.mpi import find_mpis
     from cpulaunch.discovery.preflight import warnings
     from cpulaunch.discovery.this_host import names_here
-    from cpulaunch.plan.select import expected_launcher
 
     config = load_config(options)
     for warning in config.warnings:
@@ -78,8 +77,9 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
-    launcher = expected_launcher(config, here_alone=all_here(hosts, here))
-    found = check_hosts(config, hosts, here, required, launcher.reach, AskingProgress())
+    found = check_hosts(config, hosts, here, required, AskingProgress())
+    if found.why_srun:
+        say(f"asked by srun: {found.why_srun}")
     print("\n".join(table(found.reports)))
     for warning in warnings(found.reports):
         say(warning)

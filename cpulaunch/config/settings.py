@@ -95,7 +95,7 @@ _TABLE = (
         "launcher",
         ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
         "auto",
-        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec; auto: local if all ranks run on this machine, else mpirun",
+        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec, slurm by srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
         ("--launcher",),
     ),
     Setting(
@@ -181,7 +181,7 @@ _TABLE = (
         ),
     ),
     Setting("mpi.path", Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",)),
-    Setting("mpi.args", Words(), (), "further arguments for mpiexec", ("--mpi-args",)),
+    Setting("mpi.args", Words(), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)),
     Setting(
         "ccl.binding",
         Choice("auto", "cpulaunch", "oneccl_bind_pt"),

@@ -25,11 +25,31 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
 
     Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE".
     """
+    _refuse_heterogeneous(environ)
     if nodes := environ.get("SLURM_JOB_NODELIST"):
         return Allocation(f"Slurm job {environ.get('SLURM_JOB_ID', '?')}", _slurm(nodes, environ))
     if file := environ.get("PBS_NODEFILE"):
         return Allocation(f"PBS job {environ.get('PBS_JOBID', '?')}", _pbs(file, read(file)))
     return None
+
+
+_COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
+
+
+def nodes_for_steps(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """Where srun starts what it isn't told more about; None outside of a Slurm allocation."""
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get(_COMPONENT + "0")
+    return parse_hosts(nodes, "$SLURM_JOB_NODELIST") if nodes else None
+
+
+def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
+    """Nobody knows which of its components, each with options of its own, is meant."""
+    components = [nodes for name, nodes in sorted(environ.items()) if name.startswith(_COMPONENT)]
+    if len(components) > 1:
+        raise ConfigError(
+            f"this Slurm job is heterogeneous, of {len(components)} components: {', '.join(components)}",
+            hint="--hosts names nodes: those of the first component for srun, of all of them for mpirun",
+        )
 
 
 def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:

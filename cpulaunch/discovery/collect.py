@@ -16,6 +16,7 @@ from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.discovery.mpi import find_mpis
+from cpulaunch.discovery.step import can_start, demand_allocation
 from cpulaunch.discovery.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, read_record
@@ -53,11 +54,14 @@ def collect_facts(
     listed = first_hosts(config, named) if named else ()
     here = facts_here()
     names = names_here() if listed else here.names
-    if all(host.name in names for host in listed):  # else preflight asks all hosts
+    elsewhere = any(host.name not in names for host in listed)
+    if not elsewhere:  # else preflight asks all hosts
         _demand_interface(config)
         if program:
             _demand_master_address(config)
     once_each(listed, names)
+    if program:
+        demand_allocation(config, listed)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
     facts = Facts(
         like=here,
@@ -67,6 +71,7 @@ def collect_facts(
         here=names,
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
+        why_srun="no MPI was found" if mpis == () and elsewhere and can_start(config, listed) else "",
     )
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
 
@@ -84,7 +89,8 @@ def ask_hosts(
     They are asked over ssh, unless the user skips that; HostError where they aren't ready.
     """
     listed, names = facts.listed, facts.here
-    launcher = expected_launcher(config, here_alone=all_here(listed, names))
+    here_alone = all_here(listed, names)
+    launcher = expected_launcher(config, here_alone=here_alone, why_srun=facts.why_srun)
     elsewhere = any(host.name not in names for host in listed)
     if not elsewhere or config["hosts.skip_preflight"] or launcher.this_host_only:
         return replace(facts, free_port=None)
@@ -96,13 +102,14 @@ def ask_hosts(
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)), *(mpi.path for mpi in (facts.mpis or ())[:1]))
     required = Required(program.interpreter, program.directory, files, ccl_files())
-    preflight = check_hosts(config, listed, names, required, launcher.reach, progress)
+    preflight = check_hosts(config, listed, names, required, progress, facts.why_srun)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
         hosts={report.host: report.facts for report in preflight.reports if report.facts},
         egress_interface=preflight.egress_interface,
         free_port=preflight.free_port,
+        why_srun=preflight.why_srun,
     )
 
 

@@ -17,6 +17,7 @@ from cpulaunch.discovery.probe_messages import (
     ProbeResponse,
 )
 from cpulaunch.errors import HostError
+from cpulaunch.launchers.reach import UNRESOLVED, Reach
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.network import Interface
 from cpulaunch.wording import shortened
@@ -29,24 +30,6 @@ LITTLE_SHM = 1 << 28
 
 MANY = 3
 """Hosts of which the same is said once."""
-
-_UNRESOLVED = "Could not resolve hostname"
-_SSH_SAYS = (
-    (_UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
-    (
-        "IDENTIFICATION HAS CHANGED",
-        "if the host was installed anew: ssh-keygen -R {host}, then ssh {host} once by hand",
-    ),
-    (
-        "Host key verification failed",
-        "ssh {host} once by hand, and compare its key; or ssh-keyscan {host} >> ~/.ssh/known_hosts",
-    ),
-    ("Permission denied", "ssh must not need a password: ssh-copy-id {host}"),
-    ("Connection refused", "no sshd listens there: systemctl start sshd on {host}"),
-    ("timed out", "is it up?  Or does a firewall drop the packets to its port 22?"),
-    ("No route to host", "is it up, and on a network that this host reaches?"),
-    ("Network is unreachable", "is it up, and on a network that this host reaches?"),
-)
 
 
 @dataclass(frozen=True)
@@ -68,6 +51,11 @@ class Report:
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def unreached(self) -> bool:
+        """Whether nothing can be started there."""
+        return any(problem.hopeless for problem in self.problems)
+
 
 class HostsNotReadyError(HostError):
     """Some hosts have problems; ``reports`` are those on them."""
@@ -77,19 +65,21 @@ class HostsNotReadyError(HostError):
         self.reports = reports
 
 
-def report_on_hosts(responses: Mapping[str, ProbeResponse], request: ProbeRequest) -> tuple[Report, ...]:
+def report_on_hosts(
+    responses: Mapping[str, ProbeResponse], request: ProbeRequest, reach: Reach
+) -> tuple[Report, ...]:
     """A report on each host, in the order of ``responses``, of which the first is the master's."""
     answers = {host: response.answer for host, response in responses.items() if response.answer is not None}
     interfaces = select_interfaces(answers, request.interface)
     duplicates, majority = _duplicates(interfaces), _majority(answers)
     master = next(iter(responses))
     # Where ssh finds no host of the master's name, no other host needs to find a way there.
-    nowhere = request.master == master and _UNRESOLVED in responses[master].error
+    nowhere = request.master == master and UNRESOLVED in responses[master].error
     several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
     reports = []
     for host, response in responses.items():
         if response.answer is None:
-            reports.append(Report(host, problems=(_no_answer(host, response, request),)))
+            reports.append(Report(host, problems=(_no_answer(host, response, request, reach),)))
             continue
         facts = _facts(response.answer, interfaces[host])
         problems = [
@@ -149,7 +139,7 @@ def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None
         return
     several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
     hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) else []
-    if not any(problem.hopeless for report in bad for problem in report.problems):
+    if not any(report.unreached for report in bad):
         hints.insert(0, "--skip-preflight starts all the same")
     raise HostsNotReadyError(
         f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready",
@@ -161,12 +151,14 @@ def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None
 # ---- a host that didn't answer
 
 
-def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Problem:
+def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach: Reach) -> Problem:
     if response.exit_code is None and response.error:
         remedy = "`ulimit -n` and `ulimit -u` show how many files and processes you may have here"
         return Problem(response.error, remedy)
     if response.exit_code is None:
-        return Problem(f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`ssh {host} true` shows where it stops")
+        return Problem(
+            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(host)}` shows where it stops"
+        )
     if response.exit_code == NO_PYTHON:
         return Problem(
             f"there is no {request.python}",
@@ -178,17 +170,11 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest) -> Pro
             "put the same environment there, at the same path, or share it over NFS",
         )
     last = response.error.splitlines()[-1].strip() if response.error else ""
-    if response.exit_code == 255:
-        for words, remedy in _SSH_SAYS:
-            if words in response.error:
-                line = next(line for line in response.error.splitlines() if words in line).strip(" @")
-                return Problem(f"ssh: {line.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
-        return Problem(
-            f"ssh: {last or 'ended without a word'}", f"`ssh {host} true` must work without a question"
-        )
+    if obstacle := reach.obstacle(host, response.exit_code, response.error):
+        return Problem(*obstacle)
     return Problem(
         f"its answer was not understood (exit code {response.exit_code}{f': {last}' if last else ''})",
-        f"does a startup file such as ~/.bashrc end the shell?  Try: ssh {host} true",
+        f"does a startup file such as ~/.bashrc end the shell?  Try: {reach.by_hand(host)}",
     )
 
 

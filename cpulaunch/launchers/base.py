@@ -54,6 +54,9 @@ class Launcher(ABC):
     daemon_outlives_link = False
     """Whether an agent that is cut off must end its parent, which would wait for its launcher for ever."""
 
+    ranks_outlive_it = False
+    """Whether the ranks go on when its process is killed, as a step of Slurm does."""
+
     passes_environment = True
     """Whether remote processes get the environment that its command has."""
 
@@ -78,3 +81,7 @@ class Launcher(ABC):
         ``ended``: nothing more will be said.
         """
         return None
+
+    def cancellation(self, text: str) -> str:
+        """Why a batch system has ended all ranks, where the output of its processes tells; else empty."""
+        return ""

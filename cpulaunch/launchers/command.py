@@ -20,7 +20,7 @@ class Command:
     directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
     launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.  ``leaves`` is the
     directory in that for temporary files that it leaves when it is killed, with its pid as ``{pid}``; empty
-    where it leaves none.
+    where it leaves none.  ``unset`` are names of variables that it must not get.
     """
 
     argv: tuple[str, ...]
@@ -31,6 +31,7 @@ class Command:
     when_orphaned: int = 0
     orphaned_for: float = 0
     leaves: str = ""
+    unset: tuple[str, ...] = ()
 
 
 def to_json(commands: Sequence[Command]) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
     for name, text in files.items():
         lines += [f"cat > {shlex.quote(name)} <<'END OF FILE'", text.rstrip("\n"), "END OF FILE"]
     lines += [f"export {name}={shlex.quote(shared[name])}" for name in sorted(shared)]
+    if unset := dict.fromkeys(name for command in commands for name in command.unset):
+        lines.append(f"unset {' '.join(unset)}")
     background = ""
     if len(commands) > 1:
         lines.append("jobs=")

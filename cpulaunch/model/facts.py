@@ -93,6 +93,8 @@ class Facts:
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
     ``egress_interface``: this host's interface to the others, where it was looked for.
     ``free_port``: a port that is free on the first host, likewise.
+    ``why_srun``: why srun starts the ranks of a Slurm allocation where the user leaves it to us; empty where
+    it needn't.
     """
 
     like: HostFacts
@@ -105,6 +107,7 @@ class Facts:
     egress_interface: Interface | None = None
     free_port: int | None = None
     like_what: str = "this machine"
+    why_srun: str = ""
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
         """The facts of the host ``name``, and whether they are only assumed."""

@@ -61,7 +61,8 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         lacking=without_bf16({each.input.name: each.input.facts for each in job.bound}),
     )
     hidden = foreign_claims(launcher.identity, config["forward"])
-    notes = (backend.note, precision.note, *job.notes, _hidden_note(config, hidden))
+    started = _srun_note(facts, chosen)
+    notes = (started, backend.note, precision.note, *job.notes, _hidden_note(config, hidden))
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
@@ -70,12 +71,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         "training.precision": precision.precision,
         **({"ccl.transport": job.transport} if job.transport else {}),
     }
-    env = {
-        **job.env,
-        **rank_settings(config, decided),
-        **config["env"],
-        "MASTER_ADDR": master_addr,
-    }
+    env = {**job.env, **rank_settings(config, decided), **config["env"], "MASTER_ADDR": master_addr}
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
@@ -174,6 +170,10 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 
 
 # ---- what it all came to
+
+
+def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
+    return f"started by srun: {facts.why_srun}" if facts.why_srun and chosen.name == "slurm" else ""
 
 
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:

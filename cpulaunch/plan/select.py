@@ -139,32 +139,37 @@ class ChosenLauncher(NamedTuple):
     mpiexec: str = ""
 
 
-def launcher_setting(config: Config, *, here_alone: bool) -> str:
-    """The setting ``launcher``, with ``auto`` resolved.  ``here_alone``: all ranks are on this host."""
+def launcher_setting(config: Config, *, here_alone: bool, why_srun: str = "") -> str:
+    """The setting ``launcher``, with ``auto`` resolved.
+
+    ``here_alone``: all ranks are on this host; ``why_srun``: why srun has to start them elsewhere, if it has.
+    """
     setting: str = config["launcher"]
     if setting != "auto":
         return setting
     asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
-    return "local" if here_alone and not asks_for_mpi else "mpirun"
+    if asks_for_mpi:
+        return "mpirun"
+    return "local" if here_alone else "slurm" if why_srun else "mpirun"
 
 
-def expected_launcher(config: Config, *, here_alone: bool) -> Launcher:
+def expected_launcher(config: Config, *, here_alone: bool, why_srun: str = "") -> Launcher:
     """The launcher, as far as it is known before anybody has looked which MPIs there are."""
-    setting = launcher_setting(config, here_alone=here_alone)
+    setting = launcher_setting(config, here_alone=here_alone, why_srun=why_srun)
     return launchers.load_mpi(config["mpi.flavour"]) if setting == "mpirun" else launchers.load(setting)
 
 
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
     """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
     here_alone = all_here(hosts, facts.here)
-    setting = launcher_setting(config, here_alone=here_alone)
+    setting = launcher_setting(config, here_alone=here_alone, why_srun=facts.why_srun)
     if setting == "mpirun":
         return ChosenLauncher(setting, *chosen_mpi(config, facts))
     if not here_alone and launchers.load(setting).this_host_only:
         raise PlanError(
             f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
             f"{shortened([host.name for host in hosts])}",
-            hint="--launcher mpirun",
+            hint="--launcher mpirun, or slurm in an allocation",
         )
     return ChosenLauncher(setting, setting)
 

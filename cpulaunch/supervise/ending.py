@@ -9,7 +9,7 @@ from cpulaunch import messages
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import EndProcesses, Finish
-from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure, Outcome, RankOutcome, signal_name
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
 from cpulaunch.supervise.root_cause import Candidate, root_cause
@@ -114,7 +114,7 @@ def outcome(state: State, now: float) -> Outcome:
     elif state.interrupted is not None:
         kind, code = kinds.INTERRUPTED, 128 + state.interrupted
     elif cause:
-        kind, code, first = cause.kind, cause.exit_code, cause.failure
+        kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
         if state.sides and differ(first.error or ""):
             first = replace(first, note=state.sides.note())
     elif state.processes.unreached and (code := state.processes.exit_code):
@@ -123,6 +123,14 @@ def outcome(state: State, now: float) -> Outcome:
     attempt = attempt_outcome(state.ranks, kind, now - state.started)
     stalls = tuple(state.stalls.stalls)
     return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,))
+
+
+def _as_cancelled(state: State, cause: Candidate) -> Failure:
+    """An agent that a batch system has ended can't say so, or says only by which signal."""
+    ended = cause.by_signal or cause.failure.error == WITHOUT_A_WORD
+    if ended and (why := state.processes.cancellation):
+        return replace(cause.failure, error=why, note="")
+    return cause.failure
 
 
 def _has_saved(state: State) -> bool:

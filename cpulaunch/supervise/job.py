@@ -138,7 +138,7 @@ class JobState:
             moments.append(state.sides.due)
         if (dumps_due := state.dumps.due) is not None:
             moments.append(dumps_due)
-        if state.processes.ended_at is not None:
+        if state.processes.ended_at is not None and not state.ranks_end_by_themselves:
             moments.append(state.processes.ended_at + SETTLE)
         if state.may_be_missing and state.arrivals.wake_at is not None:
             moments.append(state.arrivals.wake_at)

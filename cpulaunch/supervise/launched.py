@@ -17,7 +17,8 @@ def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
         return
     rank = state.arrivals.first(found.host)
     if rank.failed is None:
-        error = f"it couldn't be started on {found.host}: {found.why}"
+        where = f" on {found.host}" if found.host else ""
+        error = f"it couldn't be started{where}: {found.why}"
         ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error, state.started)
 
 
@@ -62,7 +63,8 @@ def look(state: State) -> None:
         look_for_a_failed_start(state, ended=True)
     if not state.ending:
         _processes_ended_early(state)
-    ending.finish(state)
+    if not state.ranks_end_by_themselves:
+        ending.finish(state)
 
 
 def _processes_ended_early(state: State) -> None:
@@ -70,6 +72,9 @@ def _processes_ended_early(state: State) -> None:
     if state.processes.unreached:
         for rank in there:
             state.move(rank, RankState.NOT_WATCHED)
+    elif there and (signal := state.processes.killed_by) and state.watching.launcher.ranks_outlive_it:
+        error = f"{state.watching.command.rpartition('/')[2]} got {signal_name(signal)}, not from us"
+        ending.mark_failed(state, there[0], kinds.SIGNAL, 128 + signal, error)
     elif there:
         error = (
             f"{state.watching.command} ended with code {state.processes.exit_code} "

@@ -375,7 +375,7 @@ class AttemptLoop:
                 self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
                 self._sweep(hosts),
             )
-            if unswept := of_ours(self.unswept):
+            if unswept := of_ours(self.unswept, self.launcher.reach.program):
                 self.console.tell(unswept)
         finally:
             if untidy:

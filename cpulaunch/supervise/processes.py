@@ -48,6 +48,11 @@ class Processes:
         return self._launcher.start_failure(self._said.decode(errors="replace"), ended=ended)
 
     @property
+    def cancellation(self) -> str:
+        """Why a batch system has ended all ranks, where they have told of that; else empty."""
+        return self._launcher.cancellation(self._said.decode(errors="replace"))
+
+    @property
     def killed_by(self) -> int | None:
         """The signal that has ended one of them, if one has."""
         return next((-code for code in self._codes.values() if code < 0), None)

@@ -142,6 +142,9 @@ class Starter:
             os.close(self._err)
             self._out = self._err = -1
 
+    def _inherited(self, command: Command) -> dict[str, str]:
+        return {name: value for name, value in self._env.items() if name not in command.unset}
+
     def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
         prepare = tells = None
         if command.orphaned_for:
@@ -154,7 +157,7 @@ class Starter:
         try:
             return subprocess.Popen(
                 command.argv,
-                env={**self._env, **command.env, **command.watched_env},
+                env={**self._inherited(command), **command.env, **command.watched_env},
                 cwd=self._directory.place,
                 stdin=stdin,
                 stdout=self._out,

@@ -89,6 +89,13 @@ class State:
         return not self.ending and not self.processes.unreached
 
     @property
+    def ranks_end_by_themselves(self) -> bool:
+        """Whether ranks have outlived the launcher's process, and have time to end, as they were told to."""
+        if not self.watching.launcher.ranks_outlive_it or self.give_up_at is None:
+            return False
+        return any(rank.state is RankState.RUNNING for rank in self.ranks)
+
+    @property
     def two_beats(self) -> float:
         return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 

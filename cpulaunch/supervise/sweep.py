@@ -24,12 +24,15 @@ PATIENCE = 10.0
 AT_ONCE = 64
 """Hosts that are swept at the same time: a connection costs this host some 50 ms of CPU time, and 6 MB."""
 
-# What sweeps another host, where there is surely a shell: code 1 if something is left.  The way there hands
+LEFT = 86
+"""The exit code of what sweeps another host, where something is left there."""
+
+# What sweeps another host, where there is surely a shell.  The way there hands
 # our own mark on only where somebody has told it to, so this doesn't find itself.
 _SCRIPT = (
     "for i in 1 2 3 4 5; do "
     r"set -- $(grep -lzxF {mark} /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'); "
-    "test $# = 0 && exit 0; kill -KILL $@ 2>/dev/null; sleep 0.1; done; exit 1"
+    "test $# = 0 && exit 0; kill -KILL $@ 2>/dev/null; sleep 0.1; done; exit {left}"
 )
 
 
@@ -70,27 +73,27 @@ async def sweep_hosts(
     """
     import asyncio  # not at the top, as `execute` starts the job before it takes the time to import it
 
-    script = _SCRIPT.format(mark=_mark(job_id))
+    script = _SCRIPT.format(mark=_mark(job_id), left=LEFT)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def sweep_one(host: str) -> Unswept | None:
         command = reach.command(host, script)
         async with gate:
-            return await _run(host, command, patience) if command else None
+            return await _run(host, command, patience, reach.program) if command else None
 
     return [left for left in await asyncio.gather(*map(sweep_one, sorted(hosts))) if left]
 
 
-def of_ours(unswept: Sequence[Unswept]) -> str:
+def of_ours(unswept: Sequence[Unswept], program: str = "ssh") -> str:
     """A line on the hosts to which nobody could be sent from here; empty where there are none."""
     failed = [left for left in unswept if left.ours]
     if not failed:
         return ""
     hosts = shortened([left.host for left in failed])
-    return f"processes may be left on {hosts}, as ssh can't be started here: {failed[0].why}"
+    return f"processes may be left on {hosts}, as {program} can't be started here: {failed[0].why}"
 
 
-async def _run(host: str, command: tuple[str, ...], patience: float) -> Unswept | None:
+async def _run(host: str, command: tuple[str, ...], patience: float, program: str) -> Unswept | None:
     """Run it for ``patience`` seconds at most."""
     import asyncio
 
@@ -113,7 +116,9 @@ async def _run(host: str, command: tuple[str, ...], patience: float) -> Unswept 
         return Unswept(host, f"it has not answered within {patience:g} s")
     if code == 0:
         return None
-    return Unswept(host, "processes of the job are left there" if code == 1 else "ssh can't reach it")
+    return Unswept(
+        host, "processes of the job are left there" if code == LEFT else f"{program} can't reach it"
+    )
 
 
 def _mark(job_id: str) -> str:

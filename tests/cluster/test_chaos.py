@@ -35,7 +35,7 @@ def test_what_befalls_a_job_is_named_and_leaves_nothing(
 ) -> None:
     rank = CASES.index((name, mpi)) % 4
     result = chaos.run(cluster, tmp_path, mpi_options(mpi), name, rank)
-    assert not chaos.problems(name, rank, result), result.stderr
+    assert not chaos.problems(chaos.EVENTS[name], rank, result), result.stderr
 
 
 def test_a_host_that_loses_its_power(tmp_path: Path) -> None:

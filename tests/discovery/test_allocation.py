@@ -48,6 +48,10 @@ def test_an_allocation_says_its_name() -> None:
     [
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}, "2 is for 1 nodes, but n.1-3. are 3"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2(y3)", "SLURM_NTASKS": "2"}, "not like 2.x3."),
+        (
+            {"SLURM_JOB_NODELIST_HET_GROUP_1": "n[4-5]", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-3]"},
+            "this Slurm job is heterogeneous, of 2 components: n.1-3., n.4-5.",
+        ),
     ],
 )
 def test_a_broken_allocation_is_an_error(environ: dict[str, str], says: str) -> None:

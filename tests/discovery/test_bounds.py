@@ -27,6 +27,8 @@ HOSTS = [f"node{number:04d}" for number in range(200)]
 class Counting:
     """Reaches every host by a command that says in a file when it starts and ends."""
 
+    program = "ssh"
+
     def __init__(self, directory: Path, script: str) -> None:
         self.log = directory / "log"
         self.script = f"echo 1 >>{self.log}; {script}; echo -1 >>{self.log}"

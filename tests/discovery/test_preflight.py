@@ -15,8 +15,11 @@ from cpulaunch.discovery.probe_messages import (
     ProbeRequest,
     ProbeResponse,
 )
+from cpulaunch.launchers.reach import Reach, Ssh
+from cpulaunch.launchers.srun import SrunReach
 from cpulaunch.model.network import Interface
 
+SSH = Ssh()
 REQUEST = ProbeRequest(
     python="/venv/bin/python", directory="/home/me", files=["/home/me/train.py"],
     identical=[], packages=[], libraries=[], master="node0", port=0, interface=None,
@@ -27,8 +30,10 @@ def responses(*answers: ProbeAnswer) -> dict[str, ProbeResponse]:
     return {a.name: ProbeResponse(a, sent=1000.0, received=1001.0) for a in answers}
 
 
-def complaints(given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST) -> list[str]:
-    return [f"{r.host}: {p.what}" for r in report_on_hosts(given, request) for p in r.problems]
+def complaints(
+    given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST, reach: Reach = SSH
+) -> list[str]:
+    return [f"{r.host}: {p.what}" for r in report_on_hosts(given, request, reach) for p in r.problems]
 
 
 def test_the_egress_interface_is_where_the_others_saw_us() -> None:
@@ -57,7 +62,7 @@ def test_one_host_alone_needs_no_interface() -> None:
 
 
 def test_sound_hosts_have_no_problems() -> None:
-    reports = report_on_hosts(responses(answer(0, here=True), answer(1), answer(2)), REQUEST)
+    reports = report_on_hosts(responses(answer(0, here=True), answer(1), answer(2)), REQUEST, SSH)
     assert not [r for r in reports if r.problems or r.warnings]
     assert [(r.facts.interface, r.facts.address) for r in reports if r.facts] == [
         ("eth0", f"10.0.0.{n}") for n in (1, 2, 3)
@@ -119,6 +124,32 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
     assert complaints({**responses(answer(0)), "node1": response}) == [f"node1: {what}"]
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "error", "what"),
+    [
+        (
+            1,
+            "srun: error: Unable to create step for job 13: Requested node configuration is not available",
+            "srun: Unable to create step for job 13: Requested node configuration is not available",
+        ),
+        # How the step's own task ended comes last, and is no error of srun's.
+        (
+            NO_PYTHON,
+            "srun: cluster configuration lacks support for cpu binding\nsrun: error: node1: task 0: Exited with exit code 97",
+            "there is no /venv/bin/python",
+        ),
+        (
+            1,
+            "MemoryError\nsrun: error: node1: task 0: Exited with exit code 1",
+            "its answer was not understood (exit code 1: srun: error: node1: task 0: Exited with exit code 1)",
+        ),
+    ],
+)
+def test_a_host_that_gives_no_answer_to_srun(exit_code: int, error: str, what: str) -> None:
+    response = ProbeResponse(None, exit_code, error)
+    assert complaints({**responses(answer(0)), "node1": response}, reach=SrunReach()) == [f"node1: {what}"]
+
+
 def test_a_host_that_does_not_reach_the_master() -> None:
     hosts = responses(answer(0), answer(1))
     hosts["node1"] = hosts["node1"]._replace(connect_error="Connection refused")
@@ -139,7 +170,7 @@ def test_two_names_of_one_host() -> None:
 def test_what_will_slow_the_others_down_is_a_warning() -> None:
     facts = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
     slow = answer(1, shm=64 << 20, facts=facts)
-    report = report_on_hosts(responses(answer(0), slow, answer(2)), REQUEST)[1]
+    report = report_on_hosts(responses(answer(0), slow, answer(2)), REQUEST, SSH)[1]
     assert not report.problems
     assert report.warnings == (
         "/dev/shm holds only 64 MB; DataLoader workers and collectives may need more",

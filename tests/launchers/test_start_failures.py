@@ -22,6 +22,31 @@ HYDRA = (
 OPENMPI = ("access an executable:\n\n   Executable: /v/python\n   Node: node2\n", "node2", "/v/python")
 
 
+JOB = "srun: error: Unable to create step for job 13: "
+SLURM = [
+    (
+        "slurmstepd-node2: error: execve(): /v/python: No such file or directory\n",
+        "node2",
+        "/v/python: No such file or directory",
+    ),
+    (
+        "srun: error: Task launch for StepId=15.0 failed on node node2: Communication connection failure\n",
+        "node2",
+        "Communication connection failure",
+    ),
+    (
+        JOB + "Requested node configuration is not available\n",
+        "",
+        JOB.partition(": error: ")[2] + "Requested node configuration is not available",
+    ),
+    (
+        "srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.\n",
+        "",
+        "SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("mpi", "text", "host", "why"),
     [
@@ -29,6 +54,7 @@ OPENMPI = ("access an executable:\n\n   Executable: /v/python\n   Node: node2\n"
         ("intel", *HYDRA),
         ("mpich", *HYDRA),
         ("openmpi", *OPENMPI),
+        *(("slurm", *row) for row in SLURM),
     ],
 )
 def test_the_host_and_the_reason_are_found(mpi: str, text: str, host: str, why: str) -> None:
@@ -43,6 +69,7 @@ def test_intels_own_words_count_only_when_ssh_has_given_no_reason() -> None:
     assert intel.start_failure(text + SSH[0][0], ended=True) == ("node2", "Connection timed out")
 
 
-@pytest.mark.parametrize("mpi", launchers.MPIS)
-def test_other_output_is_no_failed_start(mpi: str) -> None:
-    assert launchers.load(mpi).start_failure("ssh: warm\n[mpiexec@login] all is well\n", ended=True) is None
+@pytest.mark.parametrize("launcher", [*launchers.MPIS, "slurm"])
+def test_other_output_is_no_failed_start(launcher: str) -> None:
+    text = "ssh: warm\n[mpiexec@login] all is well\nsrun: error: node1: task 0: Exited with exit code 7\n"
+    assert launchers.load(launcher).start_failure(text, ended=True) is None

@@ -34,6 +34,7 @@ CASES = {
     "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
     "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--provider", "psm3"],
+    "uneven.slurm": ["--hosts", "a:3,b:1", "--launcher", "slurm", "--env", "SECRET=s"],
     "gloo-on-addresses.intel": [
         "--hosts", "10.0.0.1,10.0.0.2", "-n", "4", "--backend", "gloo", "--interface", "ib0",
     ],
@@ -98,7 +99,7 @@ def test_masks_are_shown_to_those_who_think_in_them() -> None:
 
 
 def test_secrets_are_not_in_argument_lists() -> None:
-    for case in ("uneven.intel", "uneven.openmpi"):
+    for case in ("uneven.intel", "uneven.openmpi", "uneven.slurm"):
         document = json.loads(dry_run(*CASES[case], format="json"))
         assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
 

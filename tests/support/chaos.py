@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +75,16 @@ class Result:
 class Job:
     """A job on the cluster, its launcher on the host ``login``.  ``since``: when it started, or met its event."""
 
-    def __init__(self, cluster: Cluster, directory: Path, options: Sequence[str], *arguments: str) -> None:
-        self.cluster, self.directory = cluster, directory
+    def __init__(
+        self,
+        cluster: Cluster,
+        directory: Path,
+        options: Sequence[str],
+        *arguments: str,
+        env: Mapping[str, str] = {},
+    ) -> None:
+        """``env``: further variables for the launcher."""
+        self.cluster, self.directory, self.env = cluster, directory, env
         (directory / "program.py").write_text(PROGRAM)
         hostfile = cluster.hostfile(directory / "hostfile", HOSTS)
         self.argv = [sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--tee", "all"]
@@ -85,7 +93,7 @@ class Job:
 
     def start(self) -> None:
         self.launcher = self.cluster.start(
-            "login", self.argv, directory=self.directory, env=clean_environment()
+            "login", self.argv, directory=self.directory, env=clean_environment(**self.env)
         )
         self.killer = threading.Timer(TIMEOUT, self.launcher.kill)
         self.killer.start()
@@ -139,6 +147,7 @@ class Event:
     happen: Callable[[Job, int], contextlib.AbstractContextManager[None]]
     at_start: bool = False
     options: Sequence[str] = ()
+    to_all: bool = False
 
 
 @contextlib.contextmanager
@@ -194,7 +203,7 @@ EVENTS = {
     "segfaults": Event("sleep", "segv", 139, (FIRST, "SIGSEGV", "Segmentation fault"), _trigger),
     "aborts": Event("sleep", "abort", 134, (FIRST, "SIGABRT"), _trigger),
     "loses its agent": Event("sleep", "agent", 137, (FIRST, "agent ended without a word"), _trigger),
-    "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger),
+    "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger, to_all=True),
     "link cut": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("cut")),
     "packets dropped": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("dropping")),
     "packets dropped at start": Event(
@@ -240,12 +249,24 @@ def run(
     cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: int, moment: float = 0
 ) -> Result:
     """Let the event ``name`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
-    event = EVENTS[name]
+    return happens(EVENTS[name], cluster, directory, mpi, rank, moment)
+
+
+def happens(
+    event: Event,
+    cluster: Cluster,
+    directory: Path,
+    mpi: Sequence[str],
+    rank: int,
+    moment: float = 0,
+    env: Mapping[str, str] = {},
+) -> Result:
+    """Let ``event`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
     options = [*mpi, *event.options]
     if event.mode in ("gloo", "ccl"):
         options += ["--backend", event.mode]
-    who = "all" if name.startswith("all") else str(rank)
-    job = Job(cluster, directory, options, event.mode, event.how, who)
+    who = "all" if event.to_all else str(rank)
+    job = Job(cluster, directory, options, event.mode, event.how, who, env=env)
     if not event.at_start:
         job.start()
         job.ready()
@@ -267,9 +288,8 @@ def power_off(cluster: Cluster, directory: Path, mpi: Sequence[str], rank: int) 
     return job.end()
 
 
-def problems(name: str, rank: int, result: Result) -> list[str]:
+def problems(event: Event, rank: int, result: Result) -> list[str]:
     """What isn't as it should be."""
-    event = EVENTS[name]
     found = [f"left: {line}" for line in result.left]
     if event.exit_code is not None:
         if result.exit_code != event.exit_code:
@@ -295,6 +315,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only events with this in their name")
     parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
     parser.add_argument("--restarts", action="store_true", help="one job that is struck down again and again")
+    parser.add_argument("--slurm", action="store_true", help="started by srun, on nodes of a Slurm")
     parser.add_argument("--blows", type=int, default=50, help="how often; default 50")
     parser.add_argument("--backend", action="append", choices=("ccl", "gloo"), help="default: both")
     arguments = parser.parse_args()
@@ -307,27 +328,48 @@ def main() -> int:
     print(
         f"seed {seed}; heartbeat_timeout {HEARTBEAT} s, grace_period {GRACE} s; seconds to the launcher's end"
     )
+    if arguments.slurm:
+        from support import chaos_slurm
+
+        return chaos_slurm.main(arguments.rounds, arguments.only, dice)
     wrong = 0
     with Cluster(("login", *HOSTS)) as cluster:
         for name in (each for each in EVENTS if arguments.only in each):
             for flavour in arguments.mpi or MPIS:
-                times, found = [], []
-                for _ in range(arguments.rounds):
-                    rank = dice.randrange(len(HOSTS))
-                    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-                        result = run(
-                            cluster, Path(directory), mpi_options(flavour), name, rank, dice.random()
-                        )
-                    times.append(result.seconds)
-                    if these := problems(name, rank, result):
-                        found += [f"rank {rank}: {each}" for each in these]
-                        found += [f"    {line}" for line in result.stderr.splitlines()]
-                spread = f"{min(times):5.1f} {statistics.median(times):5.1f} {max(times):5.1f}"
-                print(
-                    f"{name:42} {flavour:8} {spread}  exit {result.exit_code:4}  {'WRONG' if found else 'ok'}",
-                    flush=True,
-                )
-                for line in found:
-                    print(f"    {line}", flush=True)
-                wrong += bool(found)
+                options = mpi_options(flavour)
+
+                def once(
+                    directory: Path, rank: int, name: str = name, options: Sequence[str] = options
+                ) -> Result:
+                    return run(cluster, directory, options, name, rank, dice.random())
+
+                wrong += timed(name, EVENTS[name], flavour, arguments.rounds, dice, once)
     return 1 if wrong else 0
+
+
+def timed(
+    name: str,
+    event: Event,
+    launcher: str,
+    rounds: int,
+    dice: random.Random,
+    once: Callable[[Path, int], Result],
+) -> bool:
+    """Let an event happen ``once`` for each of ``rounds``, and print a line; whether anything was wrong."""
+    times, found = [], []
+    for _ in range(rounds):
+        rank = dice.randrange(len(HOSTS))
+        with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+            result = once(Path(directory), rank)
+        times.append(result.seconds)
+        if these := problems(event, rank, result):
+            found += [f"rank {rank}: {each}" for each in these]
+            found += [f"    {line}" for line in result.stderr.splitlines()]
+    spread = f"{min(times):5.1f} {statistics.median(times):5.1f} {max(times):5.1f}"
+    print(
+        f"{name:42} {launcher:8} {spread}  exit {result.exit_code:4}  {'WRONG' if found else 'ok'}",
+        flush=True,
+    )
+    for line in found:
+        print(f"    {line}", flush=True)
+    return bool(found)

@@ -1,0 +1,149 @@
+"""Slurm's srun: one step for all ranks, within the allocation that cpulaunch runs in.
+
+Sources: srun(1) of Slurm 22.05, and what the real one does (`tests/slurm`).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from cpulaunch.errors import PlanError
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
+from cpulaunch.launchers.base import Launcher, StartFailure
+from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.mpi import ORPHAN_MARGIN
+from cpulaunch.launchers.reach import Obstacle
+from cpulaunch.model.installation import Installation
+from cpulaunch.plan.placement import IdentityVariables
+from cpulaunch.plan.plan import Plan
+
+HOSTS = "hosts"
+"""The file with a line for each rank: the host that it runs on."""
+
+OWN_STEP = (
+    # Beside other steps, as the one that cpulaunch itself may run in, with all that the allocation has.
+    "--overlap",
+    "--overcommit",
+    # cpulaunch binds the ranks, and the agents take no part in any MPI.
+    "--cpu-bind=none",
+    "--mpi=none",
+    "--export=ALL",
+)
+
+NOT_HANDED_ON = (
+    "SLURM_CONSTRAINT", "SLURM_CORE_SPEC", "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND",
+    "SLURM_DISTRIBUTION", "SLURM_DIST_PLANESIZE", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_EXPORT_ENV",
+    "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GRES", "SLURM_HINT", "SLURM_HOSTFILE",
+    "SLURM_KILL_BAD_EXIT", "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
+    "SLURM_MEM_PER_NODE", "SLURM_MPI_TYPE", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET",
+    "SLURM_OPEN_MODE", "SLURM_REMOTE_CWD", "SLURM_RESV_PORTS", "SLURM_SPREAD_JOB", "SLURM_STDERRMODE",
+    "SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STEP_GRES", "SLURM_THREADS", "SLURM_THREADS_PER_CORE",
+    "SLURM_THREAD_SPEC", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO", "SLURM_USE_MIN_NODES", "SLURM_WAIT",
+    "SLURM_WORKING_DIR", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV",
+)  # fmt: skip
+"""Variables that srun takes for options of its own.
+
+sbatch and salloc set some of them for the job that was asked for, which isn't this step: SLURM_EXACT gives it
+fewer CPUs than the allocation has, SLURM_LABELIO puts numbers before what it says, and those of memory
+contradict each other.
+"""
+
+_REMEDIES = (
+    ("Communication connection failure", "no slurmd answers there: `scontrol show node {host}`"),
+    ("Requested node configuration is not available", "is it one of the allocation's?  `scontrol show job`"),
+    ("Invalid job id", "the allocation has ended: salloc or sbatch gives another"),
+    ("Job/step already completing or completed", "the allocation has ended: salloc or sbatch gives another"),
+)
+
+# Of a step of one task: how it ended, which is no error of srun's.
+_OF_TASK = re.compile(r"srun: error: \S+: tasks? \d+: ")
+_ERROR = re.compile(r"^srun: (?:error|fatal): (?P<why>[^\r\n]+)", re.MULTILINE)
+
+# Of the step that starts the agents.
+_FAILURES = (
+    r"slurmstepd-(?P<host>\S+): error: execve\(\): (?P<why>[^\r\n]+)",
+    r"srun: error: Task launch for \S+ failed on node (?P<host>[^:\s]+): (?P<why>[^\r\n]+)",
+    r"srun: error: (?P<why>Unable to (?:create step|confirm allocation) for job [^\r\n]+)(?P<host>)",
+    r"srun: (?:error|fatal): (?P<why>(?:Invalid|Can't|Unable to|SLURM_)[^\r\n]+)(?P<host>)",
+)
+
+_CANCELLED = re.compile(r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT [\w:-]+(?P<why> DUE TO [\w ]+)?")
+
+
+class SrunReach:
+    """By a step of one task, beside whatever else runs in the allocation."""
+
+    program = "srun"
+
+    def command(self, host: str, line: str) -> tuple[str, ...] | None:
+        without = (word for name in NOT_HANDED_ON for word in ("-u", name))
+        one = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--chdir=/")
+        return ("env", *without, "srun", *OWN_STEP, *one, "sh", "-c", line)
+
+    def by_hand(self, host: str) -> str:
+        return f"srun --overlap --nodes=1 --ntasks=1 --nodelist={host} true"
+
+    def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
+        said = [match for match in _ERROR.finditer(error) if not _OF_TASK.match(match[0])]
+        if not said:
+            return None
+        why = said[0]["why"]
+        remedy = next((text for words, text in _REMEDIES if words in why), "`{by_hand}` shows more")
+        return Obstacle(f"srun: {why}", remedy.format(host=host, by_hand=self.by_hand(host)), hopeless=True)
+
+
+class Srun(Launcher):
+    name = "slurm"
+    title = "srun"
+    identity = IdentityVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    # At the first, srun has slurmd kill the step's processes, and waits for them.
+    stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
+    reach = SrunReach()
+    noise = (
+        "srun: cluster configuration lacks support for cpu binding",
+        "srun: forcing job termination",
+        "srun: Job step aborted: Waiting up to ",
+    )
+    ranks_outlive_it = True
+
+    def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
+        """The one srun of a plan."""
+        if address := next((h.host for h in plan.hosts if ":" in h.host or _is_number(h.host)), ""):
+            raise PlanError(
+                f"srun takes names of nodes only: {address} is an address",
+                hint="without --hosts and --hostfile, the allocation's nodes are taken",
+            )
+        placement = placement_variables(plan, self)
+        argv = ["srun", *OWN_STEP, "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
+        argv += [f"--chdir={plan.program.directory}", f"--ntasks={plan.world_size}"]
+        # The only way to say which rank runs where: srun has an order of its own for nodes otherwise.
+        argv += ["--distribution=arbitrary", f"--nodelist=./{HOSTS}"]
+        argv += [*plan.mpi_args, *agent_argv(plan, installation)]
+        shared = {name: value for name, value in plan.env.items() if name not in plan.private}
+        command = Command(
+            tuple(argv),
+            {**shared, **placement},
+            {HOSTS: "".join(f"{host.host}\n" for host in plan.hosts for _ in host.ranks)},
+            unset=NOT_HANDED_ON,
+            orphaned_for=plan.setting("watch.grace_period") + ORPHAN_MARGIN,
+        )
+        return (command,)
+
+    def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
+        for pattern in _FAILURES:
+            if match := re.search(pattern, text):
+                return StartFailure(match["host"], match["why"])
+        return None
+
+    def cancellation(self, text: str) -> str:
+        match = _CANCELLED.search(text)
+        return f"Slurm ended it: {match['what'].lower()}{match['why'] or ''}" if match else ""
+
+
+def _is_number(host: str) -> bool:
+    return host.count(".") == 3 and host.replace(".", "").isdecimal()
+
+
+SRUN = Srun()

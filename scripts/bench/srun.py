@@ -1,0 +1,80 @@
+"""How long until four ranks on four nodes have printed a line: cpulaunch by srun, against a bare srun.
+
+    python scripts/bench/srun.py [--rounds 10]
+
+Each round runs both, in turn, in one allocation on the test suite's Slurm (`tests/support/slurm.py`), which
+needs root.  Printed: milliseconds from start to the first line of any rank, and to the end (min, median,
+max), and the medians as multiples of the bare srun's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from support.command import bounded, clean_environment
+from support.slurm import Queue
+
+NODES = ("node0", "node1", "node2", "node3")
+BARE = ["srun", "--overlap", "--ntasks=4", "--nodes=4", "--cpu-bind=none", "--mpi=none", sys.executable]
+CPULAUNCH = [sys.executable, "-m", "cpulaunch", "run", "--launcher", "slurm", "-ppn", "1", "--tee", "all"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10)
+    rounds = parser.parse_args().rounds
+    contestants = {
+        "srun": BARE,
+        "cpulaunch": CPULAUNCH,
+        "cpulaunch --skip-preflight": [*CPULAUNCH, "--skip-preflight"],
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    with Queue(("login", *NODES)) as queue, tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "hello.py").write_text("print('hello', flush=True)\n")
+        with queue.allocation("--nodes=4", "--exclusive") as allocation:
+            for number in range(rounds + 1):
+                for name, command in contestants.items():
+                    taken = timed(queue, [*command, "hello.py"], directory, allocation)
+                    if number:  # the first round warms the caches
+                        times[name].append(taken)
+    print(f"{'4 ranks on 4 nodes, ms':27} {'first line':>23} {'':>7} {'end':>23}")
+    bare = [statistics.median(column) for column in zip(*times["srun"], strict=True)]
+    for name, rows in times.items():
+        cells = []
+        for column, base in zip(zip(*rows, strict=True), bare, strict=True):
+            median = statistics.median(column)
+            spread = " ".join(f"{1000 * value:7.0f}" for value in (min(column), median, max(column)))
+            cells.append(f"{spread}  × {median / base:4.2f}")
+        print(f"{name:27} {'  '.join(cells)}")
+    return 0
+
+
+def timed(
+    queue: Queue, command: Sequence[str], directory: str, allocation: dict[str, str]
+) -> tuple[float, float]:
+    """Seconds to the first line, and to the end."""
+    environ = clean_environment(**allocation)
+    started = time.perf_counter()
+    with bounded(queue.start("login", command, directory=directory, env=environ)) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        first = time.perf_counter() - started
+        rest, error = process.communicate()
+        ended = time.perf_counter() - started
+    if (line + rest).count("hello") != len(NODES):
+        raise SystemExit(f"{command}: {line}{rest}{error}")
+    return first, ended
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Real jobs on four nodes of a real Slurm, started by its srun."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, clean_environment, needs_two_cores
+from support.jobs import outputs
+from support.slurm import CPUS, Queue
+
+from cpulaunch.ccl.installed import state
+from cpulaunch.model.cores import CoreSet
+from slurm.conftest import CPULAUNCH, HOSTS, Run
+
+pytestmark = pytest.mark.slow
+
+STEP = ("run", "--launcher", "slurm", "--tee", "all", "--oversubscribe")
+
+SHOW = """\
+import json, os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+         "GLOO_SOCKET_IFNAME", "GIVEN", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+seen = {name: os.environ.get(name) for name in names}
+seen.update(host=socket.gethostname(), cores=sorted(os.sched_getaffinity(0)), directory=os.getcwd())
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    (script := tmp_path / "show.py").write_text(SHOW)
+    return script
+
+
+def test_ranks_are_where_the_plan_says_whatever_the_order_and_the_counts(
+    queue: Queue, salloc: Run, show: Path
+) -> None:
+    """Variables that srun takes for options are those of the allocation, and would disturb."""
+    hosts = ("--hosts", "node2:2,node0:1,node3:3")
+    env = {"SLURM_EXACT": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SRUN_CPUS_PER_TASK": "1"}
+    env |= {"SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "100", "SLURM_STDOUTMODE": "none"}
+    done = salloc(f"-N4 -c {CPUS}", *STEP, *hosts, "--env", "GIVEN=two words", show, **env)
+    ranks = outputs(done)
+    assert [r["host"] for r in ranks] == ["node2", "node2", "node0", "node3", "node3", "node3"]
+    assert [r["LOCAL_RANK"] for r in ranks] == ["0", "1", "0", "0", "1", "2"]
+    assert [r["LOCAL_WORLD_SIZE"] for r in ranks] == ["2", "2", "1", "3", "3", "3"]
+    assert [r["GLOO_SOCKET_IFNAME"] for r in ranks] == [queue.interfaces[r["host"]] for r in ranks]
+    assert {(r["MASTER_ADDR"], r["WORLD_SIZE"]) for r in ranks} == {(queue.addresses["node2"], "6")}
+    assert {(r["GIVEN"], r["directory"]) for r in ranks} == {("two words", str(show.parent))}
+    # The step's own, by which scripts written for srun go.
+    told = [(r["SLURM_PROCID"], r["SLURM_NTASKS"], r["SLURM_LOCALID"]) for r in ranks]
+    assert told == [(r["RANK"], r["WORLD_SIZE"], r["LOCAL_RANK"]) for r in ranks]
+    (plan,) = (json.loads(path.read_text()) for path in show.parent.glob("runs/*/plan.json"))
+    assert not any(host["assumed"] for host in plan["hosts"])
+    planned = [rank["cores"] for host in plan["hosts"] for rank in host["ranks"]]
+    assert [str(CoreSet(r["cores"])) for r in ranks] == planned
+
+
+def test_the_tasks_that_were_asked_for_in_a_batch_script(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """The batch shell's own variables say that it is rank 0 of 7, or of 1."""
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=4 --ntasks=7 --overcommit --output=slurm.out --error=slurm.err\n"
+        f"exec {' '.join(CPULAUNCH)} {' '.join(STEP)} show.py\n"
+    )
+    environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
+    done = queue.run("login", ["sbatch", "--wait", "job.sh"], directory=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr + (tmp_path / "slurm.err").read_text()
+    done.stdout = (tmp_path / "slurm.out").read_text()
+    hosts = [rank["host"] for rank in outputs(done)]
+    assert hosts == [*(host for host in HOSTS[:3] for _ in range(2)), "node3"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_the_digits_example_trains_as_well_as_elsewhere(backend: str, salloc: Run) -> None:
+    pytest.importorskip("sklearn")
+    if backend == "ccl" and state().built is None:
+        pytest.skip("the ccl process group is not built: cpulaunch ccl build")
+    options = ["--launcher", "slurm", "--backend", backend, "--threads", "1", "-ppn", "1"]
+    script = REPOSITORY / "examples" / "digits.py"
+    done = salloc("-N4", "run", *options, script, "--epochs", "4", timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(f"rank \\d of 4: backend {backend}", done.stdout)) == 4
+    accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
+    assert accuracy, done.stdout
+    assert float(accuracy[1]) > 95
+
+
+@needs_two_cores
+def test_ranks_get_the_cores_that_slurm_gave(salloc: Run, show: Path) -> None:
+    done = salloc("-N2 -c 1", "run", "--launcher", "slurm", "--tee", "all", show)
+    ranks = outputs(done)
+    assert [len(r["cores"]) for r in ranks] == [1, 1]
+
+
+def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """Both run at the same time: each waits for a file that the other writes."""
+    (tmp_path / "meet.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "own, other = sys.argv[1:]\n"
+        "pathlib.Path(own + os.environ['RANK']).touch()\n"
+        "while not all(pathlib.Path(other + rank).exists() for rank in '01'): time.sleep(0.01)\n"
+        "print('met')\n"
+    )
+    environ = clean_environment(LC_ALL="C.UTF-8")
+    with queue.allocation("--nodes=4") as allocation:
+        jobs = [
+            queue.start(
+                "login",
+                [*CPULAUNCH, *STEP, "--hosts", hosts, "meet.py", *names],
+                directory=tmp_path,
+                env=environ | allocation,
+            )
+            for hosts, names in (("node0,node1", ("a", "b")), ("node1,node2", ("b", "a")))
+        ]
+        done = [job.communicate(timeout=60) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], done
+    assert [sorted(out.splitlines()) for out, _ in done] == [["[0] met", "[1] met"]] * 2
+
+
+class TestAuto:
+    def test_takes_srun_where_ssh_leads_nowhere(self, queue: Queue, salloc: Run, show: Path) -> None:
+        with queue.without_sshd("node1"), queue.refusing_users("node0"):
+            done = salloc("-N2", "run", "--tee", "all", show)
+        assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
+        why = "started by srun: ssh doesn't reach the allocation's nodes (Permission denied"
+        assert f"cpulaunch: {why}" in done.stderr.replace("root@node0: ", "")
+
+    def test_takes_mpirun_where_ssh_works(self, salloc: Run, show: Path) -> None:
+        done = salloc("-N2", "run", "--tee", "all", show)
+        assert [r["SLURM_PROCID"] for r in outputs(done)] == [None, None]
+        assert "started by Intel MPI" in done.stderr
+
+
+class TestNoStepCanBeStarted:
+    def test_outside_of_an_allocation(self, queue: Queue, show: Path, tmp_path: Path) -> None:
+        argv = [*CPULAUNCH, "run", "--launcher", "slurm", show]
+        environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
+        done = queue.run("login", argv, directory=tmp_path, env=environ)
+        assert done.returncode == 2
+        assert "launcher (--launcher): srun starts ranks in an allocation, and this is none" in done.stderr
+
+    def test_on_hosts_of_others(self, salloc: Run, show: Path) -> None:
+        done = salloc("-N2", "run", "--launcher", "slurm", "--hosts", "node0,node3", show)
+        assert done.returncode == 2
+        assert "launcher (--launcher): node3 is not in the allocation" in done.stderr
+
+    @pytest.mark.parametrize("preflight", [[], ["--skip-preflight"]])
+    def test_after_the_allocation_has_ended(
+        self, preflight: list[str], queue: Queue, show: Path, tmp_path: Path
+    ) -> None:
+        with queue.allocation("--nodes=2") as gone:
+            pass
+        argv = [*CPULAUNCH, "run", "--launcher", "slurm", *preflight, show]
+        environ = clean_environment(LC_ALL="C.UTF-8", **gone)
+        done = queue.run("login", argv, directory=tmp_path, env=environ)
+        assert done.returncode == 3, done.stderr
+        assert re.search(r"Unable to confirm allocation for job \d+: Invalid job id specified", done.stderr)

@@ -1,0 +1,95 @@
+"""What befalls jobs that srun has started: all that befalls others, and what Slurm itself does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from support import chaos
+from support.chaos import Event, Job, Result
+from support.slurm import Queue
+
+Happening = Callable[[Job, int], contextlib.AbstractContextManager[None]]
+
+
+def _queue(job: Job) -> Queue:
+    assert isinstance(job.cluster, Queue)
+    return job.cluster
+
+
+@contextlib.contextmanager
+def _kill_srun(job: Job, rank: int) -> Iterator[None]:
+    # It has a child that passes on signals.
+    lines = [line for line in job.cluster.processes("login") if re.search(r" srun .*run_agent", line)]
+    job.cluster._inside("login", "kill", "-KILL", *(line.split()[1] for line in lines))
+    yield
+
+
+def _scancel(what: str) -> Happening:
+    @contextlib.contextmanager
+    def cancel(job: Job, rank: int) -> Iterator[None]:
+        _queue(job).slurm("scancel", what.format(job=job.env["SLURM_JOB_ID"]))
+        yield
+
+    return cancel
+
+
+@contextlib.contextmanager
+def _node_down(job: Job, rank: int) -> Iterator[None]:
+    queue, node = _queue(job), f"nodename=node{rank}"
+    queue.slurm("scontrol", "update", node, "state=down", "reason=test")
+    try:
+        yield
+    finally:
+        queue.slurm("scontrol", "update", node, "state=resume")
+
+
+@contextlib.contextmanager
+def _without_slurmd(job: Job, rank: int) -> Iterator[None]:
+    with _queue(job).without_slurmd(f"node{rank}"):
+        yield
+
+
+REPLACED = {
+    "packets dropped at start": {"said": ("node{rank}: no answer within 7 s",)},
+    "packets dropped at start, no preflight": {
+        "said": (chaos.NOT_STARTED, "on node{rank}: Communication connection failure")
+    },
+}
+
+EVENTS = {
+    **{name: replace(event, **REPLACED.get(name, {})) for name, event in chaos.EVENTS.items()},
+    "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from us",), _kill_srun),
+    "scancel of the step": Event("sleep", "", 143, ("SIGTERM",), _scancel("{job}.0")),
+    "scancel of the allocation": Event("sleep", "", 143, ("SIGTERM",), _scancel("{job}")),
+    "node set down": Event("sleep", "", None, (), _node_down),
+    "slurmd killed": Event("sleep", "", None, (), _without_slurmd),
+    "slurmd missing at start": Event(
+        "sleep", "", 3, ("node{rank}: no answer within 7 s",), _without_slurmd, at_start=True
+    ),
+}
+
+
+def run(queue: Queue, directory: Path, name: str, rank: int, moment: float = 0) -> Result:
+    """Let the event ``name`` happen to ``rank``, or its host, in a new job in an allocation of its own."""
+    with queue.allocation("--nodes=4") as allocation:
+        options = ["--launcher", "slurm"]
+        return chaos.happens(EVENTS[name], queue, directory, options, rank, moment, allocation)
+
+
+def main(rounds: int, only: str, dice: random.Random) -> int:
+    wrong = 0
+    with Queue(("login", *chaos.HOSTS)) as queue:
+        for name, event in EVENTS.items():
+            if only not in name:
+                continue
+
+            def once(directory: Path, rank: int, name: str = name) -> Result:
+                return run(queue, directory, name, rank, dice.random())
+
+            wrong += chaos.timed(name, event, "slurm", rounds, dice, once)
+    return 1 if wrong else 0
