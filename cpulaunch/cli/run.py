@@ -37,7 +37,7 @@ SLOW_DISK = 2.0
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
 
-_MODULE = ("-m", "--module")
+MODULE = ("-m", "--module")
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
@@ -57,10 +57,10 @@ exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong u
 
 def main(arguments: list[str]) -> int:
     parser = run_parser()
-    split = partial(parser.split, ends=_MODULE)
+    split = partial(parser.split, ends=MODULE)
     words, rest = split(arguments)
     typed = arguments[: len(arguments) - len(rest)]
-    if rest and rest[0] in _MODULE:  # options may follow it, as they may for torchrun
+    if rest and rest[0] in MODULE:  # options may follow it, as they may for torchrun
         more, after = parser.split(rest[1:])
         words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
         rest = [rest[0], *after]
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         say(f"warning: {warning}")
     if config["hosts.nnodes"] not in ("all", 1):
         refuse_restricted(options)
-    program = _program(rest, options.no_python, options.wdir)
+    program = program_of(rest, options.no_python, options.wdir)
 
     from cpulaunch import launchers
     from cpulaunch.cli.facts import gather
@@ -158,8 +158,9 @@ def run_parser() -> Parser:
     return parser
 
 
-def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
-    if not rest or (rest[0] in _MODULE and len(rest) < 2):
+def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
+    """What is to be run on every rank, by the words after the options.  Raises UsageError."""
+    if not rest or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
     try:
         directory = Path.cwd() / wdir
@@ -178,7 +179,7 @@ def _program(rest: list[str], no_python: bool, wdir: Path) -> Program:
                 hint="a program in this directory is ./prog",
             )
         argv = [str(Path(found).absolute()), *rest[1:]]
-    elif rest[0] in _MODULE:
+    elif rest[0] in MODULE:
         argv = [python, "-m", *rest[1:]]
     else:
         _check_script(directory, rest[0])

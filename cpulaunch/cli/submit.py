@@ -1,0 +1,110 @@
+"""``cpulaunch submit``: writes a batch script that calls ``cpulaunch run``, and hands it to the queue."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from cpulaunch.cli.files import write_file
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import load_config
+from cpulaunch.cli.run import MODULE, program_of, run_parser
+from cpulaunch.errors import HostError
+from cpulaunch.manifests.sbatch import SAVING, SWITCHES, VALUES, batch_script
+from cpulaunch.wording import cannot_run
+
+QUEUES = ("slurm",)
+TIMEOUT = 60.0
+"""Seconds that sbatch may take."""
+
+LEFT_TO_SLURM = 10
+"""Seconds before its time limit in which a job has ended that was warned of it."""
+
+USAGE = "cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
+EPILOG = """\
+Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
+stay those of the job.  Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
+With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
+
+examples:
+  cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
+  cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
+  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only print the script
+
+exit code: 0; 2 usage or settings; 3 sbatch refused it
+"""
+
+
+class Typed(NamedTuple):
+    """A command line: our own options, sbatch's as words such as ``--nodes=4``, the arguments of `run`."""
+
+    ours: argparse.Namespace
+    sbatch: list[str]
+    run: list[str]
+
+
+def main(arguments: list[str]) -> int:
+    typed = read(arguments)
+    grace = [] if typed.ours.grace_given else [f"--grace-period={SAVING - LEFT_TO_SLURM}"]
+    command = [sys.executable, "-m", "cpulaunch", "run", *typed.run]
+    script = batch_script(typed.sbatch, command, grace)
+    if typed.ours.output:
+        write_file(typed.ours.output, script)
+    if typed.ours.dry_run:
+        print(script, end="")
+        return 0
+    job = _submit(script)
+    say(f"Slurm job {job}: what it prints is in slurm-{job}.out")
+    say(f"squeue -j {job} shows its state, and scancel {job} ends it")
+    return 0
+
+
+def read(arguments: list[str]) -> Typed:
+    """The command line's parts.  Raises UsageError, also for what `cpulaunch run` would refuse."""
+    parser = run_parser()
+    parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
+    parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
+    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
+    own = {"--to", "--output", "--dry-run"}
+    parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
+    parser.add_argument("--output", metavar="F", type=Path, help="keep the script in this file")
+    for name, letter in VALUES.items():
+        letters = [letter] if letter else []
+        parser.add_argument(name, *letters, dest="_", metavar="V", help=argparse.SUPPRESS)
+    for name in SWITCHES:
+        parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
+    words, rest = parser.split(arguments, ends=MODULE)
+    options = parser.parse_args(words)
+    config = load_config(options)
+    program_of(rest, options.no_python, options.wdir)
+    options.grace_given = config.is_set("watch.grace_period")
+    long_names = {letter: name for name, letter in VALUES.items() if letter}
+    sbatch, run = [], []
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name in long_names:
+            sbatch.append(f"{long_names[name]}={words.pop(0)}")
+        elif name in VALUES or name in SWITCHES:
+            sbatch.append(name + equals + value)
+        elif name not in own:
+            run.append(name + equals + value)
+    return Typed(options, sbatch, [*run, *rest])
+
+
+def _submit(script: str) -> str:
+    """The number of the job.  Raises HostError."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    except OSError as e:
+        hint = "--dry-run prints the script, to be submitted elsewhere"
+        raise HostError(cannot_run("sbatch", e), hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"sbatch has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise HostError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
+    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow

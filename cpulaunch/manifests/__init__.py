@@ -1,0 +1,1 @@
+"""Documents for queues, as text.  Pure."""

@@ -1,0 +1,107 @@
+"""``cpulaunch submit``: whose options are whose, and the script that comes of it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch.cli.main import main
+from cpulaunch.manifests.sbatch import batch_script
+
+RUN = f"{shlex.quote(sys.executable)} -m cpulaunch run"
+
+PLAIN = f"""\
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --time=2:00:00
+#SBATCH --partition=batch
+#SBATCH --job-name='my job'
+#SBATCH --exclusive
+exec {RUN} -ppn 2 --threads=1 -x HF_TOKEN train.py --time 3 --requeue
+"""
+
+REQUEUED = f"""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --cpus-per-task=8
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --open-mode=append
+# The shell hands Slurm's signal on, and waits: for the signal, and for the end.
+trap 'kill -TERM $!' TERM USR1 USR2
+{RUN} --grace-period=110 -m train &
+wait $!
+wait $!
+code=$?
+[ $code = 75 ] && scontrol requeue "$SLURM_JOB_ID"  # saved
+exit $code
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    (path := tmp_path / "train.py").touch()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        (
+            "--nodes 4 -ppn 2 -t 2:00:00 --partition=batch --threads 1 --job_name 'my job' -x HF_TOKEN "
+            "train.py --time 3 --requeue",
+            PLAIN,
+        ),
+        ("-N 2 -c 8 --requeue -m train", REQUEUED),
+    ],
+)
+def test_options_of_sbatch_become_its_lines_and_the_others_stay_the_jobs(
+    typed: str, text: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *shlex.split(typed)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_the_script_is_kept_where_that_is_asked_for(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", "--output", "job.sh", "--nodes", "2", "train.py"]) == 0
+    assert (tmp_path / "job.sh").read_text() == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("--nodse 4 train.py", "unknown option --nodse"),
+        ("--nodes 4 gone.py", "gone.py: no such script"),
+        ("--nodes 4 --backend nccl train.py", "'nccl' does not fit training.backend"),
+        ("--to pbs train.py", "invalid choice: 'pbs'"),
+    ],
+)
+def test_what_run_would_refuse_is_refused_before_the_job_waits(
+    typed: str, says: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_where_there_is_no_sbatch(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "--nodes", "2", "train.py"]) == 3
+    assert "--dry-run prints the script, to be submitted elsewhere" in capsys.readouterr().err
+
+
+def test_what_the_user_says_of_signal_and_mode_stays() -> None:
+    options = ["--requeue", "--signal=B:USR1@60", "--open-mode=truncate"]
+    text = batch_script(options, ["cpulaunch", "run", "train.py"])
+    assert [line for line in text.splitlines() if "signal=" in line or "mode=" in line] == [
+        "#SBATCH --signal=B:USR1@60",
+        "#SBATCH --open-mode=truncate",
+    ]
