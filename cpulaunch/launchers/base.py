@@ -85,3 +85,7 @@ class Launcher(ABC):
     def cancellation(self, text: str) -> str:
         """Why a batch system has ended all ranks, where the output of its processes tells; else empty."""
         return ""
+
+    def lost_hosts(self, text: str) -> tuple[str, ...]:
+        """Hosts that have failed, by the output of its processes."""
+        return ()

@@ -14,6 +14,7 @@ from cpulaunch.launchers.base import Launcher, StartFailure
 from cpulaunch.launchers.command import Command
 from cpulaunch.launchers.mpi import ORPHAN_MARGIN
 from cpulaunch.launchers.reach import Obstacle
+from cpulaunch.model.hosts import parse_hosts
 from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
@@ -71,6 +72,10 @@ _FAILURES = (
 
 _CANCELLED = re.compile(r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT [\w:-]+(?P<why> DUE TO [\w ]+)?")
 
+_NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
+_ENDED_BY_US = "srun: forcing job termination"
+"""What srun says when it gets a signal itself."""
+
 
 class SrunReach:
     """By a step of one task, beside whatever else runs in the allocation."""
@@ -103,7 +108,7 @@ class Srun(Launcher):
     reach = SrunReach()
     noise = (
         "srun: cluster configuration lacks support for cpu binding",
-        "srun: forcing job termination",
+        _ENDED_BY_US,
         "srun: Job step aborted: Waiting up to ",
     )
     ranks_outlive_it = True
@@ -139,7 +144,13 @@ class Srun(Launcher):
 
     def cancellation(self, text: str) -> str:
         match = _CANCELLED.search(text)
-        return f"Slurm ended it: {match['what'].lower()}{match['why'] or ''}" if match else ""
+        if not match or _ENDED_BY_US in text:
+            return ""
+        return f"Slurm cancelled the {match['what'].lower()}{(match['why'] or '').lower()}"
+
+    def lost_hosts(self, text: str) -> tuple[str, ...]:
+        found = (parse_hosts(nodes, self.title) for nodes in _NODE_FAILURE.findall(text))
+        return tuple(host.name for hosts in found for host in hosts)
 
 
 def _is_number(host: str) -> bool:

@@ -9,7 +9,7 @@ from cpulaunch import messages
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import EndProcesses, Finish
-from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
 from cpulaunch.supervise.root_cause import Candidate, root_cause
@@ -126,10 +126,9 @@ def outcome(state: State, now: float) -> Outcome:
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:
-    """An agent that a batch system has ended can't say so, or says only by which signal."""
-    ended = cause.by_signal or cause.failure.error == WITHOUT_A_WORD
-    if ended and (why := state.processes.cancellation):
-        return replace(cause.failure, error=why, note="")
+    """What a batch system has ended can't say so, or says only by which signal."""
+    if cause.failure.signal in (SIGTERM, SIGKILL) and (why := state.processes.cancellation):
+        return replace(cause.failure, error=why, note=None)
     return cause.failure
 
 

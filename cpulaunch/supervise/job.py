@@ -70,6 +70,7 @@ class JobState:
             case ProcessSaid():
                 state.processes.heard(event.data)
                 launched.look_for_a_failed_start(state)
+                launched.look_for_lost_hosts(state)
             case ProcessEnded():
                 launched.process_ended(state, event.number, event.code)
             case StartFailed():

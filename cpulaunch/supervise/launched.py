@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpulaunch.errors import HostError
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
 from cpulaunch.supervise import ending
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure, signal_name
@@ -20,6 +20,15 @@ def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
         where = f" on {found.host}" if found.host else ""
         error = f"it couldn't be started{where}: {found.why}"
         ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error, state.started)
+
+
+def look_for_lost_hosts(state: State) -> None:
+    """A batch system knows of hosts that have failed before we miss them, and ends what runs on others."""
+    for host in state.processes.lost_hosts:
+        for rank in state.ranks:
+            if rank.host == host and (rank.failed is None or rank.failed.kind != kinds.NODE_LOST):
+                error = f"the batch system says that {host} has failed, or was set down"
+                ending.mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, state.started)
 
 
 def process_ended(state: State, number: int, code: int) -> None:

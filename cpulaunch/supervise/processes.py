@@ -53,6 +53,11 @@ class Processes:
         return self._launcher.cancellation(self._said.decode(errors="replace"))
 
     @property
+    def lost_hosts(self) -> tuple[str, ...]:
+        """Hosts that have failed, as they have told."""
+        return self._launcher.lost_hosts(self._said.decode(errors="replace"))
+
+    @property
     def killed_by(self) -> int | None:
         """The signal that has ended one of them, if one has."""
         return next((-code for code in self._codes.values() if code < 0), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,14 @@ def _without_slurmd(job: Job, rank: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _interrupted_without_slurmd(job: Job, rank: int) -> Iterator[None]:
+    """The ranks go on, and can be ended."""
+    with _queue(job).without_slurmd(f"node{rank}"):
+        job.signal(signal.SIGINT)
+        yield
+
+
 REPLACED = {
     "packets dropped at start": {"said": ("node{rank}: no answer within 7 s",)},
     "packets dropped at start, no preflight": {
@@ -64,10 +73,18 @@ REPLACED = {
 EVENTS = {
     **{name: replace(event, **REPLACED.get(name, {})) for name, event in chaos.EVENTS.items()},
     "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from us",), _kill_srun),
-    "scancel of the step": Event("sleep", "", 143, ("SIGTERM",), _scancel("{job}.0")),
-    "scancel of the allocation": Event("sleep", "", 143, ("SIGTERM",), _scancel("{job}")),
-    "node set down": Event("sleep", "", None, (), _node_down),
-    "slurmd killed": Event("sleep", "", None, (), _without_slurmd),
+    "scancel of the step": Event("sleep", "", 137, ("Slurm cancelled the step",), _scancel("{job}.0")),
+    "scancel of the allocation": Event(
+        "sleep", "", 143, ("SIGTERM (ended by another program or the batch system)",), _scancel("{job}")
+    ),
+    "node set down": Event(
+        "sleep",
+        "",
+        4,
+        ("host node{rank} was lost", "the batch system says that node{rank} has failed"),
+        _node_down,
+    ),
+    "slurmd killed": Event("sleep", "", 130, ("interrupted after",), _interrupted_without_slurmd),
     "slurmd missing at start": Event(
         "sleep", "", 3, ("node{rank}: no answer within 7 s",), _without_slurmd, at_start=True
     ),
