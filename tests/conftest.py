@@ -25,6 +25,7 @@ settings.load_profile("no deadline")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out of scripts/test.sh --fast")
+    config.addinivalue_line("markers", "repeats: like another test; only scripts/test.sh --all runs it")
     # A shell lets what it starts with & ignore Ctrl-C, and so would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
