@@ -40,9 +40,13 @@ def four(built: Built) -> Iterator[Ranks]:
 
 
 @pytest.fixture(
-    params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))],
+    params=[
+        2,
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(4, marks=[pytest.mark.slow, pytest.mark.repeats]),
+    ],
     ids=lambda size: f"{size} ranks",
 )
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test that asks for it runs with two, three and four ranks."""
+    """Each test that asks for it runs with two and three ranks, and four where all is repeated."""
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

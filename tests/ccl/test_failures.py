@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_script
+from support.marks import repeat
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
@@ -43,21 +44,31 @@ def leaves_no_shared_memory() -> object:
 
 
 ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-COLLECTIVES = pytest.mark.parametrize(
-    ("collective", "variables"),
-    [("all_reduce(x", {}), ("broadcast(x, 1", {}), ("all_gather(parts, x", {}), ("broadcast(x, 1", ONECCL)],
-    ids=["all_reduce", "broadcast", "all_gather", "oneccl"],
-)
+CALLS = {
+    "all_reduce": ("all_reduce(x", {}),
+    "broadcast": ("broadcast(x, 1", {}),
+    "all_gather": ("all_gather(parts, x", {}),
+    "oneccl": ("broadcast(x, 1", ONECCL),
+}
 
 
-@COLLECTIVES
-@pytest.mark.parametrize("late", ["False", "True"], ids=["sync", "async"])
+def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
+    """Each of CALLS with the ``usual`` value of a parameter, and one over each transport with the other value."""
+    rows = [*((call, usual) for call in CALLS), ("all_reduce", other), ("oneccl", other)]
+    return pytest.mark.parametrize(
+        ("collective", "variables", name),
+        [(*CALLS[call], value) for call, value in rows],
+        ids=[f"{call}, {name} {value}" for call, value in rows],
+    )
+
+
+@each_call("late", 0, 1)
 def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
-    late: str, collective: str, variables: dict[str, str]
+    collective: str, variables: dict[str, str], late: int
 ) -> None:
     first, second = run_script(2, script(
         "if rank == 1: store.wait(['rank 0 has raised'], timedelta(seconds=60))",
-        f"work = dist.{collective}, async_op={late})",
+        f"work = dist.{collective}, async_op={bool(late)})",
         "if work: work.wait()",
         seconds=3,
     ), **variables)  # fmt: skip
@@ -103,10 +114,9 @@ def test_an_error_of_oneccl_is_told_also_where_the_other_rank_has_gone() -> None
     assert re.search(rf"barrier \(.* rank 1 of 2 failed: {why}", second.stderr)
 
 
-@COLLECTIVES
-@pytest.mark.parametrize("dead", [0, 1])
+@each_call("dead", 1, 0)
 def test_a_killed_peer_is_noticed_and_not_waited_for(
-    dead: int, collective: str, variables: dict[str, str]
+    collective: str, variables: dict[str, str], dead: int
 ) -> None:
     collective = collective.replace("1", str(dead))  # a broadcast's root need not wait for others
     killed = script(f"if rank == {dead}: os.kill(os.getpid(), 9)", f"dist.{collective})")
@@ -130,8 +140,8 @@ def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
     "line",
     [
         "pass",
-        "sys.exit(0)",
-        "dist.all_reduce(x, async_op=True)",
+        repeat("sys.exit(0)"),
+        repeat("dist.all_reduce(x, async_op=True)"),
         "work = dist.all_reduce(x, async_op=True); work.wait() if rank else None",
         "group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)",
         "dist.destroy_process_group()",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.marks import repeat
 
 from cpulaunch.ccl.installed import SOURCES
 
@@ -33,10 +34,11 @@ SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
 
-LAYOUTS = ("1", "2", "3", "4", "1,1", "2,2", "3,1", "1,3", "1,2,3", "2,2,2,2")
+LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "1,2,3")
 SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
-OVER_A_FABRIC = ("1,1", "2,2", "3,1", "1,2,3", "2,2,2,2")
+OVER_A_FABRIC = ("1,1", "2,2", "3,1", "2,2,2,2", "1,2,3")
+PROGRAMS = ("plain", "addresses", "threads", "aarch64")
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,25 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return Program((*EMULATOR, program), rounds=6)
 
 
-@pytest.fixture(params=["plain", "addresses", "threads", "aarch64"])
+@pytest.fixture(params=PROGRAMS)
 def program(request: pytest.FixtureRequest) -> Program:
     return request.getfixturevalue(request.param)
+
+
+def on_each_program(*layouts: str, few: int = 1) -> pytest.MarkDecorator:
+    """Each layout on the plain program, and the last ``few`` on those that are slow."""
+    rows = [(program, layout) for program in PROGRAMS for layout in layouts]
+    return pytest.mark.parametrize(
+        ("program", "layout"),
+        [row if row[0] == "plain" or row[1] in layouts[-few:] else repeat(*row) for row in rows],
+        indirect=["program"],
+    )
 
 
 # --- what works
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@on_each_program(*LAYOUTS, few=3)
 def test_random_collectives(program: Program, layout: str) -> None:
     program.check(layout, seed=1)
 
@@ -140,12 +152,12 @@ def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
     plain.check(layout, seed=2, rounds=10)
 
 
-@pytest.mark.parametrize("layout", ["8", "8,8", "8,2", "12,12,12"])
+@on_each_program("8", "8,8", "12,12,12", "8,2")
 def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
 
 
-@pytest.mark.parametrize("layout", OVER_A_FABRIC)
+@on_each_program(*OVER_A_FABRIC)
 def test_random_collectives_over_a_fabric(program: Program, layout: str) -> None:
     program.check(layout, seed=15, what="mix over a fabric")
 
@@ -158,27 +170,27 @@ def test_sockets_are_a_level_over_a_fabric_too(program: Program) -> None:
     program.check("8,8", seed=17, what="sockets over a fabric", rounds=program.rounds // 4)
 
 
-@pytest.mark.parametrize("layout", ["1,2", "1,1,2"])  # the latter have a chain in their broadcast
+@on_each_program("1,1,2", "1,2")  # the former have a chain in their broadcast
 def test_large_results_over_a_fabric(program: Program, layout: str) -> None:
     program.check(layout, seed=18, what="large over a fabric", rounds=1)
 
 
-@pytest.mark.parametrize("layout", ["1,2", "2,2"])
+@on_each_program("1,2", "2,2")
 def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None:
     program.check(layout, seed=19, what="two groups over a fabric")
 
 
-@pytest.mark.parametrize("layout", ["2", "1,2"])
+@on_each_program("2", "1,2")
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)
 
 
-@pytest.mark.parametrize("layout", ["3", "1,2"])
+@on_each_program("3", "1,2")
 def test_two_groups_at_once(program: Program, layout: str) -> None:
     program.check(layout, seed=3, what="two groups")
 
 
-@pytest.mark.parametrize("layout", ["3", "1,3"])
+@on_each_program("3", "1,3")
 def test_nothing_is_left_of_groups(program: Program, layout: str) -> None:
     program.check(layout, seed=4, what="many groups", rounds=4 * program.rounds)
 
@@ -236,7 +248,7 @@ def test_descriptors_that_just_suffice_do(plain: Program) -> None:
     plain.check("1,1", seed=9, what="enough descriptors")
 
 
-@pytest.mark.parametrize("layout", ["1,1", "3,1"])
+@on_each_program("1,1", "3,1")
 def test_strangers_keep_no_rank_out(program: Program, layout: str) -> None:
     program.check(layout, seed=10, what="strangers", rounds=2)
 

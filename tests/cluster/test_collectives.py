@@ -9,6 +9,7 @@ import pytest
 from ccl import programs_names as names
 from ccl.ranks import WORKER, Ranks
 from support.faults import Cluster
+from support.marks import repeat
 from support.ranks import PORT, hosts_of, started_ranks
 
 from cpulaunch.ccl.installed import state
@@ -22,6 +23,7 @@ LAYOUTS = {
     "2x1": hosts_of("2x1"),
     "2x2": hosts_of("2x2"),
     "3+1": hosts_of("3+1"),
+    "4x2": hosts_of("4x2"),
     "1+2+1, in turn": ["node0", "node1", "node2", "node1"],
 }
 LIFE = 1800.0  # seconds: ranks that share a fixture's last layout stay until the module's tests are over
@@ -41,7 +43,7 @@ def ranks_on(
         )
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=["2x1", "2x2", repeat("3+1"), "1+2+1, in turn"])
 def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks on several hosts, for all tests with this layout."""
     yield from ranks_on(the_cluster, LAYOUTS[request.param])
@@ -115,19 +117,11 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
         )
 
 
-OVER_ONECCL = {
-    "2x2": hosts_of("2x2"),
-    "3+1": hosts_of("3+1"),
-    "4x2": hosts_of("4x2"),
-    "1+2+1, in turn": LAYOUTS["1+2+1, in turn"],
-}
-
-
-@pytest.fixture(scope="module", params=OVER_ONECCL)
+@pytest.fixture(scope="module", params=["2x2", repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
 def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks that have oneCCL between the hosts."""
     variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-    yield from ranks_on(the_cluster, OVER_ONECCL[request.param], **variables)
+    yield from ranks_on(the_cluster, LAYOUTS[request.param], **variables)
 
 
 def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
@@ -151,7 +145,7 @@ def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
                 over_oneccl.call("movement", kind, dtype, [200_003], "plain", number, number, True)
 
 
-@pytest.mark.parametrize("seed", [17, 18])
+@pytest.mark.parametrize("seed", [17, repeat(18)])
 def test_oneccl_carries_a_random_mix(over_oneccl: Ranks, seed: int) -> None:
     assert over_oneccl.call("mix", seed, 200, "between hosts", limit=240) == [200] * over_oneccl.size
 

@@ -15,6 +15,7 @@ import pytest
 from support.command import REPOSITORY, clean_environment, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
+from support.marks import repeat
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run
@@ -40,13 +41,20 @@ def mpi(request: pytest.FixtureRequest) -> list[str]:
     return mpi_options(request.param)
 
 
+# What agents do by themselves is alike under all.
+under_one = pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")], indirect=True)
+from_each = pytest.mark.parametrize(
+    ("on", "mpi"), [("node0", "intel"), *(("login", mpi) for mpi in MPIS)], indirect=["mpi"]
+)
+
+
 @pytest.fixture
 def show(tmp_path: Path) -> Path:
     (script := tmp_path / "show.py").write_text(SHOW)
     return script
 
 
-@pytest.mark.parametrize("on", ["node0", "login"])
+@from_each
 def test_ranks_are_where_the_plan_says(
     on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -136,6 +144,7 @@ def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
 
 
 @needs_two_cores
+@under_one
 def test_each_host_is_bound_by_its_own_cores(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -171,6 +180,7 @@ def test_directory_and_python_are_the_planned_ones(
     assert len({r["python"] for r in ranks}) == 1
 
 
+@under_one
 def test_a_failing_rank_elsewhere_gives_its_exit_code(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
@@ -182,7 +192,18 @@ def test_a_failing_rank_elsewhere_gives_its_exit_code(
     assert "exit code 7" in done.stderr
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("backend", "mpi"),
+    [
+        ("ccl", "intel"),
+        ("gloo", "mpich"),
+        ("ccl", "openmpi"),
+        repeat("gloo", "intel"),
+        repeat("ccl", "mpich"),
+        repeat("gloo", "openmpi"),
+    ],
+    indirect=["mpi"],
+)
 def test_the_digits_example_trains_as_well_as_locally(
     backend: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path
 ) -> None:
@@ -199,7 +220,7 @@ def test_the_digits_example_trains_as_well_as_locally(
     assert float(accuracy[1]) > 95
 
 
-@pytest.mark.parametrize("on", ["node0", "login"])
+@from_each
 def test_without_preflight_agents_find_out(
     on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -211,7 +232,17 @@ def test_without_preflight_agents_find_out(
     assert {r["LD_PRELOAD"] for r in ranks} == {here.get("tcmalloc")}
 
 
-@pytest.mark.parametrize("fault", ["unknown_key", "without_sshd", "dropping"])
+@pytest.mark.parametrize(
+    ("fault", "mpi"),
+    [
+        *(("unknown_key", mpi) for mpi in MPIS),
+        ("without_sshd", "mpich"),
+        ("dropping", "openmpi"),
+        *(repeat("without_sshd", mpi) for mpi in ("intel", "openmpi")),
+        *(repeat("dropping", mpi) for mpi in ("intel", "mpich")),
+    ],
+    indirect=["mpi"],
+)
 def test_without_preflight_mpiexec_fails_soon_and_ssh_says_why(
     fault: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:

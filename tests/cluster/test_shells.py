@@ -15,6 +15,7 @@ from support import chaos
 from support.command import clean_environment, mpi_options
 from support.faults import Cluster
 from support.jobs import outputs
+from support.marks import repeat
 from support.namespaces import until
 
 from cluster.conftest import HOSTS, Run
@@ -30,7 +31,7 @@ print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
 """
 
 
-@pytest.fixture(params=["tcsh", "fish", "tcsh everywhere", "fish everywhere"])
+@pytest.fixture(params=["tcsh", repeat("fish"), repeat("tcsh everywhere"), "fish everywhere"])
 def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
     """All hosts know the user as one with this login shell; ``everywhere``: the launching one does, too."""
     name, _, everywhere = request.param.partition(" ")

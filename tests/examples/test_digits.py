@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, Run, clean_environment, mpi_options
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +24,18 @@ def accuracy(output: str) -> float:
     return float(found)
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_digits_are_learnt(cpulaunch: Run, launcher_options: list[str], tmp_path: Path, backend: str) -> None:
-    done = cpulaunch("run", "-n", "2", *launcher_options, "--backend", backend, DIGITS, timeout=TIMEOUT)
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        ("local", "ccl"),
+        ("local", "gloo"),
+        ("intel", "ccl"),
+        *(repeat(launcher, backend) for launcher in ("mpich", "openmpi") for backend in ("ccl", "gloo")),
+    ],
+)
+def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, launcher: str, backend: str) -> None:
+    options = ("--launcher", "local") if launcher == "local" else mpi_options(launcher)
+    done = cpulaunch("run", "-n", "2", *options, "--backend", backend, DIGITS, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= 97
     lines = sorted(line for line in done.stdout.splitlines() if "backend" in line)

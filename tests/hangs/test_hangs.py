@@ -13,6 +13,7 @@ from support.command import REPOSITORY, Run
 from support.hangs import PROGRAM, boxes, line_of, shown_in_docs
 from support.hung_files import hung_file
 from support.jobs import box, outcome
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +115,7 @@ def test_ccl_itself_finds_operations_that_differ(
     assert case == "other_size" or "\n".join(sides) in docs
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("crossed", backend=backend), in_docs=backend == "ccl")
     assert "ranks 0-1 on localhost wait for each other in different groups" in title
@@ -180,7 +181,7 @@ def test_a_dead_lock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_pa
         assert any("waits for a lock at" in text and f"train.py:{line} " in text for text in lines), lines
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, _, found = stall(tmp_path, hang("receive", backend=backend))
     assert "rank 1 on localhost has not answered recv" in title

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.command import REPOSITORY, Run, bounded, clean_environment, intel_python
 from support.jobs import box, outcome
+from support.marks import repeat
 
 PROGRAMS = Path(__file__).with_name("programs_checkpoint.py")
 EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
@@ -147,7 +148,7 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
@@ -214,7 +215,11 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to"),
-    [(signal.SIGTERM, "a rank"), (signal.SIGUSR1, "a rank"), (signal.SIGUSR1, "the launcher")],
+    [
+        (signal.SIGTERM, "a rank"),
+        repeat(signal.SIGUSR1, "a rank"),
+        (signal.SIGUSR1, "the launcher"),
+    ],
 )
 def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
     tmp_path: Path, number: signal.Signals, to: str

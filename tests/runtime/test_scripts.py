@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
+from support.marks import repeat
 
 from runtime.conftest import Start
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("said", [(), ("gloo",), ("mpi",), ("ccl",)])
+@pytest.mark.parametrize("said", [(), ("gloo",), repeat(("mpi",)), ("ccl",)])
 def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
     done = job(2, "grouped", *said)
     assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
@@ -124,7 +125,7 @@ def test_other_backends_are_not_touched(job: Start) -> None:
     assert not [line for line in done.ours() if "changed in this script" in line]
 
 
-@pytest.mark.parametrize("options", ["{}", '{"cpu": true}'])
+@pytest.mark.parametrize("options", ["{}", repeat('{"cpu": true}')])
 def test_an_accelerator(job: Start, options: str) -> None:
     done = job(2, "accelerated", options, options=("--precision", "bf16"))
     first, second = done.results
@@ -146,7 +147,8 @@ def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said
 
 
 @pytest.mark.parametrize(
-    "options", ["{}", '{"bf16": true, "ddp_backend": "gloo"}', '{"use_cpu": true, "ddp_backend": "ccl"}']
+    "options",
+    ["{}", repeat('{"bf16": true, "ddp_backend": "gloo"}'), '{"use_cpu": true, "ddp_backend": "ccl"}'],
 )
 def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> None:
     done = job(2, "trainer", options, options=("--precision", "bf16"))

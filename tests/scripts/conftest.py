@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.command import REPOSITORY, bounded, clean_environment, mpi_options, processes_with
+from support.marks import repeat
 
 HERE = Path(__file__).parent
 LIMIT = 150.0  # seconds
@@ -35,6 +36,9 @@ class Done:
 
 
 Start = Callable[..., Done]
+
+# Each library has tests that cpulaunch starts itself, and one that Intel MPI starts.
+by_mpirun = pytest.mark.parametrize("start", ["mpirun", repeat("local")], indirect=True)
 
 
 def run(
@@ -82,7 +86,7 @@ def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Start:
     return start
 
 
-@pytest.fixture(params=["local", "mpirun"])
+@pytest.fixture(params=["local", repeat("mpirun")])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     """``cpulaunch run`` of a program on two ranks, which cpulaunch or Intel MPI starts; to its good end."""
     launcher = ("--launcher", "local") if request.param == "local" else tuple(mpi_options("intel"))

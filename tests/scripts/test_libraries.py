@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.conftest import Start, assert_alike
+from scripts.conftest import Start, assert_alike, by_mpirun
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +32,7 @@ def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_to
     )
 
 
+@by_mpirun
 def test_in_slurm_too_and_in_the_planned_precision_where_the_script_names_none(
     start: Start, by_torchrun: Start
 ) -> None:
@@ -55,6 +56,7 @@ def test_fabric_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> No
         assert one["None"][1] == ["torch.bfloat16"]
 
 
+@by_mpirun
 def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "ignite", options=FP32).results
     assert ours[0]["weights"] == ours[1]["weights"]
@@ -70,6 +72,7 @@ def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
     start(Path(accelerate.test_utils.__file__).with_name("scripts") / f"{name}.py", options=FP32)
 
 
+@by_mpirun
 def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> None:
     for version, kind in (("1", "FullyShardedDataParallel"), ("2", "FSDPSequential")):
         done = start(PROGRAMS, "accelerate", version, options=FP32)
@@ -80,6 +83,7 @@ def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> Non
             assert result["losses"] == pytest.approx(LOSSES, abs=2e-3)
 
 
+@by_mpirun
 def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "trainer", options=FP32).results
     assert ours[0]["steps"] == [2, 4]
@@ -98,6 +102,7 @@ def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
         assert result["steps"] == [2, 4]
 
 
+@by_mpirun
 def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> None:
     env = deepspeed()
     assert_alike(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.conftest import Start, assert_alike
+from scripts.conftest import Start, assert_alike, by_mpirun
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,7 @@ def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Sta
     assert any("SGD takes its fused step" in line for line in ours.ours())  # as long as gradients were dense
 
 
+@by_mpirun
 def test_older_ways_to_share_a_model_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "older", options=FP32).results
     assert_alike(ours, by_torchrun(PROGRAMS, "older").results)
@@ -47,6 +48,7 @@ def test_groups_answer_the_name_that_the_script_knows(start: Start) -> None:
     assert any("backend ccl (not nccl)" in line for line in ours.ours())
 
 
+@by_mpirun
 def test_ranks_have_torchruns_variables(start: Start, by_torchrun: Start) -> None:
     theirs, ours = by_torchrun(PROGRAMS, "variables").results, start(PROGRAMS, "variables").results
     for rank, (one, other) in enumerate(zip(ours, theirs, strict=True)):

@@ -15,6 +15,7 @@ import pytest
 from support.chaos import PROGRAM
 from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import job, outcome
+from support.marks import repeat
 from support.programs import UNTIL_TOLD
 
 from cpulaunch import launchers
@@ -93,9 +94,16 @@ def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
 @pytest.mark.parametrize(
-    ("how", "code", "kind"), [("raise", 1, "error"), ("kill", 137, "signal"), ("exit", 5, "exit")]
+    ("backend", "how", "code", "kind"),
+    [
+        ("ccl", "raise", 1, "error"),
+        repeat("gloo", "raise", 1, "error"),
+        repeat("ccl", "kill", 137, "signal"),
+        ("gloo", "kill", 137, "signal"),
+        ("ccl", "exit", 5, "exit"),
+        repeat("gloo", "exit", 5, "exit"),
+    ],
 )
 def test_the_cause_is_named_though_the_others_wait_in_a_collective(
     marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
