@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -71,6 +72,18 @@ def _start(python: Path, directory: Path) -> Start:
 def job(tmp_path: Path) -> Start:
     """Run a function of `programs` on N ranks."""
     return _start(Path(sys.executable), tmp_path)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """What one rank makes of a function in fp32, once for all tests that compare with it."""
+
+    @functools.cache
+    def start(*arguments: str) -> Any:
+        one_rank = _start(Path(sys.executable), tmp_path_factory.mktemp("alone"))
+        return one_rank(1, *arguments, options=("--precision", "fp32")).results[0]
+
+    return start
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def prepared() -> dict:
 
 
 def checkpoint(step: str, path: str) -> dict:
-    """Save after ten steps, or load and make ten more: the last losses."""
+    """Save after ten steps and make ten more, or load and make these ten: their losses."""
     torch.manual_seed(0)
     model = convolutional()
     model.append(nn.Linear(5, 5))
@@ -158,22 +158,22 @@ def checkpoint(step: str, path: str) -> dict:
         saved = torch.load(path)
         cpulaunch.unwrap(model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    losses = []
-    for number in range(10 if step != "both" else 20):
-        batch = batch_of("convolutional", number + (10 if step == "load" else 0), 16)
+    losses: list[float] = []
+    kinds: set[str] = set()
+    for number in range(10 if step == "load" else 0, 20):
+        if (step, number) == ("save", 10):
+            weights = cpulaunch.unwrap(model).state_dict()
+            torch.save({"model": weights, "optimizer": optimizer.state_dict()}, path)
+            kinds = {str(t.dtype) for t in weights.values()}
+            kinds |= {str(t.dtype) for s in optimizer.state_dict()["state"].values() for t in s.values()}
+        batch = batch_of("convolutional", number, 16)
         with cpulaunch.autocast():
             loss = loss_of("convolutional", model, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    if step == "save" and cpulaunch.is_main():
-        weights = cpulaunch.unwrap(model).state_dict()
-        torch.save({"model": weights, "optimizer": optimizer.state_dict()}, path)
-        kinds = {str(t.dtype) for t in weights.values()}
-        kinds |= {str(t.dtype) for s in optimizer.state_dict()["state"].values() for t in s.values()}
-        return {"losses": losses, "kinds": sorted(kinds)}
-    return {"losses": losses[-10:]}
+    return {"losses": losses[-10:], "kinds": sorted(kinds)}
 
 
 def adamw(steps: str) -> dict:

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import Run
+from support.marks import repeat
 
 from runtime.conftest import Start
 
 pytestmark = pytest.mark.slow
 
+Alone = Callable[..., Any]
+FP32 = ("--precision", "fp32")
 BF16_LOSS = 0.02
 """How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
 
 
 @pytest.mark.parametrize("model", ["mlp", "bert"])
-def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, model: str) -> None:
-    options = ("--precision", "fp32")
-    (alone,) = job(1, "train", model, "50", "24", options=options).results
+def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, alone: Alone, model: str) -> None:
+    expected = alone("train", model, "50", "24")["losses"]
     ranks = 2 if model == "bert" else 3
-    for result in job(ranks, "train", model, "50", "24", options=options).results:
-        assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-    assert alone["losses"][-1] < alone["losses"][0]
+    for result in job(ranks, "train", model, "50", "24", options=FP32).results:
+        assert result["losses"] == pytest.approx(expected, abs=1e-5)
+    assert expected[-1] < expected[0]
 
 
-def test_accumulated_batches_are_one_batch(job: Start) -> None:
-    options = ("--precision", "fp32")
-    (alone,) = job(1, "train", "mlp", "50", "24", options=options).results
-    for result in job(2, "train", "mlp", "50", "24", "0", "3", options=options).results:
-        assert result["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+def test_accumulated_batches_are_one_batch(job: Start, alone: Alone) -> None:
+    expected = alone("train", "mlp", "50", "24")["losses"]
+    for result in job(2, "train", "mlp", "50", "24", "0", "3", options=FP32).results:
+        assert result["losses"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(job: Start, backend: str) -> None:
-    (exact,) = job(1, "train", "bert", "100", "16", options=("--precision", "fp32")).results
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
+def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(
+    job: Start, alone: Alone, backend: str
+) -> None:
+    exact = alone("train", "bert", "50", "24")
     options = ("--engine", "native", "--backend", backend)
-    first, second = job(2, "train", "bert", "100", "16", "rank", options=options).results
+    first, second = job(2, "train", "bert", "50", "24", "rank", options=options).results
     for result in (first, second):
         assert result["backend"] == backend
-        assert result["losses"][:50] == pytest.approx(exact["losses"][:50], abs=BF16_LOSS)
+        assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)
         assert result["losses"] != exact["losses"]
     assert first["digest"] == second["digest"]
 
@@ -51,28 +56,28 @@ def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(job:
         ('{"static_graph": true, "bucket_mb": 1}', "ccl", 1e-5),
     ],
 )
-def test_ddp_by_settings(job: Start, settings: str, backend: str, tolerance: float) -> None:
-    options = ("--precision", "fp32", "--backend", backend)
-    (alone,) = job(1, "train", "mlp", "50", "24", options=options).results
+def test_ddp_by_settings(job: Start, alone: Alone, settings: str, backend: str, tolerance: float) -> None:
+    expected = alone("train", "mlp", "50", "24")["losses"]
+    options = (*FP32, "--backend", backend)
     first, second = job(2, "train", "mlp", "50", "24", "0", "1", settings, options=options).results
     assert first["digest"] == second["digest"]
-    assert first["losses"] == pytest.approx(alone["losses"], abs=tolerance)
+    assert first["losses"] == pytest.approx(expected, abs=tolerance)
     if "compress" in settings:  # and it was
-        assert first["losses"] != pytest.approx(alone["losses"], abs=1e-7)
+        assert first["losses"] != pytest.approx(expected, abs=1e-7)
 
 
 def test_ccl_compresses_nothing_within_a_host(job: Start) -> None:
-    options = ("--precision", "fp32", "--backend", "ccl")
-    plain = job(3, "train", "mlp", "20", "24", options=options).results
+    options = (*FP32, "--backend", "ccl")
+    plain = job(2, "train", "mlp", "20", "24", options=options).results
     compressed = job(
-        3, "train", "mlp", "20", "24", options=(*options, "--compress-gradients", "bf16")
+        2, "train", "mlp", "20", "24", options=(*options, "--compress-gradients", "bf16")
     ).results
     assert compressed == plain
 
 
 def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
     """Compression, asked for by an option of `run`, shows in the result."""
-    options = ("--precision", "fp32", "--backend", "gloo")
+    options = (*FP32, "--backend", "gloo")
     planned = (*options, "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
     by_plan, _ = job(2, "train", "mlp", "20", "24", options=planned).results
     settings = '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'
@@ -81,15 +86,14 @@ def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
     assert by_plan["digest"] == by_call["digest"] != plain["digest"]
 
 
-def test_compiled_models_train_alike_and_keep_their_names(job: Start) -> None:
-    options = ("--precision", "fp32")
-    plain, _ = job(2, "train", "mlp", "10", "24", options=options).results
-    first, second = job(2, "train", "mlp", "10", "24", options=(*options, "--compile")).results
+def test_compiled_models_train_alike_and_keep_their_names(job: Start, alone: Alone) -> None:
+    expected = alone("train", "mlp", "50", "24")["losses"][:10]
+    first, second = job(2, "train", "mlp", "10", "24", options=(*FP32, "--compile")).results
     assert first["digest"] == second["digest"]
-    assert first["losses"] == pytest.approx(plain["losses"], abs=1e-4)
+    assert first["losses"] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [("--engine", "native"), ("--precision", "fp32")])
+@pytest.mark.parametrize("options", [("--engine", "native"), repeat(FP32)])
 def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
     done = job(2, "digits", "12", options=options)
     assert all(result["accuracy"] >= 97 for result in done.results)
@@ -116,12 +120,10 @@ def test_what_prepare_gives_back(job: Start, ranks: int) -> None:
 def test_a_checkpoint_goes_on_where_it_was_saved(job: Start, tmp_path) -> None:
     """Of a model in channels_last, by a fused AdamW, which would mix up states of another layout."""
     path = str(tmp_path / "checkpoint.pt")
-    options = ("--precision", "fp32")
-    (through,) = job(1, "checkpoint", "both", path, options=options).results
-    (saved,) = job(1, "checkpoint", "save", path, options=options).results
+    (saved,) = job(1, "checkpoint", "save", path, options=FP32).results
     assert saved["kinds"] == ["torch.float32"]
-    (loaded,) = job(1, "checkpoint", "load", path, options=options).results
-    assert loaded["losses"] == pytest.approx(through["losses"], abs=1e-5)
+    (loaded,) = job(1, "checkpoint", "load", path, options=FP32).results
+    assert loaded["losses"] == pytest.approx(saved["losses"], abs=1e-5)
 
 
 REFUSED = {
