@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,17 +149,27 @@ def test_a_run_that_has_to_build_says_so_in_two_lines(
     assert failed.startswith("cpulaunch: error: the compiler failed")
 
 
+# A build of few sources: the one of all of them is what the other tests use.
+BUILD = """
+import sys; from pathlib import Path; from cpulaunch.ccl import build, installed
+build.SOURCES = installed.SOURCES = Path(sys.argv[1])
+print(build.build(lambda *t: print(*t, flush=True)).module)
+"""
+
+
 @pytest.mark.slow
 def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
-    source = "from cpulaunch.ccl.build import build; print(build(lambda *t: print(*t, flush=True)).module)"
+    (sources := tmp_path / "sources").mkdir()
+    (sources / "user.cpp").write_text(USES_ONECCL)
+    shutil.copy(installed.SOURCES / "oneccl_shim.cpp", sources)
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            [sys.executable, "-c", BUILD, str(sources)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
         )  # fmt: skip
 
-    with bounded(start(), limit=400) as first, bounded(start(), limit=400) as second:
+    with bounded(start(), limit=120) as first, bounded(start(), limit=120) as second:
         texts = [builder.communicate()[0] for builder in (first, second)]
     modules = {text.splitlines()[-1] for text in texts}
     assert len(modules) == 1
