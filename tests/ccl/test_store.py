@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ranks import Ranks, run_script
+from support.marks import repeat
 
 from cpulaunch.ccl.create import store_interval
 
@@ -67,16 +68,18 @@ print(status, x.sum().item())
 """
 
 
-@pytest.mark.parametrize("transport", ["auto", "ofi"])
 @pytest.mark.parametrize(
-    ("child", "code"),
+    ("child", "code", "transport"),
     [
-        ("os._exit(3)", 3),
-        ("sys.exit(4)", 4),
-        ("dist.destroy_process_group(); sys.exit(5)", 5),
-        ("dist.all_reduce(x)", 1),
+        repeat("os._exit(3)", 3, "auto"),
+        repeat("os._exit(3)", 3, "ofi"),
+        ("sys.exit(4)", 4, "auto"),
+        ("sys.exit(4)", 4, "ofi"),
+        ("dist.destroy_process_group(); sys.exit(5)", 5, "auto"),
+        repeat("dist.destroy_process_group(); sys.exit(5)", 5, "ofi"),
+        repeat("dist.all_reduce(x)", 1, "auto"),
+        ("dist.all_reduce(x)", 1, "ofi"),
     ],
-    ids=["exits", "ends Python", "destroys the group", "uses the group"],
 )
 def test_a_forked_child_does_no_harm(child: str, code: int, transport: str, built: object) -> None:
     script = FORKED.format(child=child)

@@ -179,11 +179,11 @@ def differing(
         ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
         ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
-        ("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
-        ("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
+        repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
+        repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
         ("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
         ("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
-        ("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
+        repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
     ],
     ids=[
         "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message",
@@ -209,7 +209,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
          ("all_reduce (sum) of 2000 numbers of type float32", "all_reduce (sum) of 1000 numbers of type float32")),
         ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
          ("all_reduce (sum) of 4000 bytes of type float32", "all_gather of 8000 bytes")),
-        ("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        repeat("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
          ("all_reduce (average) of 1000 numbers of type float32, sent between hosts as bfloat16", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
@@ -230,7 +230,7 @@ def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_cal
     [
         (["node0", "node0", "node1", "node1"], 3, "rank 3 of this group, on this host, has ended"),
         (["node0", "node1"], 1, "the connection to rank 1 of this group is lost"),
-        (["node0", "node1", "node2"], 2, "the connection to rank 2 of this group is lost"),
+        repeat(["node0", "node1", "node2"], 2, "the connection to rank 2 of this group is lost"),
         (["node0", "node1"], 0, "the connection to rank 0 of this group is lost"),
     ],
     ids=["beside another", "alone on its host", "of three hosts", "the one with the store"],
@@ -285,7 +285,7 @@ def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too
     assert all(all(one in text for one in named) for text in said), said
 
 
-@pytest.mark.parametrize("layout", ["3+1", "2x1"])
+@pytest.mark.parametrize("layout", [repeat("3+1"), "2x1"])
 def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
     cluster: Cluster, layout: str
 ) -> None:
@@ -298,8 +298,14 @@ def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl
     assert re.search(r"gather \(.* rank \d on node0 calls scatter|rank \d failed: scatter", of_odd), of_odd
 
 
-@pytest.mark.parametrize("source", ["any", "named"])
-@pytest.mark.parametrize("hosts", [["node0", "node1", "node2"], ["node0"] * 3], ids=["apart", "together"])
+APART, TOGETHER = ["node0", "node1", "node2"], ["node0"] * 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "source"),
+    [(APART, "any"), (TOGETHER, "named"), repeat(APART, "named"), repeat(TOGETHER, "any")],
+    ids=["apart, any", "together, named", "apart, named", "together, any"],
+)
 def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
     cluster: Cluster, hosts: list[str], source: str
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import bounded
 from support.faults import Cluster
+from support.marks import repeat
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run, need_cluster
@@ -113,7 +114,7 @@ def test_four_healthy_hosts_are_ready(cluster: Cluster, cpulaunch: Run, four: Pa
     ]
 
 
-@pytest.mark.parametrize("fault", ["dropping", "cut"])
+@pytest.mark.parametrize("fault", ["dropping", repeat("cut")])
 def test_a_host_that_does_not_answer_is_named(
     fault: str, cluster: Cluster, cpulaunch: Run, four: Path
 ) -> None:

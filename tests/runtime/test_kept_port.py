@@ -54,7 +54,17 @@ else:
 """
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    ("launcher_options", "address"),
+    [
+        ("local", "127.0.0.1"),
+        ("local", "::1"),
+        pytest.param("intel", "::1", marks=pytest.mark.slow),
+        pytest.param("mpich", "127.0.0.1", marks=pytest.mark.slow),
+        pytest.param("openmpi", "::1", marks=pytest.mark.slow),
+    ],
+    indirect=["launcher_options"],
+)
 def test_stores_of_a_script_listen_there_one_after_the_other(
     cpulaunch: Run, tmp_path: Path, launcher_options: list[str], address: str
 ) -> None:
@@ -221,7 +231,17 @@ wait_for("stopped")
 
 
 @needs_root
-@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("launcher_options", "fixed"),
+    [
+        ("local", False),
+        ("local", True),
+        pytest.param("intel", False, marks=pytest.mark.slow),
+        pytest.param("mpich", False, marks=pytest.mark.slow),
+        pytest.param("openmpi", True, marks=pytest.mark.slow),
+    ],
+    indirect=["launcher_options"],
+)
 def test_another_user_who_wants_the_port_never_gets_it(
     marked: dict[str, str], tmp_path: Path, launcher_options: list[str], fixed: bool
 ) -> None:

@@ -23,11 +23,17 @@ from cpulaunch.agent.start import RUN_PROGRAM
 pytestmark = pytest.mark.slow
 
 INTEL = os.environ.get("CPULAUNCH_TEST_INTEL")
-PYTHONS = [
-    sys.executable,
-    pytest.param(f"{INTEL}/python", marks=pytest.mark.skipif(not INTEL, reason="no CPULAUNCH_TEST_INTEL")),
-]
-each_torch = pytest.mark.parametrize("python", PYTHONS, ids=["torch", "torch 2.8"])
+no_intel = pytest.mark.skipif(not INTEL, reason="no CPULAUNCH_TEST_INTEL")
+each_torch_and_backend = pytest.mark.parametrize(
+    ("python", "backend"),
+    [
+        (sys.executable, "ccl"),
+        (sys.executable, "gloo"),
+        pytest.param(f"{INTEL}/python", "ccl", marks=no_intel),
+        pytest.param(f"{INTEL}/python", "gloo", marks=[no_intel, pytest.mark.repeats]),
+    ],
+    ids=["torch, ccl", "torch, gloo", "torch 2.8, ccl", "torch 2.8, gloo"],
+)
 each_backend = pytest.mark.parametrize("backend", ["ccl", "gloo"])
 
 BEGIN = """
@@ -123,8 +129,7 @@ def until(found: Callable[[], Any]) -> Any:
     return result
 
 
-@each_torch
-@each_backend
+@each_torch_and_backend
 def test_a_killed_rank_leaves_what_it_was_in(tmp_path: Path, python: str, backend: str) -> None:
     program = "for _ in range(6): dist.all_reduce(x)\nif rank == 1: pause()\ndist.all_reduce(x)\n"
     with Ranks(tmp_path, python, backend, program) as ranks:
@@ -152,8 +157,7 @@ def test_a_killed_rank_leaves_what_it_was_in(tmp_path: Path, python: str, backen
         assert ranks.progress(0).collectives == 6
 
 
-@each_torch
-@each_backend
+@each_torch_and_backend
 def test_messages_have_their_peers(tmp_path: Path, python: str, backend: str) -> None:
     program = (
         "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)\n"
@@ -233,8 +237,7 @@ pause()
 """
 
 
-@each_torch
-@each_backend
+@each_torch_and_backend
 def test_steps_and_collectives_of_a_plain_script_are_counted(
     tmp_path: Path, python: str, backend: str
 ) -> None:

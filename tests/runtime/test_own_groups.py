@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, needs_two_cores
+from support.marks import repeat
 
 pytestmark = [pytest.mark.slow, needs_two_cores]
 
@@ -137,14 +138,14 @@ def test_a_script_that_wants_an_mpis_variables_is_told_how_to_get_them(
     assert run(cpulaunch, tmp_path, OF_MPI, 2, *mpi_options("intel")) == (["2", "2"], [])
 
 
-@pytest.mark.parametrize("script", [SPAWN, TORCHRUN], ids=["spawn", "torchrun"])
+@pytest.mark.parametrize("script", [SPAWN, repeat(TORCHRUN)], ids=["spawn", "torchrun"])
 def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script: str) -> None:
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), (FORK.replace('"gloo"', '"nccl"'), 1)],
+    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
     ids=["spawn gloo", "spawn nccl", "fork nccl"],
 )
 def test_what_is_changed_is_told_by_one_of_the_processes(
