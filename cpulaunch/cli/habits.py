@@ -312,6 +312,11 @@ OWN_VALUES: dict[str, Read] = {
 
 DIFFERENT = {
     "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
+    "--nnodes": (
+        TORCHRUN,
+        "takes hosts of one list, which `cpulaunch run` starts; with MIN:MAX, all MAX have to be there "
+        "at first, and a restart may do with MIN",
+    ),
     "--max-restarts": (
         f"{TORCHRUN}, {ACCELERATE}",
         "counts for the whole job, since it last got further; exceptions take `--restart-on error`, too",

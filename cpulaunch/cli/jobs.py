@@ -24,7 +24,7 @@ from cpulaunch.supervise.record import (
     read_document,
     state_of,
 )
-from cpulaunch.supervise.registry import is_gone, read_contact
+from cpulaunch.supervise.registry import is_gone, is_here, read_contact
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
@@ -71,7 +71,8 @@ def _running(running: Running) -> Iterator[str]:
     directory, contact = running
     try:
         with Observer(contact) as observer:
-            yield f"{contact.job}  {_words(observer.status())}"
+            where = "" if is_here(contact) else f" · launched on {contact.host}"
+            yield f"{contact.job}  {_words(observer.status())}{where}"
     except HostError as e:
         yield f"{contact.job}  does not answer: {e.hint}"
     yield f"    {directory}"
@@ -83,6 +84,8 @@ def _words(status: Status) -> str:
     if status.running < status.ranks:
         parts[1] += f" ({status.running} up)"
     parts.append(duration(status.seconds))
+    if status.restarts:
+        parts.append(counted(status.restarts, "restart"))
     for number, noun, rate in (
         (status.steps, "step", status.step_rate),
         (status.collectives, "collective", status.collective_rate),

@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
             i += 1 + len(words)
             if name not in known:
                 options.append(word)  # a letter with its value attached
-            elif len(words) < wanted:
+            elif len(words) < wanted or (words and words[0] in known and not _fits(known[name], words[0])):
                 raise UsageError(f"{name} needs a value: {known[name].metavar}")
             elif words and not name.startswith("--"):
                 options += [name, "=".join(words)]
@@ -108,6 +108,16 @@ class Parser(argparse.ArgumentParser):
 def _values(action: argparse.Action) -> int:
     """The number of words that an option takes."""
     return action.values if isinstance(action, _Give) else int(action.nargs != 0)
+
+
+def _fits(action: argparse.Action, word: str) -> bool:
+    """Whether ``word``, which is an option itself, may be its value: a text may begin with a dash."""
+    if isinstance(action, _Give):
+        try:
+            action.setting.kind.from_text(word)
+        except ValueError:
+            return False
+    return True
 
 
 class _Give(argparse.Action):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cpulaunch.errors import UsageError
 from cpulaunch.supervise.record import jobs_below
-from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, listed_jobs, read_contact
+from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here, listed_jobs, read_contact
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
@@ -35,14 +35,19 @@ def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
 
 
 def find_job(named: str | None) -> Running:
-    """The job that the user has named, by its id, its beginning or a directory; else the newest one.
+    """The job that the user has named, by its id, its beginning or a directory; else the newest one here.
 
     Raises UsageError.
     """
     if named is None:
-        for running in running_jobs():
-            return running
+        jobs = [running for running in running_jobs() if not is_gone(running[1])]
+        for running in jobs:
+            if is_here(running[1]):
+                return running
         hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
+        for _, elsewhere in jobs:
+            hint = f"`cpulaunch stacks {elsewhere.job}` asks the one on {elsewhere.host}"
+            break
         raise UsageError("no job of yours is running on this host", hint=hint)
     if os.path.isdir(directory := Path(named)):
         for place in _places(directory):

@@ -175,7 +175,9 @@ class Nodes(Number):
     def __init__(self, *words: str) -> None:
         super().__init__(1, *words)
         self.metavar = "|".join(("N", "MIN:MAX", *words))
-        self.describe = ", or ".join(("a whole number of at least 1", "MIN:MAX", *words))
+        self.describe = ", or ".join(
+            ("a whole number of at least 1", "MIN:MAX, the smaller one first", *words)
+        )
 
     def from_text(self, text: str) -> Any:
         least, colon, most = text.partition(":")

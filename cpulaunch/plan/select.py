@@ -24,10 +24,16 @@ def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
 
 
 def check_restarts(config: Config) -> None:
-    """ConfigError where a stalled job should be started again, and none may be."""
-    if config["watch.stall_action"] == "restart" and not config["watch.max_restarts"]:
-        where = config.where("watch.stall_action")
+    """ConfigError where something should be done about a stalled job, and nothing would be."""
+    action, where = config["watch.stall_action"], config.where("watch.stall_action")
+    if action != "report" and config["watch.stall_timeout"] == 0:
+        never = config.where("watch.stall_timeout")
+        raise ConfigError(f"{where}: {never} is 0, so no job counts as stalled", hint="--stall-timeout auto")
+    if action == "restart" and not config["watch.max_restarts"]:
         raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N says how many may be")
+    if action == "restart" and config["watch.restart_on"] == "never":
+        never = config.where("watch.restart_on")
+        raise ConfigError(f"{where}: {never} is never", hint="leave it out, or take --stall-action abort")
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:

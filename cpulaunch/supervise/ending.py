@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from signal import SIGINT, SIGKILL, SIGTERM
 
@@ -11,7 +12,7 @@ from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import EndProcesses, Finish
 from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
 from cpulaunch.supervise.processes import SETTLE
-from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome
+from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome, slow_to_end
 from cpulaunch.supervise.root_cause import Candidate, root_cause
 from cpulaunch.supervise.sides import differ
 from cpulaunch.supervise.state import State
@@ -57,6 +58,7 @@ def end_ranks(state: State, number: int, spare: int | None = None) -> None:
     if state.ending and number != SIGKILL:
         return
     grace = state.watching.grace_period
+    state.end_at = state.now if state.end_at is None else state.end_at
     state.end = messages.End(int(number), grace, failed=state.interrupted is None)
     for rank in state.ranks:
         if rank.rank != spare:
@@ -97,8 +99,8 @@ def finish(state: State) -> None:
         state.actions.append(Finish())
 
 
-def outcome(state: State, now: float) -> Outcome:
-    """How the job has ended, once all is cleaned up."""
+def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
+    """How the job has ended, once all is cleaned up, for which it has ``waited``."""
     for rank in state.ranks:
         if rank.state is RankState.NOT_STARTED:
             state.move(rank, RankState.FAILED_TO_START)
@@ -120,7 +122,9 @@ def outcome(state: State, now: float) -> Outcome:
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)
-    attempt = attempt_outcome(state.ranks, kind, now - state.started)
+    ended_at = now if state.end_at is None else state.end_at
+    waited = (*slow_to_end(state.ranks, state.end_at), *waited)
+    attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
     stalls = tuple(state.stalls.stalls)
     return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,))
 

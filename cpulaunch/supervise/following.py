@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.command import Command, shell
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts import Ended
 from cpulaunch.supervise.outcome import Failure, Outcome, signal_name
 from cpulaunch.supervise.output import Console, shown_ranks
+from cpulaunch.supervise.rank import LONG_WAIT
 from cpulaunch.supervise.restarts import Restarts, Rules
 from cpulaunch.supervise.stalls import RESTART
 from cpulaunch.supervise.status import duration
@@ -60,15 +63,20 @@ class Following:
         self._console.tell(what_happened(outcome))
         self._unswept |= {left.host: left.why for left in ended.unswept}
         unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
+        began = time.monotonic()
         planned = self._replan(Without(verdict.avoid, unusable))
+        took = time.monotonic() - began
         following = next_attempt(previous, planned.plan, planned.commands, planned.free_port)
-        self._announce(previous.plan, following, planned.document, outcome.seconds)
+        asked = f" after {took:.0f} s of asking hosts" if took > LONG_WAIT else ""
+        self._announce(previous.plan, following, planned.document, outcome.seconds, asked)
         return following
 
-    def _announce(self, before: Plan, following: Attempt, document: str, seconds: float) -> None:
+    def _announce(self, before: Plan, following: Attempt, document: str, seconds: float, asked: str) -> None:
         number, plan, output = following.restart_count, following.plan, self._console.output
         name = f"plan-{number}.json"
         output.keep(name, document.encode(), private=True)
+        script = shell(following.commands, following.master_port)
+        output.keep(f"command-{number}.sh", os.fsencode(script), private=True)
         hosts = [host.host for host in plan.hosts]
         event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
         output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
@@ -80,7 +88,7 @@ class Following:
         change = f", without {shortened(gone)}" if gone else ""
         change += f", with {shortened(new)}" if new else ""
         ranks = counted(plan.world_size, "rank")
-        self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name})")
+        self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name}){asked}")
 
 
 def restart_rules(plan: Plan) -> Rules:
@@ -97,9 +105,11 @@ def restart_rules(plan: Plan) -> Rules:
 def what_happened(outcome: Outcome) -> str:
     """How an attempt has failed, and how far it had come, in a line."""
     attempt = outcome.attempts[-1]
-    when = f"after {duration(attempt.seconds)}"
+    when = f"after {duration(attempt.seconds if attempt.ended_after is None else attempt.ended_after)}"
     if attempt.reached is not None:
         when += f", at step {attempt.reached}"
+    if attempt.waited:
+        when += f"; then {', '.join(attempt.waited)}"
     return f"{_failure(outcome.first_failure)} ({when})" if outcome.first_failure else f"it failed {when}"
 
 

@@ -6,6 +6,8 @@ and signals into events, and carries the actions out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cpulaunch.errors import HostError
 from cpulaunch.supervise import ending, heard, launched
 from cpulaunch.supervise import outcome as kinds
@@ -118,11 +120,11 @@ class JobState:
         state = self._state
         since_output = None if state.output_at is None else state.now - state.output_at
         steps = state.telemetry.summary() or (f"step {state.steps}" if state.steps else "")
-        return status_line(state.up, state.now - state.began, steps, since_output)
+        return status_line(state.up, state.now - state.began, state.watching.restarts, steps, since_output)
 
-    def outcome(self, now: float) -> Outcome:
-        """How the job has ended, once all is cleaned up."""
-        return ending.outcome(self._state, now)
+    def outcome(self, now: float, waited: Sequence[str] = ()) -> Outcome:
+        """How the job has ended, once all is cleaned up, for which it has ``waited``."""
+        return ending.outcome(self._state, now, waited)
 
     # ---- what the loop looks at
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from cpulaunch import launchers, messages
@@ -23,7 +23,7 @@ from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.profiling import Profile, Profiling
-from cpulaunch.supervise.rank import RankState
+from cpulaunch.supervise.rank import LONG_WAIT, RankState
 from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
@@ -32,6 +32,7 @@ from cpulaunch.supervise.stop import end_processes
 from cpulaunch.supervise.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
 from cpulaunch.supervise.telemetry import Row
 from cpulaunch.supervise.trace_request import profiled_steps
+from cpulaunch.wording import shortened
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -95,6 +96,7 @@ class AttemptLoop:
             grace_period=plan.setting("watch.grace_period"),
             here_alone=plan.here_alone,
             stalls=stall_settings(plan),
+            restarts=self.attempt.restart_count,
         )
         self.job = JobState(watching, time.monotonic(), began)
         self.profiling = Profiling(self.job.ranks, self._send, console.directory)
@@ -116,6 +118,7 @@ class AttemptLoop:
         self._starting = dict.fromkeys(range(len(self.processes)), time.monotonic())  # agents, and since when
         self._arrival = asyncio.Event()  # of an agent, or its end
         self._ending: list[asyncio.Task[None]] = []
+        self._waited: list[str] = []  # for what, to clean up
         self._error: Exception | None = None  # our own, wherever it was raised
 
     async def run(self) -> Outcome:
@@ -131,7 +134,7 @@ class AttemptLoop:
         self.control.listen(self._listener)
         announcement = Announcement(
             self.console.directory, self.attempt.job_id, self._address, self.attempt.token,
-            self.attempt.plan.program.argv, os.environ,
+            self.attempt.plan.program.argv, self._began,
         )  # fmt: skip
         relays = [
             asyncio.create_task(self._relay(pipe, stream))
@@ -163,7 +166,7 @@ class AttemptLoop:
         self.output.flush()
         if refused := str(self.control.refused):
             self.console.tell(refused)
-        return self.job.outcome(time.monotonic())
+        return self.job.outcome(time.monotonic(), self._waited)
 
     async def _watch(self) -> None:
         while not self.job.finished and self._error is None:
@@ -249,7 +252,9 @@ class AttemptLoop:
             self._soon = asyncio.get_running_loop().call_later(SOON, self._due.set)
 
     def _status(self) -> Status:
-        return status_of(self.job.ranks, time.monotonic() - self._began, ending=self.job.ending)
+        return status_of(
+            self.job.ranks, time.monotonic() - self._began, self.attempt.restart_count, ending=self.job.ending
+        )
 
     def _send(self, rank: int, message: messages.LauncherMessage) -> None:
         self.control.send(rank, message)
@@ -294,7 +299,7 @@ class AttemptLoop:
             lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(source, "rb", 0)
         )
         while data := await pipe.read(1 << 16):
-            self.output.keep("launcher.log", data, private=True)  # environments, perhaps
+            self.output.launcher_said(data)
             self._happens(events.ProcessSaid(data))
             if not self.job.ending:
                 shown = (line for line in data.splitlines(True) if not line.startswith(self._noise))
@@ -372,8 +377,8 @@ class AttemptLoop:
         try:
             await asyncio.gather(
                 *self._ending,
-                self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT),
-                self._sweep(hosts),
+                self._timed("mpiexec", self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT)),
+                self._timed(f"a look at {shortened(sorted(hosts))}", self._sweep(hosts)),
             )
             if unswept := of_ours(self.unswept, self.launcher.reach.program):
                 self.console.tell(unswept)
@@ -382,7 +387,14 @@ class AttemptLoop:
                 sweep(self.attempt.job_id)
         self._look_at_processes()
         if self._thorough and self.job.failed:
-            await self._sweep_others(hosts)
+            await self._timed("a look at the other hosts", self._sweep_others(hosts))
+
+    async def _timed(self, what: str, doing: Awaitable[None]) -> None:
+        """Do it, and keep in mind that it took long."""
+        began = time.monotonic()
+        await doing
+        if (took := time.monotonic() - began) > LONG_WAIT:
+            self._waited.append(f"{took:.0f} s for {what}")
 
     async def _sweep_others(self, swept: set[str]) -> None:
         """Agents have said that nothing is left on these hosts; make sure of it, and of slow ones."""

@@ -42,8 +42,8 @@ class AskProfile(NamedTuple):
 class Status(NamedTuple):
     """How far the job is.
 
-    ``seconds`` are those since its start.  ``steps`` and ``collectives`` are those of the rank that has done
-    most; their rates are per second, and None where nothing is known of them.
+    ``seconds`` are those since its start, ``restarts`` those in them.  ``steps`` and ``collectives`` are
+    those of the rank that has done most; their rates are per second, and None where nothing is known of them.
     """
 
     state: str
@@ -51,6 +51,7 @@ class Status(NamedTuple):
     ranks: int
     running: int
     seconds: float
+    restarts: int
     steps: int
     collectives: int
     step_rate: float | None

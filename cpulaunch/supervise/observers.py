@@ -161,7 +161,7 @@ def _of_rank(rank: Rank, seen: Dumped) -> RankSeen:
     return RankSeen(rank.rank, rank.host, None, rank.status)
 
 
-def status_of(ranks: list[Rank], seconds: float, *, ending: bool) -> Status:
+def status_of(ranks: list[Rank], seconds: float, restarts: int, *, ending: bool) -> Status:
     """How far a job is whose ``ranks`` these are."""
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
     state = "ending" if ending else "running" if running else "starting"
@@ -169,7 +169,9 @@ def status_of(ranks: list[Rank], seconds: float, *, ending: bool) -> Status:
     steps, collectives = _progress(first) if first else (0, 0)
     step_rate, collective_rate = (first.rates if first else None) or (None, None)
     hosts = len({rank.host for rank in ranks})
-    return Status(state, hosts, len(ranks), running, seconds, steps, collectives, step_rate, collective_rate)
+    return Status(
+        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, step_rate, collective_rate
+    )
 
 
 def _progress(rank: Rank) -> tuple[int, int]:

@@ -74,7 +74,9 @@ class AttemptOutcome:
     """How one of a job's attempts ended, and what it did.
 
     ``hosts`` are those that it ran on.  ``resumed_from``: the step after which it went on, where its ranks
-    have said so.  ``steps`` of an optimizer were made in it; None where none could be seen.
+    have said so.  ``steps`` of an optimizer were made in it; None where none could be seen.  It was ended
+    ``ended_after`` so many of its ``seconds``; ``waited`` says for what it had to wait then, where that took
+    long.
     """
 
     kind: str
@@ -82,6 +84,8 @@ class AttemptOutcome:
     hosts: tuple[str, ...]
     resumed_from: int | None = None
     steps: int | None = None
+    ended_after: float | None = None
+    waited: tuple[str, ...] = ()
 
     @property
     def reached(self) -> int | None:

@@ -20,8 +20,10 @@ KEPT = 1 << 11
 """Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
 
 
+LAUNCHER_LOG = "launcher.log"
+
 SEPARATOR = b"\n==== cpulaunch: restart "
-"""How the line begins in a rank's log that stands between two attempts."""
+"""How the line begins in a log that stands between two attempts."""
 
 ORDER = "output.order"
 """The file that says in which order the ranks have printed: a line with the second, rank, stream and number
@@ -80,14 +82,13 @@ class Output:
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
         self._restart, self._began = 0, time.monotonic()
-        self._separated: set[int] = set()  # ranks whose logs say so
+        self._separated: set[str] = set()  # logs that say so
         self._fold = Fold() if fold else None
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
-        if self._restart and rank not in self._separated:
-            self._separated.add(rank)
-            self._log(rank, 0, SEPARATOR + b"%d ====\n" % self._restart)
+        if self._begins_anew(f"rank-{rank}.log"):
+            self._log(rank, 0, self._separator())
         self._log(rank, stream, data)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         if rank not in self._shown or (rank, stream) in self._hidden:
@@ -102,6 +103,12 @@ class Output:
         """Another attempt begins, of which these ranks are shown."""
         self._restart, self._shown = number, shown
         self._separated, self._last = set(), {}
+
+    def launcher_said(self, data: bytes) -> None:
+        """Output of the launcher's own processes."""
+        if self._begins_anew(LAUNCHER_LOG):
+            self._logs.append(LAUNCHER_LOG, self._separator(), private=True)
+        self._logs.append(LAUNCHER_LOG, data, private=True)  # environments, perhaps
 
     def hide(self, rank: int, stream: int) -> None:
         """Show nothing more of it; the log goes on."""
@@ -152,6 +159,16 @@ class Output:
         if self._fold:
             for stream, text in folded(self._fold):
                 self.screen.put(stream, text)
+
+    def _begins_anew(self, log: str) -> bool:
+        """Whether this is the first that goes into ``log`` since a restart."""
+        if not self._restart or log in self._separated:
+            return False
+        self._separated.add(log)
+        return True
+
+    def _separator(self) -> bytes:
+        return SEPARATOR + b"%d ====\n" % self._restart
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:
         """Append to the rank's log, and to the list that says in which order all of them were written."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 
 from cpulaunch import messages
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.outcome import AttemptOutcome, Failure
 from cpulaunch.supervise.root_cause import Candidate
+from cpulaunch.wording import shortened
 
 
 class RankState(Enum):
@@ -55,6 +57,7 @@ class Rank:
     ``rates`` are its steps and collectives per second since the one before.  ``raised`` and ``exit``
     are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
     that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
+    ``over_at``: it came to a final state then.
     """
 
     rank: int
@@ -77,6 +80,7 @@ class Rank:
     saved: bool = False
     failed: Candidate | None = None
     tidy: bool = False
+    over_at: float | None = None
 
     def beats(self, beat: messages.Beat, now: float) -> None:
         """Its agent has said how far its program is."""
@@ -133,11 +137,37 @@ class Rank:
         return None
 
 
-def attempt_outcome(ranks: Collection[Rank], kind: str, seconds: float) -> AttemptOutcome:
+LONG_WAIT = 2.0
+"""Seconds from which on a restart says what was waited for."""
+
+
+def slow_to_end(ranks: Collection[Rank], end_at: float | None) -> list[str]:
+    """What was waited for since the ranks were to end: the last ones, where it took long."""
+    if end_at is None:
+        return []
+    took = {rank.rank: (rank.over_at - end_at, rank.host) for rank in ranks if rank.over_at is not None}
+    slow = {number: host for number, (seconds, host) in took.items() if seconds > LONG_WAIT}
+    if not slow:
+        return []
+    word = "rank" if len(slow) == 1 else "ranks"
+    hosts = shortened(list(dict.fromkeys(slow.values())))
+    seconds = max(seconds for seconds, _ in took.values())
+    return [f"{seconds:.0f} s until {word} {CoreSet(slow)} on {hosts} had ended"]
+
+
+def attempt_outcome(
+    ranks: Collection[Rank], kind: str, seconds: float, ended_after: float, waited: Sequence[str]
+) -> AttemptOutcome:
     """How an attempt of these ``ranks`` has ended."""
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     resumed = [rank.resumed_from for rank in ranks if rank.resumed_from is not None]
     steps = [rank.beat.steps for rank in ranks if rank.beat and rank.beat.keeps_ledger]
     return AttemptOutcome(
-        kind, round(seconds, 3), hosts, min(resumed, default=None), max(steps, default=None)
+        kind,
+        round(seconds, 3),
+        hosts,
+        min(resumed, default=None),
+        max(steps, default=None),
+        round(ended_after, 3),
+        tuple(waited),
     )

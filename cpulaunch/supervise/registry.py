@@ -59,14 +59,15 @@ class Announcement:
         address: str,
         token: str,
         command: Sequence[str],
-        environ: Mapping[str, str],
+        began: float,
     ) -> None:
-        """``token`` is the job's own."""
+        """``token`` is the job's own; it ``began`` then, on the monotonic clock, if not in this attempt."""
         token = observers_token(token)
+        started = time.time() - (time.monotonic() - began)
         control = Contact(
-            job, started=time.time(), address=address, token=token, command=command, **_identity(os.getpid())
+            job, started=started, address=address, token=token, command=command, **_identity(os.getpid())
         )
-        self._directory, self._control, self._environ = directory, control, environ
+        self._directory, self._control = directory, control
         self._entry: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._announce, daemon=True)
@@ -92,7 +93,7 @@ class Announcement:
                 os.fchmod(file.fileno(), 0o600)
                 file.write(document.encode())
         with contextlib.suppress(OSError):
-            if place := next(_lists(self._environ, make=True), None):
+            if place := next(_lists(os.environ, make=True), None):
                 entry = place / f"{self._control.job}.json"
                 text = {
                     "schema": SCHEMA,
@@ -127,6 +128,11 @@ def is_gone(contact: Contact) -> bool:
     """Whether the launcher is known to have ended, which it can't be of one on another host."""
     here = _identity(contact.pid)
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
+
+
+def is_here(contact: Contact) -> bool:
+    """Whether the launcher runs on this host."""
+    return contact.host == socket.gethostname()
 
 
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:

@@ -82,7 +82,7 @@ class Restarts:
         allowed = self.rules.max_restarts
         if self.used == self.count:
             return f"restart {self.count} of {allowed}"
-        return f"restart {self.count}, {self.used} of {allowed} since it last got further"
+        return f"restart {self.count} ({self.used} of {allowed} since its last progress)"
 
     # ---- what has happened
 

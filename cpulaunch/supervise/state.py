@@ -33,6 +33,7 @@ class Watching(NamedTuple):
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
     ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
     launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
+    ``restarts`` is how often the job was started again before.
     """
 
     hosts: Sequence[str]
@@ -43,6 +44,7 @@ class Watching(NamedTuple):
     grace_period: float
     here_alone: bool = False
     stalls: StallSettings = StallSettings()
+    restarts: int = 0
 
 
 class State:
@@ -74,6 +76,7 @@ class State:
         self.user_signals = 0
         self.interrupted: int | None = None  # by which of them
         self.end: messages.End | None = None  # what ranks are sent, once they are to end
+        self.end_at: float | None = None  # when they first were
         self.spared: tuple[int, float] | None = None  # a rank that isn't yet, and when its time is up
         self.give_up_at: float | None = None
         self.finished = False
@@ -112,6 +115,7 @@ class State:
             self.running -= 1
             self.dumps.gone(rank.rank)
             self.heartbeats.expect_no_more(rank)
+            rank.over_at = self.now
         self.up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)
         rank.state = state
 

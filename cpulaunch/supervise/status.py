@@ -37,12 +37,14 @@ class Up:
         return ", ".join(first) + (" …" if len(self._fewer) > MAX_HOSTS else "")
 
 
-def status_line(up: Up, seconds: float, steps: str, since_output: float | None) -> str:
+def status_line(up: Up, seconds: float, restarts: int, steps: str, since_output: float | None) -> str:
     """Which ranks are up, for how many ``seconds``, what they do (``steps``), and when they last printed."""
     parts = [f"{up.count} of {up.size} ranks up"]
     if fewer := up.fewer():
         parts.append(fewer)
     parts.append(duration(seconds))
+    if restarts:
+        parts.append(f"restart {restarts}")
     if steps:
         parts.append(steps)
     if since_output is not None:

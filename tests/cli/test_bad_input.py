@@ -38,6 +38,7 @@ from support.jobs import outputs
         (["--lscpu", "nowhere", "show.py"], 2, "error: nowhere: cannot be read"),
         (["--tee", "0-", "show.py"], 2, "--tee: '0-' does not fit"),
         (["-n"], 2, "-n needs a value"),
+        (["--max-restarts", "--restart-on", "error", "x.py"], 2, "--max-restarts needs a value: N"),
         (["-n", "two", "show.py"], 2, "-n: 'two' does not fit hosts.nproc"),
         (["-n", "0", "show.py"], 2, "-n: '0' does not fit"),
         (["-f", "nowhere", "show.py"], 2, "hostfile nowhere: cannot be read: No such file"),

@@ -304,6 +304,16 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or say a number"),
         ("--nnodes 3:4", "hosts.nnodes (--nnodes): 3 hosts, but only 1 named", "--hosts a,b"),
         ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),
+        (
+            "--stall-action restart --max-restarts 1 --restart-on never",
+            "watch.stall_action (--stall-action): watch.restart_on (--restart-on) is never",
+            "--stall-action abort",
+        ),
+        (
+            "--stall-action abort --stall-timeout 0",
+            "watch.stall_action (--stall-action): watch.stall_timeout (--stall-timeout) is 0",
+            "--stall-timeout auto",
+        ),
         ("--mixed_precision fp16", "--mixed-precision fp16: CPUs train in bf16 or fp32", "bf16"),
         ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),

@@ -12,12 +12,17 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import job, outcome
+from support.namespaces import until
+
+from cpulaunch.supervise.directory import JobDirectory
+from cpulaunch.supervise.registry import Announcement, listed_jobs, read_contact
 
 from cpulaunch.supervise.record import ended
 
@@ -108,8 +113,29 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         (tmp_path / "elsewhere").mkdir()
         assert ask("jobs", cwd=tmp_path / "elsewhere").stdout == NOTHING
         assert ask("jobs", "runs").stdout.splitlines()[1:] == [f"    {Path('runs', directory.name)}", what]
+        env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
+        # As it would be if it had been launched on another host, where the same home is.
+        for file in (directory / "control.json", *Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another", "machine": "x"}))
+        hint = f"`cpulaunch stacks {directory.name}` asks the one on another"
+        assert hint in ask("stacks").stderr
+        assert ask("jobs").stdout.splitlines()[0].endswith(" · launched on another")
         (tmp_path / "go").touch()
         launcher.wait(TIMEOUT)
+
+
+def test_a_job_that_is_started_again_is_no_newer_for_it(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", env["XDG_RUNTIME_DIR"])
+    directory = JobDirectory.make(tmp_path / "runs" / "x")
+    began = time.monotonic() - 3600
+    announcement = Announcement(directory, "x", "@", "", ["train.py"], began)
+    until(lambda: bool(listed_jobs(env)), "the job to be listed")
+    contact = read_contact(directory.path)
+    announcement.withdraw()
+    assert contact
+    assert contact.started < time.time() - 1800
 
 
 def test_a_job_that_is_not_there(ask: Ask, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ BAD_FILES = [
     ("cluster: {}\n", "cpulaunch.yaml:1: unknown key 'cluster'", "launcher"),
     (
         "launcher: local\nhosts:\n  nnodes: many\n",
-        "cpulaunch.yaml:3: 'many' does not fit hosts.nnodes: expected a whole number of at least 1, or MIN:MAX, or all",
+        "cpulaunch.yaml:3: 'many' does not fit hosts.nnodes: expected a whole number of at least 1, or MIN:MAX, the smaller one first, or all",
         "",
     ),
     ("hosts:\n  nnodes: 0\n", "cpulaunch.yaml:2: 0 does not fit", ""),

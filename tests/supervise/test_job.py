@@ -139,6 +139,20 @@ class TestTheUser:
 
 
 class TestRanksThatAreEnded:
+    def test_are_named_where_they_took_long(self) -> None:
+        job = running()
+        job.exits(2, None, 9)
+        job.obeys(0)
+        job.until(4.5)
+        job.obeys(1)
+        job.falls_silent(3)
+        job.to_the_end()
+        (attempt,) = job.outcome().attempts
+        assert (attempt.ended_after, attempt.waited) == (
+            2.0,
+            ("3 s until ranks 1,3 on node1, node3 had ended",),
+        )
+
     def test_are_asked_once(self) -> None:
         job = running()
         job.exits(2, 5)

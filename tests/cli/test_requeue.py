@@ -1,0 +1,54 @@
+"""The batch script of docs/restarts.md: when it puts a job into the queue once more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
+from support.namespaces import until
+
+# It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
+TRAIN = """
+import os, pathlib, signal, sys, time
+from cpulaunch.runtime.resumed import saved_and_leaving
+def save(*_):
+    saved_and_leaving(7)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+pathlib.Path("ready").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(("signaled", "code"), [(True, 75), (False, 3)])
+def test_a_batch_script_requeues_a_job_that_has_saved(tmp_path: Path, signaled: bool, code: int) -> None:
+    text = (REPOSITORY / "docs" / "restarts.md").read_text()
+    (script,) = re.findall(r"```bash\n(.*?)```", text, re.S)
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "job.sh").write_text(script)
+    (programs := tmp_path / "bin").mkdir()
+    for name, does in (("cpulaunch", f'exec {sys.executable} -m cpulaunch "$@"'), ("scontrol", 'echo "$@"')):
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    env = clean_environment(SLURM_JOB_ID="4711")
+    env["PATH"] = f"{programs}:{env['PATH']}"
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
+    with bounded(job, TIMEOUT):
+        until((tmp_path / "ready").exists, "the job to run")
+        if signaled:
+            job.send_signal(signal.SIGUSR1)
+        else:
+            (tmp_path / "go").touch()
+        stdout, stderr = job.communicate()
+    assert job.returncode == code, stderr
+    assert ("requeue 4711" in stdout) == signaled
