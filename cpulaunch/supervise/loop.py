@@ -23,7 +23,7 @@ from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.profiling import Profile, Profiling
-from cpulaunch.supervise.rank import LONG_WAIT, RankState
+from cpulaunch.supervise.rank import LONG_WAIT, Rank, RankState
 from cpulaunch.supervise.registry import Announcement
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
@@ -372,12 +372,12 @@ class AttemptLoop:
     async def _clean_up(self) -> None:
         """Nothing of the job stays, neither a process of the launcher nor what it should have ended."""
         untidy = self.job.untidy
-        lost = any(rank.state is RankState.LOST for rank in untidy)
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
+        thorough = self._thorough and self.job.failed
         try:
             await asyncio.gather(
                 *self._ending,
-                self._timed("mpiexec", self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT)),
+                self._end_launched(untidy, hosts, thorough=thorough),
                 self._timed(f"a look at {shortened(sorted(hosts))}", self._sweep(hosts)),
             )
             if unswept := of_ours(self.unswept, self.launcher.reach.program):
@@ -386,8 +386,24 @@ class AttemptLoop:
             if untidy:
                 sweep(self.attempt.job_id)
         self._look_at_processes()
-        if self._thorough and self.job.failed:
-            await self._timed("a look at the other hosts", self._sweep_others(hosts))
+        if thorough and (slow := hosts & {left.host for left in self.unswept} - self.job.lost_hosts):
+            self.unswept = [left for left in self.unswept if left.host not in slow]
+            what = f"a second look at {shortened(sorted(slow))}"
+            await self._timed(what, self._sweep(slow, PATIENCE))
+
+    async def _end_launched(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:
+        """End the launcher's processes.  Nothing starts any more then.
+
+        ``thorough``: agents of hosts that aren't ``swept`` have said that nothing is left there; make sure.
+        """
+        lost = any(rank.state is RankState.LOST for rank in untidy)
+        await self._timed("mpiexec", self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT))
+        if not thorough:
+            return
+        sweep(self.attempt.job_id)
+        if not self.attempt.plan.here_alone:
+            others = {rank.host for rank in self.job.ranks} - swept - self._hosts_here
+            await self._timed("a look at the other hosts", self._sweep(others, PATIENCE))
 
     async def _timed(self, what: str, doing: Awaitable[None]) -> None:
         """Do it, and keep in mind that it took long."""
@@ -395,17 +411,6 @@ class AttemptLoop:
         await doing
         if (took := time.monotonic() - began) > LONG_WAIT:
             self._waited.append(f"{took:.0f} s for {what}")
-
-    async def _sweep_others(self, swept: set[str]) -> None:
-        """Agents have said that nothing is left on these hosts; make sure of it, and of slow ones."""
-        sweep(self.attempt.job_id)
-        if self.attempt.plan.here_alone:
-            return
-        others = {rank.host for rank in self.job.ranks} - swept - self._hosts_here
-        lost = self.job.lost_hosts
-        slow = {left.host for left in self.unswept} - lost
-        self.unswept = [left for left in self.unswept if left.host in lost]
-        await self._sweep(others | slow, PATIENCE)
 
     async def _sweep(self, hosts: set[str], patience: float = TIMEOUT) -> None:
         self.unswept += await sweep_hosts(hosts, self.attempt.job_id, self.launcher.reach, patience)
