@@ -27,10 +27,15 @@ SIZE = 3 << 15
 """Bytes of the file."""
 
 HEADER_SIZE = 128
-"""Bytes of the header: ``PROGRESS``, ``TRAFFIC``, ``RECORDED``."""
+"""Bytes of the header: ``PROGRESS``, ``TRAFFIC``, ``RECORDED``, ``OTHERS``."""
 
 PROGRESS = struct.Struct("=IIQQQQQ")
-"""``MAGIC``, flags, then steps, collectives, progressed_at, longest_gap, waiting of ``Progress``."""
+"""``MAGIC``, flags, then steps, collectives of ccl, progressed_at, longest_gap, waiting of ``Progress``.
+
+Each count has one writer, so that none is lost: ``ccl`` of its own collectives, and Python of the others.
+Both write when something was completed, which only ever rises, and the longest gap: who comes at the same
+time as another one finds the same gap as that, or none.
+"""
 
 TRAFFIC = struct.Struct("=QQQQ")
 """Of ccl's collectives and messages: how many are under way, since when any was, how long any was before
@@ -40,8 +45,12 @@ RECORDED = struct.Struct("=Qd8s")
 """The number of the last of ``STEP``; what this rank's cores were measured to reach in FLOP/s, or 0, and in
 which precision."""
 
+OTHERS = struct.Struct("=Q")
+"""Collectives of other groups than those of ccl."""
+
 TRAFFIC_AT = PROGRESS.size
 RECORDED_AT = TRAFFIC_AT + TRAFFIC.size
+OTHERS_AT = RECORDED_AT + RECORDED.size
 
 HAS_OPTIMIZER = 1
 """Flag: an optimizer was made, so that a step is to be expected."""
@@ -201,9 +210,10 @@ def trace_request(ledger: mmap.mmap | memoryview) -> TraceRequest:
 def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:
     """What the header says; None where nobody has written it."""
     magic, flags, steps, collectives, at, gap, waiting = PROGRESS.unpack_from(ledger)
+    (others,) = OTHERS.unpack_from(ledger, OTHERS_AT)
     if magic != MAGIC:
         return None
-    return Progress(steps, collectives, at, gap, waiting, bool(flags & HAS_OPTIMIZER))
+    return Progress(steps, collectives + others, at, gap, waiting, bool(flags & HAS_OPTIMIZER))
 
 
 def recorded(ledger: bytes | memoryview | mmap.mmap) -> Recorded:

@@ -233,7 +233,8 @@ class Dump(NamedTuple):
 class Failure(NamedTuple):
     """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then.
 
-    ``groups`` are those of its ledger in which operations have failed, with these alone, as in ``Dump``.
+    ``groups`` are those of its ledger in which operations have failed or were under way, with these alone, as
+    in ``Dump``.
     """
 
     error: str
@@ -316,7 +317,8 @@ class Exit(NamedTuple):
 
     ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own;
     ``by_signal`` is the signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
-    ``unexplained``: its Python has not said that it would (``Leaving``).
+    ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
+    ``Failure``, if it was a signal of its own.
     """
 
     code: int | None
@@ -326,6 +328,7 @@ class Exit(NamedTuple):
     by_signal: int
     note: str | None
     unexplained: bool = False
+    groups: list[dict[str, Any]] | None = None
 
 
 # ---- launcher → agent

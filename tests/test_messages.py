@@ -49,7 +49,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Saved(300), FROM_AGENT),
     (messages.Refused("no such CPU"), FROM_AGENT),
     (messages.Exit(None, 9, 1.5, False, 15, "killed"), FROM_AGENT),
-    (messages.Exit(3, None, 1.5, False, 0, None, True), FROM_AGENT),
+    (messages.Exit(3, None, 1.5, False, 0, None, True, [{"name": "0"}]), FROM_AGENT),
     (messages.Challenge("salt"), FROM_LAUNCHER),
     (messages.Welcome("proof"), FROM_LAUNCHER),
     (messages.AskTime(), FROM_LAUNCHER),

@@ -40,17 +40,17 @@ def close(fd: int | None) -> None:
         os.close(fd)
 
 
-def groups(kept: mmap.mmap | bytes | None, *, failed: bool = False) -> list[dict[str, Any]]:
+def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened.
 
-    ``failed``: those of them with operations that have failed, and these alone.
+    ``unfinished``: those of them with operations that have failed or are under way, and these alone.
     """
     found = ledger.groups(kept) if kept else []
-    if failed:
+    if unfinished:
         found = [
             group._replace(operations=operations)
             for group in found
-            if (operations := tuple(each for each in group.operations if each.state == ledger.FAILED))
+            if (operations := tuple(each for each in group.operations if each.state != ledger.COMPLETED))
         ]
     return [
         {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}

@@ -37,6 +37,8 @@ from cpulaunch.messages import (
 from cpulaunch.plan.placement import Placement, unguard
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from cpulaunch.agent.dump import Dumps
     from cpulaunch.agent.telemetry import Telemetry
     from cpulaunch.agent.traces import RankTraces
@@ -191,8 +193,8 @@ class Agent:
         if left and self.kill_at is not None:
             names = ", ".join(left[:MANY_LEFT]) + (", …" if len(left) > MANY_LEFT else "")
             note = (
-                f"rank {self.identity.rank}: processes are left of the program, "
-                f"with {self.placement.grace_period:g} s to end: {names}"
+                f"rank {self.identity.rank}: the program has ended but left processes running, "
+                f"which have {self.placement.grace_period:g} s to exit: {names}"
             )
             self._tell(messages.Note(note))
 
@@ -302,8 +304,7 @@ class Agent:
 
     def _reported(self, report: Report | Unknown) -> None:
         if isinstance(report, messages.Raised):
-            failed = ledger_file.groups(self.running and self.running.ledger, failed=True)
-            self._tell(messages.Failure(*report, time.monotonic(), self.by_launcher, failed))
+            self._tell(messages.Failure(*report, time.monotonic(), self.by_launcher, self._unfinished()))
         elif isinstance(report, messages.Leaving):
             if not self.by_launcher:
                 self.exiting = report.code, time.monotonic()
@@ -320,6 +321,9 @@ class Agent:
             self._unknown("the program reported something", report.kind)
         elif self.running and not self.ended:
             self._verify(self.running, report)
+
+    def _unfinished(self) -> list[dict[str, Any]]:
+        return ledger_file.groups(self.running and self.running.ledger, unfinished=True)
 
     def _verify(self, running: Running, report: messages.Ready | messages.Torch) -> None:
         """Compare what the program says of itself, and what it has by now, with the plan."""
@@ -407,7 +411,8 @@ class Agent:
         elif number == signal.SIGKILL and not by_launcher:
             note = why_killed(running.program.pid, self.oom_kills)
         unexplained = self.placement.python and self.exiting is None
-        return messages.Exit(code, number, at, by_launcher, self.by_signal, note, unexplained)
+        groups = self._unfinished() if number and not by_launcher else None
+        return messages.Exit(code, number, at, by_launcher, self.by_signal, note, unexplained, groups)
 
 
 def _raise_open_files() -> int:

@@ -1,8 +1,9 @@
 """Groups of other backends than ccl in the rank's ledger: their last operations, copied there by a thread.
 
 Collectives come from torch's flight recorder, which has those of gloo, too (2.8 and 2.13).  It has neither
-messages nor when an operation was completed, so ``send`` and ``recv`` are noted when they are called, and a
-time of completion is when the thread has first seen it.
+messages nor ``monitored_barrier``, which are noted when they are called, and doesn't say when an operation
+was completed: that is when the thread has first seen it.  The recorder dies with the program: where gloo
+aborts it, as for sizes that differ, the last collective is in the ledger because it was noted there, too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import atexit
 import functools
 import json
 import math
+import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cpulaunch import ledger
@@ -37,6 +40,10 @@ _TYPES = {
 """The recorder's name of a type → torch's, and bytes."""
 
 
+_OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
+"""Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
+
+
 class _Message(NamedTuple):
     sequence: int
     kind: str
@@ -44,6 +51,15 @@ class _Message(NamedTuple):
     peer: int
     at: int
     work: Any  # a weak reference
+
+
+@dataclass
+class _Barrier:
+    """A ``monitored_barrier``, which returns when it is over."""
+
+    sequence: int
+    at: int
+    state: int = ledger.STARTED
 
 
 class _Group:
@@ -66,9 +82,16 @@ class Mirror(threading.Thread):
         self._groups: dict[str, _Group] = {}
         self._messages: dict[str, deque[_Message]] = {}
         self._counts: dict[str, int] = {}  # of messages, by group
+        self._barriers: dict[str, deque[_Barrier]] = {}
+        self._inside: dict[str, int] = {}  # further messages of barriers, by group
         self._ending = threading.Event()
+        self._lock = threading.Lock()  # for who makes a group's place
         for name in ("send", "recv", "recv_anysource"):
             self._note_messages(torch.distributed.ProcessGroup, name)
+        self._note_barriers(torch.distributed.ProcessGroup)
+        for name, kind in _OF_ONE_SIZE.items():
+            self._note_last(torch.distributed.ProcessGroup, name, kind)
+        os.register_at_fork(after_in_child=self._forget)
 
     def run(self) -> None:
         atexit.register(self._end)
@@ -94,22 +117,34 @@ class Mirror(threading.Thread):
         now = time.monotonic_ns()
         wall = time.time_ns() - now
         recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
+        known = set(self._groups)  # before the next line, as a program's thread may make one
         world = self._c10d._world
         backends = {pg: backend for pg, (backend, _) in dict(world.pg_map).items() if backend != "ccl"}
         named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
-        for name in self._groups.keys() - named.keys():
+        for name in known - named.keys():
             if (slot := self._groups.pop(name).slot) >= 0:
                 self._fill(slot, bytes(ledger.GROUP_BYTES))
             self._messages.pop(name, None)
+            self._barriers.pop(name, None)
+            self._counts.pop(name, None)
+            self._inside.pop(name, None)
         done = 0
         for name, pg in named.items():
-            if name not in self._groups:
-                self._groups[name] = _Group(self._free_slot())
-            group = self._groups[name]
+            group = self._place(name, pg, backends[pg])
             entries = [each for each in recorded if each["process_group"][0] == name]
             done += self._copy(name, pg, backends[pg], group, entries, wall, now)
         if done:
             self._header.add_collectives(done, now)
+
+    def _place(self, name: str, pg: Any, backend: str) -> _Group:
+        with self._lock:
+            group = self._groups.get(name) or _Group(-1)
+            if group.slot < 0:  # there may be room by now
+                group.slot = self._free_slot()
+                if group.slot >= 0:
+                    self._write(group.slot, name, backend, pg, 0, [])
+                self._groups[name] = group
+            return group
 
     def _copy(
         self, name: str, pg: Any, backend: str, group: _Group, entries: list[Any], wall: int, now: int
@@ -117,13 +152,14 @@ class Mirror(threading.Thread):
         """Write one group.  Returns how many of its operations were completed since the last time."""
         seen, before = {}, group.completed
         operations = []
-        for key, operation in (*_collectives(entries, wall), *_messages(self._messages.get(name, ()))):
+        collectives = (*_collectives(entries, wall), *_barriers(self._barriers.get(name, ())))
+        for key, operation in (*collectives, *_messages(self._messages.get(name, ()))):
             if operation.state == ledger.COMPLETED:
                 seen[key] = group.seen.get(key, now)
             operations.append(operation._replace(completed=seen.get(key, 0)))
         done = sum(message for message, _ in seen.keys() - group.seen.keys())
         group.seen = seen
-        group.collectives = max([group.collectives, *(each["collective_seq_id"] for each in entries)])
+        group.collectives = max([group.collectives, *(sequence for (_, sequence), _ in collectives)])
         group.completed = max([before, *(sequence for message, sequence in seen if not message)])
         if group.slot >= 0:
             count = group.collectives + self._counts.get(name, 0)
@@ -163,6 +199,41 @@ class Mirror(threading.Thread):
                     return slot
         return -1
 
+    def _note_last(self, process_group: Any, method: str, kind: str) -> None:
+        """In the last record of the group, where the thread puts what matters least."""
+        original = getattr(process_group, method)
+        world, in_ledger = self._c10d._world, kind.encode()
+
+        @functools.wraps(original)
+        def call(pg: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            name = pg.group_name
+            group = self._groups.get(name)
+            if group is None and (backend := world.pg_map.get(pg, ("ccl",))[0]) != "ccl":
+                group = self._place(name, pg, backend)
+            if group is not None and group.slot >= 0:
+                tensor = tensors[0] if isinstance(tensors, list) else tensors
+                type_, now = str(tensor.dtype)[6:].encode(), time.monotonic_ns()
+                size = tensor.nbytes if tensors is tensor else sum(each.nbytes for each in tensors)
+                number = self._next(pg, name)
+                at = ledger.FIRST_GROUP + (group.slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
+                noted = number, ledger.STARTED, 0, in_ledger, type_, size, now, now, 0, -1, b""
+                ledger.OPERATION.pack_into(self._memory, at, *noted)
+            return original(pg, tensors, *args, **kwargs)
+
+        setattr(process_group, method, call)
+
+    def _next(self, pg: Any, name: str) -> int:
+        """The recorder's number of the next collective.
+
+        The group counts its messages, too; ``monitored_barrier`` takes two numbers of both.
+        """
+        messages = self._counts.get(name, 0) + self._inside.get(name, 0)
+        return int(pg._get_sequence_number_for_group()) - messages + 1
+
+    def _forget(self) -> None:
+        """A forked process is not the rank, whose memory it shares."""
+        self._memory, self._lock = bytearray(ledger.SIZE), threading.Lock()
+
     def _note_messages(self, process_group: Any, method: str) -> None:
         original = getattr(process_group, method)
         kind = method.partition("_")[0]
@@ -183,6 +254,26 @@ class Mirror(threading.Thread):
             return work
 
         setattr(process_group, method, call)
+
+    def _note_barriers(self, process_group: Any) -> None:
+        original = process_group.monitored_barrier
+
+        @functools.wraps(original)
+        def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            name = pg.group_name
+            noted = _Barrier(self._next(pg, name), time.monotonic_ns(), ledger.STARTED)
+            self._barriers.setdefault(name, deque(maxlen=ledger.OPERATIONS)).append(noted)
+            # To rank 0, each other rank sends a message, and gets one.
+            self._inside[name] = self._inside.get(name, 0) + 2 * (pg.size() - 1 if pg.rank() == 0 else 1) - 2
+            try:
+                result = original(pg, *args, **kwargs)
+            except BaseException:
+                noted.state = ledger.FAILED
+                raise
+            noted.state = ledger.COMPLETED
+            return result
+
+        process_group.monitored_barrier = call
 
 
 def _collectives(entries: list[Any], wall: int) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
@@ -207,7 +298,16 @@ def _collectives(entries: list[Any], wall: int) -> Iterator[tuple[tuple[bool, in
         )
 
 
-def _messages(messages: Any) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+def _barriers(barriers: Iterable[_Barrier]) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+    for each in tuple(barriers):
+        times = each.at, each.at, 0
+        operation = ledger.Operation(
+            each.sequence, each.state, "monitored_barrier", "", 0, *times, peer=-1, waits_for=""
+        )
+        yield (False, each.sequence), operation
+
+
+def _messages(messages: Iterable[_Message]) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
     for message in tuple(messages):
         work = message.work()
         # Nobody waits any more for one that is gone.

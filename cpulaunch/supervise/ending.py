@@ -14,7 +14,6 @@ from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_na
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome, slow_to_end
 from cpulaunch.supervise.root_cause import Candidate, root_cause
-from cpulaunch.supervise.sides import differ
 from cpulaunch.supervise.state import State
 
 
@@ -117,8 +116,8 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind, code = kinds.INTERRUPTED, 128 + state.interrupted
     elif cause:
         kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
-        if state.sides and differ(first.error or ""):
-            first = replace(first, note=state.sides.note())
+        if state.sides and (note := state.sides.note(first)):
+            first = replace(first, note=note)
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)

@@ -15,7 +15,7 @@ from cpulaunch.supervise.events import Action, HideStderr, Record, ReportStall, 
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate
-from cpulaunch.supervise.sides import Sides, differ
+from cpulaunch.supervise.sides import Sides, may_differ
 from cpulaunch.supervise.stalls import REPORT
 from cpulaunch.supervise.state import State
 
@@ -96,7 +96,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         rank.raised = rank.raised or message
         # Its traceback is shown at the end if it is the cause.
         state.actions.append(HideStderr(rank.rank))
-        if not state.sides and not state.ending and differ(message.error):
+        if not state.sides and not state.ending and may_differ(message.error):
             state.sides = Sides(state.ranks, rank, state.now)
             state.actions += state.sides.ask()
         # The others needn't wait until it has printed its traceback and exited.
@@ -126,7 +126,7 @@ def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
     state.log(rank, kind, {"unknown": True})
     if kind not in state.unknown:
         state.unknown.add(kind)
-        state.tell(f"{rank.host}: the agent of rank {rank.rank} sent a message of an unknown kind, {kind!r}")
+        state.tell(f"{rank.host}: the agent of rank {rank.rank} sent an unknown kind of message, {kind!r}")
 
 
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:

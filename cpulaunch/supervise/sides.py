@@ -1,17 +1,20 @@
-"""Ranks whose process group says that they call different operations: what all of them call, and where.
+"""Ranks that call different operations, by what their process group says: what all of them call, and where.
 
 One rank's error shows one side.  Before the others are ended, they have a moment to say theirs: by an error
-of their own, or by a dump.  Pure.
+of their own, or by a dump.  ``ccl`` says what is wrong.  gloo aborts the rank that gets more than it expects,
+and all that the others hear of it is that a connection is gone: what they have called may tell why.  Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from signal import SIGABRT
 
 from cpulaunch import messages
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
+from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_report import Seen, sides
 
@@ -24,10 +27,13 @@ REQUEST = 0
 _DIFFER = re.compile(r"\brank \d+ (?:of the group )?calls |\bis ahead: it calls ")
 """What ccl says."""
 
+_PEER_HAS_GONE = re.compile(r"gloo/transport/.*Connection (reset|closed) by peer")
+"""What gloo says."""
 
-def differ(error: str) -> bool:
-    """Whether an exception says that ranks call different operations."""
-    return bool(_DIFFER.search(error))
+
+def may_differ(error: str) -> bool:
+    """Whether an exception can come of ranks that call different operations."""
+    return bool(_DIFFER.search(error) or _PEER_HAS_GONE.search(error))
 
 
 class Sides:
@@ -50,18 +56,25 @@ class Sides:
             self._waiting.discard(rank.rank)
 
     def over(self, now: float) -> bool:
-        """Whether all have spoken, or ended, or it takes too long."""
-        said = (self._ranks[rank] for rank in self._waiting)
-        return now >= self.due or all(rank.raised or rank.state is not RankState.RUNNING for rank in said)
+        """Whether all have spoken or ended, a rank was killed, which explains it, or it takes too long."""
+        waiting = [self._ranks[rank] for rank in self._waiting]
+        if now >= self.due or any(r.exit and r.exit.signal not in (None, SIGABRT) for r in waiting):
+            return True
+        return all(rank.raised or rank.state is not RankState.RUNNING for rank in waiting)
 
-    def note(self) -> str | None:
-        """A line for each side; None where but one is known."""
-        lines = sides([self._seen(rank) for rank in self._ranks])
+    def note(self, failure: Failure) -> str | None:
+        """A line for each side, if ``failure`` may come of it; None where but one is known."""
+        error = failure.error or ""
+        if failure.signal != SIGABRT and not may_differ(error):
+            return None
+        lines = sides([self._seen(rank) for rank in self._ranks], said=bool(_DIFFER.search(error)))
         return "\n".join(lines) if len(lines) > 1 else None
 
     def _seen(self, rank: Rank) -> Seen:
         raised, dump = rank.raised, self._dumps.get(rank.rank)
         if raised is None:
+            if dump is None and rank.exit:
+                dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], [], "")
             return Seen(rank.rank, rank.host, dump=dump)
         own = Dump(REQUEST, raised.at, raised.groups, [], "")
         return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))

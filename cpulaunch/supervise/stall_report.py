@@ -79,14 +79,17 @@ def explain(seen: Sequence[Seen]) -> Explanation:
     return _Case(seen, waits(groups, len(seen))).explain()
 
 
-def sides(seen: Sequence[Seen]) -> list[str]:
+def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     """What ranks have called that can't agree on it, and where, a line for each side; those of most first.
 
-    Operations that have failed count as if they were waited in.
+    Operations that have failed count as if they were waited in.  ``said``: the process group says that they
+    differ, be it in something that the ledger doesn't have, such as a root.
     """
     groups = {each.rank: each.dump.groups for each in seen if each.dump}
     found = waits(groups, len(seen), failed=True)
-    return next((lines for wait in found if len(lines := _Case(seen, found).sides(wait)) > 1), [])
+    differing = [wait for wait in found if len(wait.kinds()) > 1]
+    candidates = differing or (found if said else [])
+    return next((lines for wait in candidates if len(lines := _Case(seen, found).sides(wait)) > 1), [])
 
 
 class _Case:

@@ -115,6 +115,22 @@ def test_ccl_itself_finds_operations_that_differ(
     assert case == "other_size" or "\n".join(sides) in docs
 
 
+def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: Path) -> None:
+    """It aborts one of the ranks, and the other one hears no more than that the connection is gone."""
+    done = hang("other_size", "--stall-timeout", "30", backend="gloo")
+    result = outcome(tmp_path)
+    first = result["first_failure"]
+    assert (done.returncode, first["rank"], first["signal"]) == (134, 0, 6), done.stderr
+    aborted, other = first["note"].splitlines()
+    assert aborted.startswith("rank 0 on localhost: all_reduce #4 of group 0, 4 kB float32")
+    at = f"train.py:{line_of('dist.all_reduce(more)')} other_size"
+    assert other == f"rank 1 on localhost: all_reduce #4 of group 0, 8 kB float32, at {at}"
+    _, lines = box(done.stderr)
+    assert {aborted, other} <= set(lines)
+    step = f'train.py", line {line_of("dist.all_reduce(tensor)")} in step'  # as faulthandler says
+    assert any(line.endswith(step) for line in lines)
+
+
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("crossed", backend=backend), in_docs=backend == "ccl")
@@ -198,7 +214,7 @@ def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said
     title, *lines = boxes(done.stderr)[0]
     assert "rank 1 on localhost can't be seen; the others wait in all_reduce #3" in title
     assert lines[1] == "rank 1 on localhost can't be seen: its agent has not answered"
-    assert re.search(r"cpulaunch: the job goes on, after \d+ s without progress\n", done.stderr)
+    assert re.search(r"cpulaunch: the job continues, after \d+ s without progress\n", done.stderr)
     assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
 
 

@@ -96,8 +96,9 @@ class Ranks:
             assert out
             assert "paused\n" in iter(out.readline, "")
 
-    def say_go_on(self) -> None:
-        for process in self.processes:
+    def say_go_on(self, *ranks: int) -> None:
+        """To these, or to all."""
+        for process in [self.processes[rank] for rank in ranks] or self.processes:
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
@@ -137,8 +138,10 @@ def test_a_killed_rank_leaves_what_it_was_in(tmp_path: Path, python: str, backen
 
         def hangs() -> bool:
             last = ranks.operations(0)[-1:]
-            named = backend == "gloo" or (last and last[0].waits_for == "1")
-            return bool(last and last[0].state == ledger.STARTED and named)
+            complete = last and (
+                last[0].waits_for == "1" if backend == "ccl" else len(ranks.operations(0)) == 7
+            )
+            return bool(complete and last[0].state == ledger.STARTED)
 
         until(hangs)
         ranks.processes[0].send_signal(signal.SIGKILL)
@@ -174,6 +177,56 @@ def test_messages_have_their_peers(tmp_path: Path, python: str, backend: str) ->
         assert ranks.progress(0).collectives == 3
         received = until(lambda: len(ranks.operations(1)) == 3 and ranks.operations(1))
         assert [(each.kind, each.peer) for each in received] == [("recv", 0), ("send", 0), ("recv", 0)]
+
+
+@each_torch
+def test_barriers_of_gloo_are_there_too(tmp_path: Path, python: str) -> None:
+    """``monitored_barrier`` isn't in torch's recorder, and has the number that a collective would have."""
+    program = (
+        "dist.barrier()\ndist.send(x, 1) if rank == 0 else dist.recv(x, 0)\n"
+        "dist.monitored_barrier()\ndist.all_reduce(x)\n"
+        "if rank == 1:\n    pause()\n    dist.barrier()\n    pause()\n"
+        "else: dist.barrier()\n"
+        "dist.monitored_barrier()\nif rank == 0: pause()\n"
+    )
+    with Ranks(tmp_path, python, "gloo", program) as ranks:
+        ranks.paused(1)
+        in_barrier = until(lambda: len(ranks.operations(0)) == 5 and ranks.operations(0))
+        assert in_barrier.pop(1).kind == "send"
+        assert [(each.kind, each.state) for each in in_barrier] == [
+            ("barrier", ledger.COMPLETED),
+            ("monitored_barrier", ledger.COMPLETED),
+            ("all_reduce", ledger.COMPLETED),
+            ("barrier", ledger.STARTED),
+        ]
+        assert [each.sequence for each in in_barrier] == [1, 2, 4, 5]
+        ranks.say_go_on(1)
+        ranks.paused(1)
+        last = until(lambda: len(ranks.operations(0)) == 6 and ranks.operations(0))[-1]
+        assert (last.kind, last.sequence, last.state) == ("monitored_barrier", 6, ledger.STARTED)
+        ranks.go_on()
+
+
+BOTH = """
+other, calls = dist.new_group(backend="gloo"), 300
+import threading
+def use(group):
+    for _ in range(calls): dist.all_reduce(torch.ones(10), group=group)
+thread = threading.Thread(target=use, args=(other,))
+thread.start()
+use(None)
+thread.join()
+pause()
+"""
+
+
+def test_collectives_of_two_backends_are_all_counted(tmp_path: Path) -> None:
+    with Ranks(tmp_path, sys.executable, "ccl", BOTH) as ranks:
+        ranks.paused(0, 1)
+        own, others = (group for group in ledger.groups(ranks.ledgers[0]))
+        assert (own.backend, others.backend) == ("ccl", "gloo")
+        until(lambda: ranks.progress(0).collectives == own.count + 300)
+        ranks.go_on()
 
 
 @each_backend

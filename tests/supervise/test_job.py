@@ -240,7 +240,7 @@ class TestMessages:
         job = running()
         for rank in (1, 2, 2):
             job.says(rank, messages.Unknown("stall"))
-        assert job.told == ["node1: the agent of rank 1 sent a message of an unknown kind, 'stall'"]
+        assert job.told == ["node1: the agent of rank 1 sent an unknown kind of message, 'stall'"]
         entries = [action.entry for _, action in job.of(Log) if action.entry["type"] == "stall"]
         assert [entry["rank"] for entry in entries] == [1, 2, 2]
 
@@ -297,7 +297,7 @@ class TestMessages:
         assert end.pop("at") == job.clock(1)
         assert end == {
             "seconds": 0.25, "rank": 1, "type": "exit", "code": 3, "signal": None, "by_launcher": False,
-            "by_signal": 0, "note": "n", "unexplained": False,
+            "by_signal": 0, "note": "n", "unexplained": False, "groups": None,
         }  # fmt: skip
 
     def test_that_come_late_do_not_revive_a_rank(self) -> None:

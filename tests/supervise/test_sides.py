@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.played import Played, running
 
 from cpulaunch.ledger import FAILED, STARTED
@@ -71,6 +72,34 @@ def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
     assert all(job.sent(rank, End) for rank in (1, 2, 3))
     job.obeys(1, 2, 3)
     assert note(job) == []
+
+
+RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1203: Connection reset by peer."
+
+
+@pytest.mark.parametrize("size", [8000, 4000])
+def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int) -> None:
+    """Not by lines that do, if the operation is the same."""
+    job = running()
+    job.raises(1, RESET, groups=groups(1), line=5)
+    job.says(2, dump(2))
+    job.says(3, dump(3))
+    assert not job.sent(2, End)
+    aborted = groups(0, state=STARTED)
+    aborted[0]["operations"][0]["bytes"] = size
+    job.exits(0, signal=6, groups=aborted)
+    assert all(job.sent(rank, End) for rank in (2, 3))
+    job.exits(1, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.signal) == (0, 6)
+    sides = [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32",
+    ]
+    assert note(job) == (sides if size == 8000 else [])
 
 
 def test_other_errors_end_all_at_once() -> None:

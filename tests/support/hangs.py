@@ -149,7 +149,7 @@ def wait_for_the_report():
 def save():
     steps(3)
     if rank == 0:
-        time.sleep(5)
+        time.sleep(float(os.environ.get("SAVES", 5)))
     step()
 
 def held():
