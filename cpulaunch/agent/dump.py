@@ -37,7 +37,8 @@ MAX_PROCESSES = 256
 """Processes that are described at all."""
 
 PATIENCE = 8.0
-"""Seconds that a dump may take; what is missing then is said."""
+"""Seconds after the question in which it is answered, also where it had to wait for an earlier one; what is
+missing then is said."""
 
 MOMENT = 0.5
 """Seconds between two looks at what only shows over time: a quota, and a disk that is not just busy."""
@@ -78,11 +79,11 @@ class Dumps:
         self._handler = running.stacks if running else None
         self._program = running.program.pid if running else 0
         self._ledger = running.ledger if running else None
-        self._asked: deque[AskDump] = deque()
+        self._asked: deque[tuple[AskDump, float]] = deque()  # and when
         self._look: Look | None = None
 
     def ask(self, message: AskDump) -> None:
-        self._asked.append(message)
+        self._asked.append((message, time.monotonic()))
         self.check_time()
 
     @property
@@ -94,13 +95,16 @@ class Dumps:
         """Go on with what is due, and answer what is complete."""
         while self._look or self._asked:
             if self._look is None:
-                self._look = Look(self._asked[0], self._program, self._selector, self._handler)
+                message, asked_at = self._asked[0]
+                self._look = Look(message, asked_at + PATIENCE, self._program, self._selector, self._handler)
             if not self._look.done():
                 return
-            error = "; ".join(self._look.errors)
-            shown = fit(self._look.processes, MAX_DUMP)
+            shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors
+            if left_out := len(self._look.processes) - len(shown):
+                errors.append(f"{left_out} more processes are left out: too much to send")
             groups = ledger_file.groups(self._ledger)
-            self._tell(Dump(self._asked.popleft().request, self._look.began, groups, shown, error))
+            message, _ = self._asked.popleft()
+            self._tell(Dump(message.request, self._look.began, groups, shown, "; ".join(errors)))
             self._look = None
 
 
@@ -110,12 +114,13 @@ class Look:
     def __init__(
         self,
         asked: AskDump,
+        until: float,
         program: int,
         selector: selectors.BaseSelector,
         handler: StacksHandler | None,
     ) -> None:
-        """``program`` is the pid of the rank's."""
-        self.began = time.monotonic()
+        """``program`` is the pid of the rank's.  What isn't seen by ``until`` is given up."""
+        self.began, self._until = time.monotonic(), until
         self.processes: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._selector, self._handler = selector, handler
@@ -135,14 +140,14 @@ class Look:
     @property
     def due(self) -> float:
         """When ``done`` is to be called at the latest; it is also when something has been read."""
-        return min(self.began + PATIENCE, self._again_at, self._writing.due if self._writing else inf)
+        return min(self._until, self._again_at, self._writing.due if self._writing else inf)
 
     def done(self) -> bool:
         """Go on; whether all is seen that will be."""
         now = time.monotonic()
         spies, self._spies = self._spies, []
         self._spies += [spy for spy in spies if not self._take(spy)]
-        if now >= self.began + PATIENCE:
+        if now >= self._until:
             self._give_up()
             return True
         if now >= self._again_at:

@@ -1,15 +1,73 @@
-"""Asking agents what their programs are doing, and waiting for all answers.  Pure."""
+"""Asking agents what their programs are doing, and waiting for all answers.  Pure.
+
+An answer may have hundreds of kilobytes, and thousands come at the same time.  Most ranks do the same, so a
+stack is held once, however many have it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 
 ANSWER_WITHIN = 10.0
 """Seconds after which a rank that hasn't answered is left out.  Agents take two seconds less at most."""
+
+MAX_FRAMES = 200_000
+"""Frames of different stacks that are held in full."""
+
+INNERMOST = 4
+"""Of other stacks so many are, and those of main threads alone."""
+
+
+class Stacks:
+    """Stacks that have been seen, each held once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._frames = 0
+
+    def share(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The processes of a ``Dump`` with the stacks that are held already."""
+        return [
+            {**process, "threads": [self._shared(thread) for thread in self._held(process["threads"])]}
+            if process.get("threads")
+            else process
+            for process in processes
+        ]
+
+    @property
+    def _full(self) -> bool:
+        return self._frames >= MAX_FRAMES
+
+    def _held(self, threads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [thread for thread in threads if thread["name"] == "MainThread" or not self._full]
+
+    def _shared(self, thread: dict[str, Any]) -> dict[str, Any]:
+        frames = thread["frames"]
+        key = tuple(map(tuple, frames))
+        if (known := self._known.get(key)) is None and self._full:
+            frames = frames[:INNERMOST]
+            key = tuple(map(tuple, frames))
+            known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = frames
+            self._frames += len(frames)
+        return {**thread, "frames": known}
+
+
+class Answers(dict[int, Dump]):
+    """What ranks have answered."""
+
+    def __init__(self) -> None:
+        self._stacks = Stacks()
+
+    def keep(self, rank: int, dump: Dump) -> None:
+        """An answer has come."""
+        self[rank] = dump._replace(processes=self._stacks.share(dump.processes))
 
 
 @dataclass
@@ -21,7 +79,7 @@ class Round:
     ranks: frozenset[int]
     due: float
     waiting: set[int]
-    answers: dict[int, Dump] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
 
     @property
     def silent(self) -> list[int]:
@@ -52,7 +110,7 @@ class Dumps:
         for each in self._open:
             if each.request == dump.request and rank in each.waiting:
                 each.waiting.discard(rank)
-                each.answers[rank] = dump
+                each.answers.keep(rank, dump._replace(groups=[]))  # which only a report of a stall shows
 
     def gone(self, rank: int) -> None:
         """No answer will come from a rank any more."""

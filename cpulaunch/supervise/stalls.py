@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
+from cpulaunch.supervise.dumps import Answers
 from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
 from cpulaunch.supervise.outcome import Stall
 from cpulaunch.supervise.rank import Rank, RankState
@@ -91,7 +92,7 @@ class Stalls:
         self._due = self._until = inf
         self._not_due_before = now
         self._waiting: set[int] = set()  # ranks that haven't answered
-        self._dumps: dict[int, Dump] = {}
+        self._dumps = Answers()
         # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
         self._request = self._expected = 0
         self._stragglers = Stragglers([rank.host for rank in ranks])
@@ -132,7 +133,7 @@ class Stalls:
             return []
         self._waiting.discard(rank.rank)
         if self._phase is Phase.LOOKING or dump.processes:
-            self._dumps[rank.rank] = dump
+            self._dumps.keep(rank.rank, dump)
         return self.look(now)
 
     def forgive(self, asleep: float, now: float) -> None:
@@ -221,7 +222,7 @@ class Stalls:
         return self._send(self._running(), AskProgress(), max(self._due + ANSWERS, now + LEAST))
 
     def _dump(self, now: float) -> list[Action]:
-        self._phase, self._dumps = Phase.LOOKING, {}
+        self._phase, self._dumps = Phase.LOOKING, Answers()
         until = max(self._due + DUE - MIN_NATIVE, now + LEAST)
         return self._send(self._running(), self._ask_dump(native=False), until)
 
@@ -258,7 +259,7 @@ class Stalls:
         lasted = at - stalled_since
         self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
         self._watch()
-        return [Tell(f"the job goes on, after {lasted:.0f} s without progress")]
+        return [Tell(f"the job continues, after {lasted:.0f} s without progress")]
 
     # ---- what comes of it
 

@@ -16,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 from support.agents import PlayedLauncher, placement
-from support.command import REPOSITORY, bounded
+from support.command import REPOSITORY, TIMEOUT, bounded
 from support.hung_files import hung_file
 from support.namespaces import until
 
 from cpulaunch import variables
-from cpulaunch.agent.dump import _Spy
+from cpulaunch.agent import processes
+from cpulaunch.agent.dump import Dumps, _Spy
 from cpulaunch.agent.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stacks import main_stack, place, states
@@ -160,18 +161,40 @@ def test_a_program_that_a_debugger_holds(tmp_path: Path) -> None:
 
 
 def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path: Path) -> None:
-    """A py-spy that stops the program, and then takes for ever."""
-    hangs = 'while [ "$1" != --pid ]; do shift; done; kill -STOP $2; exec /bin/sleep 1000'
+    """A py-spy that stops the program, and then takes for ever.  Who asks meanwhile is answered in time, too."""
+    hangs = f'echo >>{tmp_path}/spies; while [ "$1" != --pid ]; do shift; done; kill -STOP $2; exec /bin/sleep 1000'
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, hangs)) as played:
         played.say(AskDump(1, False))
+        played.say(AskDump(2, True))
         played.say(AskTime())
         while not isinstance(message := played.hear(), Time):
             assert not isinstance(message, Dump)
-        (program,) = played.next(Dump).processes
-        assert program["stacks"] == "none: not within 8 s"
+        for request in (1, 2):
+            answer = played.next(Dump)
+            assert (answer.request, answer.processes[0]["stacks"]) == (request, "none: not within 8 s")
+        assert (tmp_path / "spies").read_text() == "\n"
         assert "State:\tS" in Path(f"/proc/{played.pid}/status").read_text()
         agent = psutil.Process(played.agent.pid)
         until(lambda: [each.pid for each in agent.children()] == [played.pid], "py-spy to be reaped")
+
+
+def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpulaunch.agent.dump.MAX_DUMP", 3000)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    children = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(12)]
+    try:
+        answers: list[Dump] = []
+        dumps = Dumps(selectors.DefaultSelector(), None, answers.append)
+        dumps.ask(AskDump(1, False))
+        until(lambda: dumps.check_time() or answers, "the answer")
+        left_out = len(list(processes.family(os.getpid()))) - len(answers[0].processes)
+        assert 0 < left_out < 12
+        assert f"{left_out} more processes are left out: too much to send" in answers[0].error
+    finally:
+        for child in children:
+            child.kill()
+            child.wait(TIMEOUT)
 
 
 def test_a_py_spy_is_of_the_job_to_those_who_sweep_it(tmp_path: Path) -> None:

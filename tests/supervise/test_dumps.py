@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+
 from cpulaunch.messages import AskDump, Dump
-from cpulaunch.supervise.dumps import ANSWER_WITHIN, Dumps
+from cpulaunch.supervise.dumps import ANSWER_WITHIN, INNERMOST, Answers, Dumps
 from cpulaunch.supervise.events import Send
 
 
@@ -48,3 +53,34 @@ def test_nobody_to_ask_is_an_answer() -> None:
     dumps = Dumps()
     opened, sends = dumps.ask([], True, 0.0)
     assert (sends, dumps.take(0.0)) == ([], [opened])
+
+
+def stack(name: str, frames: int, thread: str = "MainThread") -> dict[str, Any]:
+    return {"name": thread, "frames": [[f"{name}_{n}", "train.py", n] for n in range(frames)]}
+
+
+def with_stacks(*threads: dict[str, Any]) -> Dump:
+    """As it comes over the wire."""
+    program = {"pid": 1, "threads": [*threads]}
+    return Dump(1, 1.0, [], json.loads(json.dumps([program, {"pid": 2}])), "")
+
+
+def test_equal_stacks_of_many_ranks_are_held_once() -> None:
+    answers = Answers()
+    for rank in range(100):
+        answers.keep(rank, with_stacks(stack("train", 20), stack("load", 20, "loader")))
+    assert answers[99] == with_stacks(stack("train", 20), stack("load", 20, "loader"))
+    held = [thread["frames"] for each in answers.values() for thread in each.processes[0].get("threads", ())]
+    assert (len(held), len({id(frames) for frames in held})) == (200, 2)
+
+
+def test_what_is_held_of_different_stacks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpulaunch.supervise.dumps.MAX_FRAMES", 50)
+    answers = Answers()
+    for rank in range(10):
+        answers.keep(rank, with_stacks(stack(f"rank_{rank}", 10), stack(f"loader_{rank}", 10, "loader")))
+    lengths = [[len(thread["frames"]) for thread in answers[r].processes[0]["threads"]] for r in range(10)]
+    assert lengths[:2] == [[10, 10]] * 2
+    assert lengths[3:] == [[INNERMOST]] * 7
+    answers.keep(10, with_stacks(stack("rank_0", 10)))  # which is known
+    assert len(answers[10].processes[0]["threads"][0]["frames"]) == 10

@@ -107,7 +107,7 @@ def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> Non
     job.until(300)
     job.steps(1)
     job.until(320)
-    assert job.told == ["the job goes on, after 300 s without progress"]
+    assert job.told == ["the job continues, after 300 s without progress"]
     assert job.stalls.stalls[0].seconds == 300
     assert len(job.reports) == 1
 
