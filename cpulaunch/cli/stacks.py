@@ -5,7 +5,7 @@ from __future__ import annotations
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import find_job, printable
 from cpulaunch.supervise.observer import Observer
-from cpulaunch.supervise.stacks import Seen, report
+from cpulaunch.supervise.stacks import report
 
 EPILOG = """\
 JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job here.
@@ -24,7 +24,6 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     directory, contact = find_job(options.job)
     with Observer(contact) as observer:
-        ranks = observer.stacks(native=options.native)
-    seen = [Seen(*rank) for rank in ranks]
+        seen = observer.stacks(native=options.native)
     print(printable(f"job {contact.job} in {directory}\n\n" + report(seen)), end="")
     return 0

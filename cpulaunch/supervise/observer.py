@@ -8,35 +8,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cpulaunch.errors import HostError
-from cpulaunch.messages import (
-    VERSION,
-    Challenge,
-    Lines,
-    MessageError,
-    Welcome,
-    decode,
-    encode,
-    proof,
-    same,
-)
-from cpulaunch.supervise.dumps import ANSWER_WITHIN
-from cpulaunch.supervise.observer_messages import (
-    FOR_OBSERVER,
-    KINDS,
-    LAUNCHER,
-    OBSERVER,
-    AllSeen,
-    AskProfile,
-    AskStacks,
-    AskStatus,
-    Observe,
-    Profiled,
-    ProfileProgress,
-    Question,
-    RankSeen,
-    Status,
-)
-from cpulaunch.supervise.registry import Contact
+from cpulaunch.messages import VERSION, Challenge, Lines, MessageError, Welcome, same
+from cpulaunch.supervise import observer_messages as protocol
+from cpulaunch.supervise.dumps import ANSWER_WITHIN, Stacks
+from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_here
 
 CONNECT_WITHIN = 5.0
 """Seconds in which a launcher welcomes an observer."""
@@ -59,8 +34,9 @@ class Observer:
     def __enter__(self) -> Observer:
         try:
             self._connect()
-            self._say(Observe(VERSION, self._salt, self._proof(OBSERVER, self._expect(Challenge).salt)))
-            if not same(self._expect(Welcome).proof, self._proof(LAUNCHER, self._salt)):
+            proof = self._proof(protocol.OBSERVER, self._expect(Challenge).salt)
+            self._say(protocol.Observe(VERSION, self._salt, proof))
+            if not same(self._expect(Welcome).proof, self._proof(protocol.LAUNCHER, self._salt)):
                 raise self._error(f"something else listens at {self._contact.address}")
         except BaseException:
             self.__exit__()
@@ -71,33 +47,33 @@ class Observer:
         if self._socket:
             self._socket.close()
 
-    def status(self) -> Status:
+    def status(self) -> protocol.Status:
         """How far the job is."""
-        self._say(AskStatus())
-        return self._expect(Status)
+        self._say(protocol.AskStatus())
+        return self._expect(protocol.Status)
 
-    def stacks(self, *, native: bool) -> list[RankSeen]:
+    def stacks(self, *, native: bool) -> list[protocol.RankSeen]:
         """What all ranks are doing."""
         assert self._socket
         self._socket.settimeout(ANSWER_WITHIN + CONNECT_WITHIN)
-        self._say(AskStacks(native))
-        found = []
-        while isinstance(seen := self._hear(), RankSeen):
-            found.append(seen)
-        if not isinstance(seen, AllSeen):
-            raise self._error("it said something else than was asked")
+        self._say(protocol.AskStacks(native))
+        found, shared = [], Stacks()
+        while isinstance(seen := self._hear(), protocol.RankSeen):
+            found.append(seen._replace(processes=seen.processes and shared.share(seen.processes)))
+        if not isinstance(seen, protocol.AllSeen):
+            raise self._error("it gave an unexpected answer")
         return found
 
-    def profile(self, steps: int, ranks: list[int], progress: Callable[[str], None]) -> Profiled:
+    def profile(self, steps: int, ranks: list[int], progress: Callable[[str], None]) -> protocol.Profiled:
         """Have steps traced; ``progress`` gets lines on how far that is."""
         assert self._socket
         self._socket.settimeout(SILENCE)
-        self._say(AskProfile(steps, ranks))
-        while isinstance(said := self._hear(), ProfileProgress):
+        self._say(protocol.AskProfile(steps, ranks))
+        while isinstance(said := self._hear(), protocol.ProfileProgress):
             if said.text:
                 progress(said.text)
-        if not isinstance(said, Profiled):
-            raise self._error("it said something else than was asked")
+        if not isinstance(said, protocol.Profiled):
+            raise self._error("it gave an unexpected answer")
         return said
 
     def _connect(self) -> None:
@@ -110,22 +86,25 @@ class Observer:
                 return
             host, _, port = address.rpartition(":")
             self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN)
+        except ConnectionRefusedError:
+            unseen = address.startswith("@") and not is_here(self._contact)
+            raise (self._elsewhere() if unseen else self._gone()) from None
         except (OSError, ValueError) as e:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
     def _proof(self, role: str, salt: str) -> str:
-        return proof(self._contact.token, role, salt, 0)
+        return protocol.proof_of(role, self._contact.token, salt)
 
-    def _say(self, message: Question) -> None:
+    def _say(self, message: protocol.Question) -> None:
         assert self._socket
         try:
-            self._socket.sendall(encode(message, KINDS))
+            self._socket.sendall(protocol.written(message))
         except OSError as e:
             raise self._error(e.strerror or str(e)) from None
 
     def _expect(self, kind: type[T]) -> T:
         if not isinstance(said := self._hear(), kind):
-            raise self._error("it said something else than was asked")
+            raise self._error("it gave an unexpected answer")
         return said
 
     def _hear(self) -> object:
@@ -136,17 +115,28 @@ class Observer:
                 if not data:
                     raise self._error("it has hung up")
                 self._ready += self._lines.feed(data)
-            return decode(self._ready.pop(0), FOR_OBSERVER)
+            return protocol.answer(self._ready.pop(0))
         except MessageError as e:
             raise self._error(str(e)) from None
         except OSError as e:
             raise self._error(e.strerror or str(e)) from None
 
-    def _error(self, why: str) -> HostError:
-        where = f"process {self._contact.pid} on {self._contact.host}"
-        hint = "it may have ended, be another version of cpulaunch, or answer too many others"
-        if self._contact.address.startswith("@") and self._contact.host != socket.gethostname():
-            hint = f"the job runs on that host alone: ask it there (ssh {self._contact.host})"
-        return HostError(
-            f"the launcher of job {self._contact.job}, {where}, does not answer: {why}", hint=hint
+    @property
+    def _launcher(self) -> str:
+        return (
+            f"the launcher of job {self._contact.job}, process {self._contact.pid} on {self._contact.host},"
         )
+
+    def _error(self, why: str) -> HostError:
+        hint = "it may have ended, be another version of cpulaunch, or answer too many others"
+        return HostError(f"{self._launcher} does not answer: {why}", hint=hint)
+
+    def _gone(self) -> HostError:
+        why = f"nothing listens at {self._contact.address} any more"
+        hint = f"it was probably killed: {why}; {CONTROL_FILE} in the job's directory was left behind"
+        return HostError(f"{self._launcher} is gone", hint=hint)
+
+    def _elsewhere(self) -> HostError:
+        host = self._contact.host
+        hint = f"the job runs on {host} alone: ask it there (ssh {host})"
+        return HostError(f"{self._launcher} can't be reached from here", hint=hint)

@@ -8,10 +8,10 @@ to import them.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import Challenge, Welcome
+from cpulaunch.messages import Challenge, Unknown, Welcome, decode, encode, proof
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""The roles in the proofs of both, by ``messages.observers_token``."""
+"""The roles in the proofs of both."""
 
 
 class Observe(NamedTuple):
@@ -59,12 +59,15 @@ class Status(NamedTuple):
 
 
 class RankSeen(NamedTuple):
-    """What one rank is doing, as its ``Dump`` says.  ``processes`` are None where it hasn't answered."""
+    """What one rank is doing, as its ``Dump`` says.
+
+    ``error`` says what could not be seen; ``processes`` are None where the rank hasn't answered.
+    """
 
     rank: int
     host: str
     processes: list[dict[str, Any]] | None
-    error: str
+    error: str = ""
 
 
 class AllSeen(NamedTuple):
@@ -103,4 +106,24 @@ FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "profile_progress": ProfileProgress,
     "profiled": Profiled,
 }
-KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
+_KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
+
+
+def written(message: Question | Answer | Challenge | Welcome) -> bytes:
+    """One of these messages, as a line."""
+    return encode(message, _KINDS)
+
+
+def question(line: bytes) -> Question | Unknown:
+    """What an observer says.  Raises MessageError."""
+    return decode(line, FROM_OBSERVER)
+
+
+def answer(line: bytes) -> Challenge | Welcome | Answer | Unknown:
+    """What a launcher says to an observer.  Raises MessageError."""
+    return decode(line, FOR_OBSERVER)
+
+
+def proof_of(role: str, token: str, salt: str) -> str:
+    """That whoever has this ``role`` knows the ``token``, which is ``messages.observers_token``."""
+    return proof(token, role, salt, 0)

@@ -8,34 +8,10 @@ import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import (
-    VERSION,
-    Lines,
-    MessageError,
-    Welcome,
-    decode,
-    encode,
-    observers_token,
-    proof,
-    same,
-)
+from cpulaunch.messages import VERSION, Lines, MessageError, Welcome, observers_token, same
+from cpulaunch.supervise import observer_messages as protocol
 from cpulaunch.supervise.dumps import ANSWER_WITHIN
 from cpulaunch.supervise.events import Dumped
-from cpulaunch.supervise.observer_messages import (
-    FROM_OBSERVER,
-    KINDS,
-    LAUNCHER,
-    OBSERVER,
-    AllSeen,
-    AskProfile,
-    AskStacks,
-    AskStatus,
-    Observe,
-    Profiled,
-    ProfileProgress,
-    RankSeen,
-    Status,
-)
 from cpulaunch.supervise.profiling import Profiling
 from cpulaunch.supervise.rank import Rank, RankState
 
@@ -59,7 +35,7 @@ class Observers:
         self,
         token: str,
         ranks: list[Rank],
-        status: Callable[[], Status],
+        status: Callable[[], protocol.Status],
         want_dump: Callable[[bool], None],
         profiling: Profiling | None = None,
     ) -> None:
@@ -70,22 +46,24 @@ class Observers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
 
-    def proven(self, line: bytes, salt: str) -> Observe | None:
+    def proven(self, line: bytes, salt: str) -> protocol.Observe | None:
         """A stranger's first line, where that proves it to be an observer."""
         try:
-            said = decode(line, FROM_OBSERVER)
+            said = protocol.question(line)
         except MessageError:
             return None
-        if isinstance(said, Observe) and same(said.proof, proof(self._token, OBSERVER, salt, 0)):
-            return said
-        return None
+        if not isinstance(said, protocol.Observe):
+            return None
+        proof = protocol.proof_of(protocol.OBSERVER, self._token, salt)
+        return said if same(said.proof, proof) else None
 
-    def serve(self, connected: socket.socket, observer: Observe) -> None:
+    def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
         """Answer whoever is at the other end, until it hangs up; one too many is hung up on."""
         if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
             connected.close()
             return
-        welcome = encode(Welcome(proof(self._token, LAUNCHER, observer.salt, 0)))
+        proof = protocol.proof_of(protocol.LAUNCHER, self._token, observer.salt)
+        welcome = protocol.written(Welcome(proof))
         task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -110,29 +88,31 @@ class Observers:
             await self._send(connected, welcome)
             while data := await asyncio.wait_for(loop.sock_recv(connected, MAX_QUESTION), PATIENCE):
                 for line in lines.feed(data):
-                    await self._answer(connected, decode(line, FROM_OBSERVER))
+                    await self._answer(connected, protocol.question(line))
 
     async def _answer(self, connected: socket.socket, question: NamedTuple) -> None:
-        if isinstance(question, AskStatus):
+        if isinstance(question, protocol.AskStatus):
             await self._say(connected, self._status())
-        elif isinstance(question, AskStacks):
+        elif isinstance(question, protocol.AskStacks):
             future: asyncio.Future[Dumped] = asyncio.get_running_loop().create_future()
             self._waiting.append((question.native, future))
             self._want_dump(question.native)
             seen = await asyncio.wait_for(future, PATIENCE)
             for rank in self._ranks:
                 await self._say(connected, _of_rank(rank, seen))
-            await self._say(connected, AllSeen())
-        elif isinstance(question, AskProfile) and self._profiling:
+            await self._say(connected, protocol.AllSeen())
+        elif isinstance(question, protocol.AskProfile) and self._profiling:
             await self._profile(connected, question, self._profiling)
         else:
             raise MessageError("no question")
 
-    async def _profile(self, connected: socket.socket, asked: AskProfile, profiling: Profiling) -> None:
+    async def _profile(
+        self, connected: socket.socket, asked: protocol.AskProfile, profiling: Profiling
+    ) -> None:
         """Trace, for as long as somebody waits for it."""
 
         async def say(text: str) -> None:
-            await self._say(connected, ProfileProgress(text))
+            await self._say(connected, protocol.ProfileProgress(text))
 
         loop = asyncio.get_running_loop()
         tracing = loop.create_task(profiling.trace(asked.steps, asked.ranks, say))
@@ -140,28 +120,29 @@ class Observers:
         try:
             await asyncio.wait({tracing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if tracing.done():
-                await self._say(connected, Profiled(*tracing.result()))
+                await self._say(connected, protocol.Profiled(*tracing.result()))
         finally:
             for task in (tracing, gone):
                 task.cancel()
             await asyncio.gather(tracing, gone, return_exceptions=True)
 
     async def _say(self, connected: socket.socket, answer: Any) -> None:
-        await self._send(connected, encode(answer, KINDS))
+        await self._send(connected, protocol.written(answer))
 
     async def _send(self, connected: socket.socket, data: bytes) -> None:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)
 
 
-def _of_rank(rank: Rank, seen: Dumped) -> RankSeen:
+def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
     if dump := seen.answers.get(rank.rank):
-        return RankSeen(rank.rank, rank.host, dump.processes, dump.error)
+        return protocol.RankSeen(rank.rank, rank.host, dump.processes, dump.error)
     if rank.rank in seen.silent and rank.state is RankState.RUNNING:
-        return RankSeen(rank.rank, rank.host, None, f"its agent has not answered within {ANSWER_WITHIN:g} s")
-    return RankSeen(rank.rank, rank.host, None, rank.status)
+        error = f"its agent has not answered within {ANSWER_WITHIN:g} s"
+        return protocol.RankSeen(rank.rank, rank.host, None, error)
+    return protocol.RankSeen(rank.rank, rank.host, None, rank.status)
 
 
-def status_of(ranks: list[Rank], seconds: float, restarts: int, *, ending: bool) -> Status:
+def status_of(ranks: list[Rank], seconds: float, restarts: int, *, ending: bool) -> protocol.Status:
     """How far a job is whose ``ranks`` these are."""
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
     state = "ending" if ending else "running" if running else "starting"
@@ -169,7 +150,7 @@ def status_of(ranks: list[Rank], seconds: float, restarts: int, *, ending: bool)
     steps, collectives = _progress(first) if first else (0, 0)
     step_rate, collective_rate = (first.rates if first else None) or (None, None)
     hosts = len({rank.host for rank in ranks})
-    return Status(
+    return protocol.Status(
         state, hosts, len(ranks), running, seconds, restarts, steps, collectives, step_rate, collective_rate
     )
 

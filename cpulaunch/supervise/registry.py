@@ -124,6 +124,11 @@ def read_contact(directory: Path) -> Contact | None:
     return Contact(**{**fields, "command": [str(word) for word in fields["command"]]})
 
 
+def is_here(contact: Contact) -> bool:
+    """Whether the launcher was started on this host, and not in a container."""
+    return bool(contact.machine == _identity(0)["machine"])
+
+
 def is_gone(contact: Contact) -> bool:
     """Whether the launcher is known to have ended, which it can't be of one on another host."""
     here = _identity(contact.pid)

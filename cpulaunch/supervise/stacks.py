@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.observer_messages import RankSeen
 
 MANY_HOSTS = 3
 """Hosts of some ranks that are named."""
@@ -63,15 +64,6 @@ class Frame(NamedTuple):
 
 
 Stack = tuple[Frame, ...]
-
-
-class Seen(NamedTuple):
-    """What was seen of a rank.  ``error`` says what was not; None for ``processes``: it has said nothing."""
-
-    rank: int
-    host: str
-    processes: Sequence[Process] | None
-    error: str = ""
 
 
 def stack(thread: Process) -> Stack:
@@ -150,16 +142,16 @@ def states(process: Process) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def report(seen: Sequence[Seen]) -> str:
+def report(seen: Sequence[RankSeen]) -> str:
     """What all ranks are doing: their states, and every thread's stack, each once, with its ranks."""
     return "\n".join(_lines(seen)).lstrip("\n") + "\n"
 
 
-def places(seen: Sequence[Seen]) -> Iterator[str]:
+def places(seen: Sequence[RankSeen]) -> Iterator[str]:
     """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``."""
     programs = [each for each in seen if each.processes]
 
-    def where(each: Seen) -> str:
+    def where(each: RankSeen) -> str:
         frames = main_stack(program := _program(each))
         return place(frames) if frames else f"{program.get('command')}: {program.get('word')}"
 
@@ -167,7 +159,7 @@ def places(seen: Sequence[Seen]) -> Iterator[str]:
         yield f"{who(those, seen)} {found}"
 
 
-def _lines(seen: Sequence[Seen]) -> Iterator[str]:
+def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
     silent = [each for each in seen if each.processes is None]
     for why, those in _folded(silent, lambda each: each.error):
         yield f"{who(those, seen)} said nothing" + (f": {why}" if why else "")
@@ -185,12 +177,12 @@ def _lines(seen: Sequence[Seen]) -> Iterator[str]:
     yield from _children(programs, seen)
 
 
-def _program(each: Seen) -> Process:
+def _program(each: RankSeen) -> Process:
     assert each.processes
     return each.processes[0]
 
 
-def _key_of_program(each: Seen) -> tuple[Stack, str]:
+def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
     """Main thread's stack; where there is none, why."""
     program = _program(each)
     frames = main_stack(program)
@@ -207,7 +199,7 @@ def _program_lines(key: tuple[Stack, str], ranks: str, program: Process) -> Iter
         yield f"{ranks} {program.get('command')}: {program.get('word')}{where}; no stack: {why or 'unknown'}"
 
 
-def _threads(those: Sequence[Seen], seen: Sequence[Seen]) -> Iterator[str]:
+def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
     """Threads besides the main one, those of the same stack together."""
     others = [
         (each, str(thread.get("name")) or "thread", stack(thread))
@@ -226,11 +218,11 @@ def _threads(those: Sequence[Seen], seen: Sequence[Seen]) -> Iterator[str]:
             yield from _frames(frames, "      ")
 
 
-def _children(programs: Sequence[Seen], seen: Sequence[Seen]) -> Iterator[str]:
+def _children(programs: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
     """Children of the programs, those of the same stack and state together."""
     children = [(each, child) for each in programs for child in (each.processes or ())[1:]]
 
-    def key(found: tuple[Seen, Process]) -> tuple[Any, ...]:
+    def key(found: tuple[RankSeen, Process]) -> tuple[Any, ...]:
         frames = main_stack(found[1])
         return frames, tuple(states(found[1])), None if frames else found[1].get("command")
 
@@ -249,7 +241,7 @@ def _frames(frames: Stack, indent: str = "    ") -> Iterator[str]:
         yield f"{indent}{frame}"
 
 
-def who(those: Iterable[Seen], seen: Sequence[Seen]) -> str:
+def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
     """``[0-2,4-15]``; with the hosts where there are several in the job, and few here."""
     those = list(those)
     ranks = f"[{CoreSet(each.rank for each in those)}]"

@@ -9,6 +9,7 @@ from cpulaunch.messages import Dump
 from cpulaunch.supervise import stacks
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.events import ReportStall
+from cpulaunch.supervise.observer_messages import RankSeen
 
 MAX_WHERE = 12
 """Lines that say who is where."""
@@ -39,9 +40,9 @@ def _lines(report: ReportStall, kept: Path) -> Iterator[str]:
     yield from ("", f"stacks: {kept.relative_to(here) if kept.is_relative_to(here) else kept}")
 
 
-def _seen(report: ReportStall) -> list[stacks.Seen]:
+def _seen(report: ReportStall) -> list[RankSeen]:
     return [
-        stacks.Seen(each.rank, each.host, each.dump and each.dump.processes, _error(each.left, each.dump))
+        RankSeen(each.rank, each.host, each.dump and each.dump.processes, _error(each.left, each.dump))
         for each in report.seen
     ]
 

@@ -25,6 +25,7 @@ from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.registry import Announcement, listed_jobs, read_contact
 
 from cpulaunch.supervise.record import ended
+from cpulaunch.supervise.registry import Contact
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
@@ -216,6 +217,37 @@ def test_steps_of_all_attempts_make_the_rate() -> None:
     end = ended({"kind": "ok", "attempts": attempts, "ranks": [{"host": "a"}, {"host": "b"}], "restarts": 1})
     assert (end.steps, end.rate, end.hosts, end.ranks, end.restarts) == (35, 1.6, 2, 2, 1)
     assert ended({"attempts": [{}, 7], "ranks": 3, "first_failure": 4}).steps is None
+
+
+def test_a_launcher_of_another_host_that_was_killed_is_said_to_be_gone(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    """Its host can't be looked at, and its files are in a directory of both."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    contact = Contact("theirs", 7, "node7", "x", "1", 9e9, f"127.0.0.1:{port}", "", ["train.py"])
+    directory = tmp_path / "runs" / "theirs"
+    directory.mkdir(parents=True)
+    control = directory / "control.json"
+    control.write_text(json.dumps(contact._asdict()))
+    entry = tmp_path / "runtime/cpulaunch/jobs/theirs.json"
+    entry.parent.mkdir(parents=True, mode=0o700)
+    listed = {"host": "node7", "machine": "x", "pid": 7, "start": "1", "directory": str(directory)}
+    entry.write_text(json.dumps(listed))
+    for arguments in ([], [directory], ["theirs"]):
+        done = ask("stacks", *arguments)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "the launcher of job theirs, process 7 on node7, is gone" in done.stderr
+        assert f"nothing listens at 127.0.0.1:{port} any more" in done.stderr
+    assert "theirs  does not answer: it was probably killed" in ask("jobs").stdout
+    control.write_text(json.dumps({**contact._asdict(), "address": "@nobody"}))
+    done = ask("stacks", directory)
+    assert "can't be reached from here" in done.stderr
+    assert "ask it there (ssh node7)" in done.stderr
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        assert "load_batch" in ask("stacks").stdout  # though the other one is said to be newer
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
 
 
 def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cpulaunch.supervise.stacks import Frame, Seen, place, report, states
+from cpulaunch.supervise.observer_messages import RankSeen
+from cpulaunch.supervise.stacks import Frame, place, report, states
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 START = [
@@ -47,8 +48,8 @@ def process(*threads: Any, **different: Any) -> dict[str, Any]:
     return {**usual, "threads": list(threads), **different}
 
 
-def seen(rank: int, *processes: Any, host: str = "") -> Seen:
-    return Seen(rank, host or f"node{rank // 4}", processes)
+def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
+    return RankSeen(rank, host or f"node{rank // 4}", processes)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,8 @@ def test_what_has_no_stack_is_said_too() -> None:
         ),
         seen(1, process(thread(ALL_REDUCE), state="T", stopped_by="SIGSTOP"), worker, host="a"),
         seen(2, process(stacks="none: it is no Python program", wchan="pipe_read"), host="a"),
-        Seen(3, "a", None, "it has not answered within 10 s"),
-        Seen(4, "a", (), "its program has ended"),
+        RankSeen(3, "a", None, "it has not answered within 10 s"),
+        RankSeen(4, "a", (), "its program has ended"),
     ]
     text = report(ranks)
     assert "[3] said nothing: it has not answered within 10 s\n" in text
