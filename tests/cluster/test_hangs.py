@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -104,27 +105,41 @@ def test_a_network_that_is_cut_between_two_hosts_is_named_by_them(
 
 
 STEPS = """
-import socket, sys, time, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
+def enter(group):
+    with open(os.path.join(group, "cgroup.procs"), "w") as processes:
+        processes.write("0")
+group, is_limited = os.environ["CPU_GROUP"], dist.get_rank() == 2
+if is_limited:
+    enter(group)
 weight = torch.nn.Parameter(torch.ones(10))
 optimizer = torch.optim.SGD([weight])
-seconds = 0.02 if dist.get_rank() == 2 else 0.01
-for _ in range(500):
-    time.sleep(seconds)
+for _ in range(400):
+    time.sleep(0.01)
+    until = time.thread_time() + 0.001
+    while is_limited and time.thread_time() < until:
+        pass
     weight.grad = torch.ones(10)
     dist.all_reduce(weight.grad)
     optimizer.step()
+if is_limited:
+    enter(os.path.dirname(group))
 dist.destroy_process_group()
 """
 
 
 def test_a_host_that_is_slower_than_the_others_is_named_once(
-    cpulaunch: Run, four: Path, tmp_path: Path
+    cpulaunch: Run, four: Path, cpu_group: Path, tmp_path: Path
 ) -> None:
+    """It computes for a millisecond more in each step, of which its control group lets it have a twentieth."""
     (tmp_path / "steps.py").write_text(STEPS)
-    done = cpulaunch("run", "-f", four, "-ppn", "1", "--heartbeat-timeout", "3", "steps.py")
+    options = ("-f", four, "-ppn", "1", "--heartbeat-timeout", "3", "--env", f"CPU_GROUP={cpu_group}")
+    done = cpulaunch("run", *options, "steps.py")
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "slower than the others" in line]
-    assert line.startswith("cpulaunch: node2 is slower than the others: 2")
+    times = r"\d+ ms of computing per step, the others \d+ ms, over \d+ steps"
+    why = r"its cgroup throttled it \d+ % of the time"
+    assert re.fullmatch(rf"cpulaunch: node2 is slower than the others: {times}; {why}", line)
     (events,) = tmp_path.glob("runs/*/events.jsonl")
     assert not any(json.loads(each)["type"] == "stall" for each in events.read_text().splitlines())
