@@ -144,13 +144,13 @@ _BINDS = "cpulaunch itself binds ranks to cores"
 _BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
 _OUTPUT_OPTIONS = "--log-dir D says where; --tee RANKS says whose is shown"
-_FOR_MPIEXEC = "it is for mpiexec itself"
-_HAND_ON = "hand it on, word by word: --mpi-args=WORD --mpi-args=WORD"
+_FOR_MPIEXEC = "it is an option of mpiexec itself"
+_HAND_ON = "pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD"
 _LABELS = "with several ranks, every line begins with its rank"
 _ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
 _IN_SCRIPT = "set it up in the script itself"
 _ONE_PROGRAM = "all ranks run the same program"
-_ONE_JOB = "the ranks of a job train one model, and independent instances aren't started"
+_ONE_JOB = "the ranks of a job train one model together: cpulaunch starts no independent instances"
 _EACH_A_JOB = "for each instance start cpulaunch run -n 1 --cores LIST; for ranks: -n N --cores-per-rank C"
 
 TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
@@ -184,10 +184,11 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Restricted(ACCELERATE, "--machine-rank", only="0", on_one_host=True, ignored=_ALONE, why=_ONE_RUN,
                instead=_NAME_HOSTS),
     Refused(TORCHRUN, "--local-addr",
-            why="it is found for each host", instead="--interface IF names a card"),
+            why="each host's address is detected", instead="--interface IF names a card"),
     Refused(f"{HYDRA}, {OPENMPI}", "-nolocal -skip-launch-node",
-            why="the hosts of the list are used, and no others", instead="--exclude HOST leaves one out"),
-    Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task", why="to Open MPI it means ranks, to srun their cores",
+            why="ranks run on the listed hosts, and on no others", instead="--exclude HOST leaves one out"),
+    Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task",
+            why="Open MPI counts ranks by it, srun the cores of each rank",
             instead="-n N for ranks, --cores-per-rank N for cores"),
     Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
     Refused(f"{IPEXRUN}, {RUN_CPU}", "--ninstances --ncores-per-instance --instances --instance "
@@ -211,18 +212,18 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Ignored(LAUNCH, "--use-env", why="a script reads its local rank from $LOCAL_RANK anyway"),
     Ignored(TORCHRUN, "--run-path", why="a script runs as it does with python, whatever its name"),
     Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a program of its own, not forked"),
-    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are called by their numbers"),
+    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are known by their numbers alone"),
     Refused(TORCHRUN, "--virtual-local-rank", why="each rank has a LOCAL_RANK of its own",
             instead="the device of every rank is the CPU"),
     Refused(ACCELERATE, "--main-training-function", why="the script runs as it is",
             instead="call the function at its end"),
-    Refused(ACCELERATE, "--debug", why="it is for accelerate", instead="--env ACCELERATE_DEBUG_MODE=1"),
+    Refused(ACCELERATE, "--debug", why="it is accelerate's own", instead="--env ACCELERATE_DEBUG_MODE=1"),
     Refused(ACCELERATE, "--dynamo-*", why="torch.compile is called with its defaults",
             instead="--compile, or torch.compile in the script"),
     Refused(ACCELERATE, "--use-parallelism-config --parallelism-config-* --use-fsdp --fsdp-* "
             "--gradient-accumulation-steps --gradient-clipping", why=_ON_CPUS, instead=_IN_SCRIPT),
     Refused(ACCELERATE, "--use-deepspeed --deepspeed-* --zero-* --zero3-* --offload-* --use-megatron-lm "
-            "--megatron-lm-* --fp8-*", why="it is for accelerate to set up", instead=_IN_SCRIPT),
+            "--megatron-lm-* --fp8-*", why="only accelerate can set it up", instead=_IN_SCRIPT),
     Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --tpu-* --no-tpu-cluster --vm --downcast-bf16 --aws-* "
             "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
     Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),
@@ -252,14 +253,14 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             "--rankfile -rf", why=_BINDS, instead=_BINDING),
     Refused(MPIS, "-print-rank-map --display --display-map --display-devel-map --display-allocation "
             "--display-devel-allocation --display-topo --do-not-launch",
-            why="it isn't shown while a job starts",
+            why="nothing of the kind is printed when a job starts",
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
     Means(RUN_CPU, "--log-path", key="output.log_dir"),
     Refused(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", why=_OUTPUT, instead=_OUTPUT_OPTIONS),
     Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
-    Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is said anyway, all of it on stderr"),
+    Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is printed anyway, all of it to stderr"),
     Ignored(HYDRA, "-print-all-exitcodes", why="outcome.json in the job's directory has them anyway"),
     Refused(f"{TORCHRUN}, {ACCELERATE}", "-t", why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
     Refused(TORCHRUN, "-r --redirects --local-ranks-filter --duplicate-stdout-filters "
@@ -269,10 +270,11 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             "--merge-stderr-to-stdout --stream-buffering --xml --xterm",
             why=_OUTPUT, instead=_OUTPUT_OPTIONS),
     Refused(MPIS, "-prepend-pattern -prepend-timestamp --timestamp-output", why=_LABELS,
-            instead="a script that wants the time prints it"),
+            instead="print timestamps in the script"),
     Refused(MPIS, "-s --stdin",
             why="rank 0 reads stdin, and no other", instead="give the ranks a file's name"),
-    Refused(MPIS, "-info -V", why="it tells of mpiexec", instead="`cpulaunch env` tells what is installed"),
+    Refused(MPIS, "-info -V",
+            why="it describes mpiexec itself", instead="`cpulaunch env` shows what is installed"),
     # ---- watching
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
@@ -281,11 +283,12 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             why="Ctrl-C, SIGTERM and SIGHUP end all ranks", instead="leave it out"),
     Refused(TORCHRUN, "--event-log-handler",
             why="events are in the file events.jsonl of the job's directory", instead="leave it out"),
-    Refused(OPENMPI, "--timeout", why="a job takes as long as it takes",
+    Refused(OPENMPI, "--timeout", why="a job has no time limit",
             instead="timeout 3600 cpulaunch run … ends it after an hour"),
-    Refused(HYDRA, "-disable-auto-cleanup", why="a job ends as a whole", instead="leave it out"),
+    Refused(HYDRA, "-disable-auto-cleanup",
+            why="when one rank fails, the whole job ends", instead="leave it out"),
     Refused(OPENMPI, "--enable-recovery --continuous --abort-on-non-zero-status --with-ft",
-            why="a job ends as a whole", instead="leave it out"),
+            why="when one rank fails, the whole job ends", instead="leave it out"),
     # ---- for the MPI
     Refused(IPEXRUN, "--extra-mpi-params", why=_FOR_MPIEXEC, instead=_HAND_ON),
     Refused(HYDRA, "-launcher -launcher-exec -enable-x -disable-x -rmk -nameserver -localhost -usize -aps "

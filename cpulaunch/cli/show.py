@@ -79,7 +79,7 @@ def plan_as_text(
 ) -> str:
     """The placement, environment and command of all ranks, and where each setting is from.
 
-    ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are taken to be like.
+    ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
     """
     names = partial(_names, dots="…" if unicode else "...")
     where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
@@ -88,7 +88,7 @@ def plan_as_text(
     lines += ["", "Placement"]
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
-        lines.append(f"  {names(group)}{f', taken to be like {like}' if assumed else ''}")
+        lines.append(f"  {names(group)}{f', assumed to match {like}' if assumed else ''}")
         lines += _ranks_as_text(ranks)
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]

@@ -91,7 +91,7 @@ def read_setting(key: str, text: str, origin: str) -> Any:
         return setting.kind.from_text(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} does not fit {key}: expected {setting.kind.expected()}", part=text
+            f"{origin}: {text!r} is not valid for {key}: expected {setting.kind.expected()}", part=text
         ) from None
 
 
@@ -220,7 +220,7 @@ class _YamlReader:
             raise ConfigError(f"{origin}: a key must be text, not {name!r}")
         if name in seen:
             raise ConfigError(
-                f"{origin}: {'.'.join(filter(None, (section, name)))!r} stands here twice, "
+                f"{origin}: {'.'.join(filter(None, (section, name)))!r} is given twice, "
                 f"first at {seen[name]}",
                 part=name,
             )
@@ -238,9 +238,9 @@ class _YamlReader:
         except ValueError:
             # Numbers and booleans as they are written: `yes` is not what anybody would look for as True.
             written = node.id == "scalar" and not isinstance(value, str)
-            shown = "nothing" if value is None else node.value if written else repr(value)
+            shown = "an empty value" if value is None else node.value if written else repr(value)
             raise ConfigError(
-                f"{origin}: {shown} does not fit {setting.key}: expected {setting.kind.expected()}",
+                f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected()}",
                 part=str(value),
             ) from None
 

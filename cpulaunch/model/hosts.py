@@ -137,7 +137,7 @@ def _expanded(name: str, origin: str) -> Iterator[str]:
 
 def _bounded(count: int, name: str, origin: str) -> int:
     if count > MAX_HOSTS:
-        raise ConfigError(f"{origin}: {name!r} stands for more than {MAX_HOSTS} hosts", part=name)
+        raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
     return count
 
 
@@ -152,7 +152,7 @@ def _range(part: str, name: str, origin: str) -> tuple[range, int]:
         )
     numbers = range(int(first), int(last or first) + 1)
     if not numbers:
-        raise ConfigError(f"{origin}: the range {part!r} in {name!r} stands for 0 hosts", part=part)
+        raise ConfigError(f"{origin}: the range {part!r} in {name!r} is empty", part=part)
     return numbers, len(first)
 
 

@@ -29,7 +29,7 @@ from cpulaunch.plan.request import HostRequest
 class HostInput:
     """What is known of one host when its plan is made.
 
-    ``assumed``: the facts are those of another host that this one is taken to be like.  ``ranks`` is how many
+    ``assumed``: the facts are those of another host that this one is assumed to match.  ``ranks`` is how many
     it gets; None leaves that to its topology.  ``first_rank`` is the first one's number in the job.
     ``user_env`` are the variables that the user has set for the ranks, ``env`` those that the plan sets for
     this host's network.

@@ -89,7 +89,7 @@ def bind_hosts(
 ) -> tuple[list[BoundHost], HostRequest]:
     """The CPUs of all ranks, and the request by which the hosts' agents will come to the same.
 
-    ``like`` is what assumed hosts are taken to be like, in words for errors.
+    ``like`` is what assumed hosts are assumed to match, in words for errors.
     """
     bound = [BoundHost(host, _bind(host, request.binding, like)) for host in hosts]
     if len({(b.binding.worker_count, bool(b.binding.worker_affinity)) for b in bound}) > 1:
@@ -112,7 +112,7 @@ def _bind(host: HostInput, request: BindingRequest, like: str) -> Binding:
     try:
         return bind(host.facts.topology, replace(request, ranks=host.ranks))
     except CpulaunchError as e:
-        taken = f", taken to be like {like}" if host.assumed else ""
+        taken = f", assumed to match {like}" if host.assumed else ""
         place = "" if host.name == LOCALHOST else f"{host.name}{taken}: "
         hint = e.hint
         if host.assumed:

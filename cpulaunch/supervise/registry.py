@@ -135,11 +135,6 @@ def is_gone(contact: Contact) -> bool:
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
-def is_here(contact: Contact) -> bool:
-    """Whether the launcher runs on this host."""
-    return contact.host == socket.gethostname()
-
-
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
     found = []

@@ -78,8 +78,8 @@ def allow_files(plan: Plan) -> None:
     needed = ranks + max_strangers(plan.here_alone) + OWN_FILES
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise HostError(
-            f"{ranks} ranks take {needed} open files of the launcher, and it may have {hard}",
-            hint=f"ulimit -Hn {needed}, as whoever may raise it, or fewer ranks",
+            f"{ranks} ranks need {needed} open files in the launcher, but the limit is {hard}",
+            hint=f"raise it (ulimit -Hn {needed}, as root), or start fewer ranks",
         )
 
 

@@ -86,7 +86,7 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
     ("arguments", "error"),
     [
         (["--defaults", "--set", "ccl.workers=2"], "unknown setting 'ccl.workers'; did you mean"),
-        (["--defaults", "--set", "ccl.worker_count=two"], "--set ccl.worker_count: 'two' does not fit"),
+        (["--defaults", "--set", "ccl.worker_count=two"], "--set ccl.worker_count: 'two' is not valid"),
         (["--defaults", "--set", "training.backend=mpi"], "expected one of auto, ccl, gloo"),
         (["--defaults", "--config-file", "."], ". is a directory"),
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
@@ -215,10 +215,10 @@ def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path
     assert [error.partition(";")[0].partition(": expected")[0] for error in errors] == [
         "2: unknown key 'lancher'",
         "4: unknown key 'worker_cout' in 'ccl'",
-        "5: 'sctp' does not fit ccl.transport",
-        "6: 'ccl.transport' stands here twice, first at c.yaml:5",
+        "5: 'sctp' is not valid for ccl.transport",
+        "6: 'ccl.transport' is given twice, first at c.yaml:5",
         "7: 'watch' is a section",
-        "8 OMP_NUM_THREADS: 'two' does not fit cpu.threads",
+        "8 OMP_NUM_THREADS: 'two' is not valid for cpu.threads",
     ]
     assert lines[-2] == "cpulaunch: apart from these errors:"
     assert "KMP_AFFINITY binds as well" in lines[-1]
@@ -257,7 +257,7 @@ def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path:
     (tmp_path / "cpulaunch.yaml").write_text("launcher: local\noutput: {tee: 0-}\n")
     done = cpulaunch("config", "validate")
     assert done.returncode == 2
-    assert "cpulaunch.yaml:2: '0-' does not fit output.tee" in done.stderr
+    assert "cpulaunch.yaml:2: '0-' is not valid for output.tee" in done.stderr
 
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("configs/*.yaml")), ids=lambda path: path.name)

@@ -318,8 +318,8 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),
         ("--fsdp_sharding_strategy 1", "--fsdp-sharding-strategy: cpulaunch trains on CPUs", "in the script"),
-        ("--mca btl tcp", "--mca: it is for mpiexec itself", "--mpi-args"),
-        ("-nolocal", "-nolocal: the hosts of the list are used", "--exclude"),
+        ("--mca btl tcp", "--mca: it is an option of mpiexec itself", "--mpi-args"),
+        ("-nolocal", "-nolocal: ranks run on the listed hosts", "--exclude"),
     ],
 )
 def test_an_option_is_refused_with_what_to_say_instead(

@@ -76,10 +76,10 @@ FILES = {
         ("run --dry-run --facts deep.json", "deep.json: nested too deeply"),
         ("run --dry-run --facts digits.json", "digits.json: not a facts file"),
         ("run --dry-run --facts /dev/zero", "/dev/zero: cannot be read: it has more than"),
-        ("run -f squares", "squares:2: 'node[1-99999][1-99999]' stands for more than 100000 hosts"),
+        ("run -f squares", "squares:2: 'node[1-99999][1-99999]' expands to more than 100000 hosts"),
         (
             "run --hosts node[1-99999][1-99999]",
-            "--hosts: 'node[1-99999][1-99999]' stands for more than 100000 hosts",
+            "--hosts: 'node[1-99999][1-99999]' expands to more than 100000 hosts",
         ),
         ("run -f many", "many:2: more than 100000 hosts"),
         ("run -f brackets", "brackets:1: '[1][1]"),

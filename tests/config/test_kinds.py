@@ -34,5 +34,5 @@ def test_a_rank_reads_the_name_of_a_plug_in() -> None:
 
 @pytest.mark.parametrize(("key", "group"), [("launcher", LAUNCHERS), ("training.engine", ENGINES)])
 def test_a_name_that_nothing_offers_is_refused_with_where_it_was_looked_for(key: str, group: str) -> None:
-    with pytest.raises(ConfigError, match=f"'theirs' does not fit {key}: .*entry point of {group}"):
+    with pytest.raises(ConfigError, match=f"'theirs' is not valid for {key}: .*entry point of {group}"):
         load([(key, "theirs", "--set")], environ={})

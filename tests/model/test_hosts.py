@@ -54,7 +54,7 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("user@a", "is not a host's name or address", "user@a"),
         ("-oProxyCommand=x", "is not a host's name or address", "-oProxyCommand=x"),
         ("node[1-", "'[' without ']'", "node[1-"),
-        ("node[4-1]", "stands for 0 hosts", "4-1"),
+        ("node[4-1]", "is empty", "4-1"),
         (
             "a slots=99999999",
             "hosts:1: 99999999 slots are too many: a job may have 65536 ranks",
@@ -67,8 +67,8 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
             "1-9999999",
         ),
         ("node[1-x]", "is not a range", "1-x"),
-        ("node[0-999999]", "stands for more than 100000 hosts", "node[0-999999]"),
-        ("rack[1-999][1-999]", "stands for more than 100000 hosts", "rack[1-999][1-999]"),
+        ("node[0-999999]", "expands to more than 100000 hosts", "node[0-999999]"),
+        ("rack[1-999][1-999]", "expands to more than 100000 hosts", "rack[1-999][1-999]"),
         ("a[1-50000]\nb[1-50001]", "hosts:2: more than 100000 hosts", "b50001"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_success_that_waits_for_what_is_left_says_so_once(cpulaunch: Run, tmp_
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if "are left" in line]
     assert line == (
-        "cpulaunch: localhost: ranks 0-1: processes are left of the program, with 2 s to end: sleep 299"
+        "cpulaunch: localhost: ranks 0-1: the program has ended but left processes running, which have 2 s to exit: sleep 299"
     )
 
 

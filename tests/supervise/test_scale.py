@@ -138,8 +138,8 @@ def test_where_too_few_files_may_be_open_nothing_is_started(tmp_path: Path) -> N
     done = limited("-n 180", "run", "-n", "100", "--oversubscribe", *program, directory=tmp_path)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        "cpulaunch: error: 100 ranks take 244 open files of the launcher, and it may have 180",
-        "cpulaunch: hint: ulimit -Hn 244, as whoever may raise it, or fewer ranks",
+        "cpulaunch: error: 100 ranks need 244 open files in the launcher, but the limit is 180",
+        "cpulaunch: hint: raise it (ulimit -Hn 244, as root), or start fewer ranks",
     ]
     assert not (tmp_path / "started").exists()
 
