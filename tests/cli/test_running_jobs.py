@@ -22,10 +22,8 @@ from support.jobs import job, outcome
 from support.namespaces import until
 
 from cpulaunch.supervise.directory import JobDirectory
-from cpulaunch.supervise.registry import Announcement, listed_jobs, read_contact
-
 from cpulaunch.supervise.record import ended
-from cpulaunch.supervise.registry import Contact
+from cpulaunch.supervise.registry import Announcement, Contact, listed_jobs, read_contact
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")

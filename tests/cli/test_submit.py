@@ -79,7 +79,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
     [
         ("--nodse 4 train.py", "unknown option --nodse"),
         ("--nodes 4 gone.py", "gone.py: no such script"),
-        ("--nodes 4 --backend nccl train.py", "'nccl' does not fit training.backend"),
+        ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
         ("--to pbs train.py", "invalid choice: 'pbs'"),
     ],
 )

@@ -35,6 +35,9 @@ each_torch_and_backend = pytest.mark.parametrize(
     ids=["torch, ccl", "torch, gloo", "torch 2.8, ccl", "torch 2.8, gloo"],
 )
 each_backend = pytest.mark.parametrize("backend", ["ccl", "gloo"])
+each_torch = pytest.mark.parametrize(
+    "python", [sys.executable, pytest.param(f"{INTEL}/python", marks=no_intel)], ids=["torch", "torch 2.8"]
+)
 
 BEGIN = """
 import os, sys, torch, torch.distributed as dist
