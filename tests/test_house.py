@@ -110,6 +110,8 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise.clocks": set(),
     "supervise.dumps": set(),
     "supervise.stalls": set(),
+    "supervise.telemetry": set(),
+    "supervise.thinning": set(),
     "supervise.sides": set(),
     "supervise.stall_report": set(),
     "supervise.stragglers": set(),

@@ -99,9 +99,9 @@ class Telemetry:
             if (value := getattr(step, name)) is not None:
                 row[name] = value
         for name in ("samples", "tokens"):
-            if count := getattr(step, name):
-                row[name] = int(count) if count == int(count) else count
-        return row
+            if value := getattr(step, name):
+                row[name] = value
+        return {name: _whole(value) for name, value in row.items()}
 
     def _time(self, rank: Rank, at: float) -> float:
         return round(at + rank.clock - self._began, 4)
@@ -140,6 +140,10 @@ class Telemetry:
             if others > 0 and (more := own[slowest] / others - 1) >= WORTH_SAYING:
                 parts.append(f"slowest: rank {slowest} (+{100 * more:.0f} %)")
         return " · ".join(parts)
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
 
 
 def duration(seconds: float) -> str:

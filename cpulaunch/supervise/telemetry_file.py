@@ -107,7 +107,9 @@ class TelemetryFile:
         file.write(b"".join(lines))
         file.flush()
         self._count += len(lines)
-        if self._count >= self._max_rows:
+        before = self._count + 1
+        while self._max_rows <= self._count < before:  # much may come at once; what can't be thinned stays
+            before = self._count
             self._thin()
 
     def _make(self) -> BinaryIO:

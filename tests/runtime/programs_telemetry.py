@@ -1,0 +1,81 @@
+"""Training scripts that know nothing of cpulaunch, for test_telemetry.py: ``programs_telemetry.py NAME``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTHS = 64, 128, 32
+BATCH, STEPS, TOKENS = 16, 12, 10
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, second, third = WIDTHS
+    return nn.Sequential(nn.Linear(first, second), nn.ReLU(), nn.Linear(second, third))
+
+
+def loader(ranks: int = 1) -> DataLoader:
+    samples = BATCH * STEPS * ranks
+    return DataLoader(TensorDataset(torch.randn(samples, WIDTHS[0]), torch.randn(samples, WIDTHS[-1])), BATCH)
+
+
+def plain(backend: str) -> None:
+    """DDP; an evaluation between two epochs whose samples are none of a step's."""
+    torch.distributed.init_process_group(backend)
+    parallel = nn.parallel.DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
+    for _ in range(2):
+        for inputs, labels in loader():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(parallel(inputs), labels).backward()
+            optimizer.step()
+        for inputs, _ in loader():
+            with torch.no_grad():
+                parallel(inputs)
+
+
+def compiled(backend: str) -> None:
+    torch.distributed.init_process_group(backend)
+    fast = torch.compile(model(), backend="aot_eager")
+    optimizer = torch.optim.SGD(fast.parameters(), 0.01)
+    for inputs, labels in loader():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(fast(inputs), labels).backward()
+        optimizer.step()
+
+
+def accelerated(backend: str) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    net, optimizer, batches = accelerator.prepare(
+        parts := model(), torch.optim.AdamW(parts.parameters()), loader(accelerator.num_processes)
+    )
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(net(inputs), labels))
+        optimizer.step()
+
+
+def trainer(backend: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    config = LlamaConfig(vocab_size=50, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=2)  # fmt: skip
+    data = [{"input_ids": (tokens := torch.randint(50, (TOKENS,))), "labels": tokens} for _ in range(64)]
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = TrainingArguments(
+            output_dir=directory, max_steps=STEPS, report_to=[], per_device_train_batch_size=4,
+            disable_tqdm=True, save_strategy="no", gradient_accumulation_steps=2,
+        )  # fmt: skip
+        Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=data).train()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2])
+    print("trained")

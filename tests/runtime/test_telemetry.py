@@ -1,0 +1,274 @@
+"""What training scripts that know nothing of cpulaunch leave in telemetry.jsonl."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command import clean_environment
+
+from cpulaunch import ledger
+from cpulaunch.ccl.installed import cache_directory
+from cpulaunch.runtime import telemetry
+from cpulaunch.runtime.flops import Flops
+from cpulaunch.runtime.peak import measure, peak_of_this_rank
+from cpulaunch.runtime.telemetry import OTHERS, Recorder, sizes
+from runtime.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
+
+PROGRAMS = Path(__file__).with_name("programs_telemetry.py")
+LIMIT = 150.0
+
+Row = dict[str, Any]
+
+
+def run(directory: Path, name: str, backend: str = "ccl", python: str = sys.executable) -> list[Row]:
+    """The rows of a job of two ranks, the first line first."""
+    cache = directory / "cache" / "cpulaunch"
+    cache.mkdir(parents=True)
+    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are found anew
+    command = [python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend]
+    done = subprocess.run(
+        [*command, PROGRAMS, name, backend], cwd=directory, capture_output=True, text=True, timeout=LIMIT,
+        env=clean_environment(HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(directory / "cache")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+    (file,) = directory.glob("runs/*/telemetry.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def steps_of(rows: list[Row], rank: int) -> list[Row]:
+    return [row for row in rows if row.get("rank") == rank and "step" in row]
+
+
+def flops_by_hand() -> int:
+    """Of a step of one rank: three products of matrices for each layer, but for the inputs' gradients.
+
+    A product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
+    """
+    first, second, third = WIDTHS
+    return 2 * BATCH * (3 * first * second + 3 * second * third - first * second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_plain_script(tmp_path: Path, backend: str) -> None:
+    head, *rows = run(tmp_path, "plain", backend)
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    peaks = [row["peak_flops"] for row in rows if "peak_flops" in row]
+    assert head["peak_flops"] == pytest.approx(sum(peaks), abs=2)
+    assert 1e9 < min(peaks) <= max(peaks) < 1e14
+    assert len(list(tmp_path.glob("cache/cpulaunch/peak/*.json"))) == 2
+    assert head["precision"] == "bf16"
+    for rank in (0, 1):
+        steps = steps_of(rows, rank)
+        assert steps[-1]["step"] == sum(row.get("steps", 1) for row in steps) == 2 * STEPS
+        assert {row["samples"] for row in steps} == {BATCH}
+        assert [row["flops"] for row in steps if "flops" in row] == [flops_by_hand()]
+        assert all(0 < row["input"] < row["seconds"] for row in steps)
+        times = [row["time"] for row in steps]
+        assert times == sorted(times)
+        if backend == "ccl":
+            gradients = 4 * sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+            assert steps[-1]["bytes"] == gradients
+            assert all(0 < row["communication"] < row["seconds"] for row in steps[1:])
+        else:
+            assert not any({"bytes", "communication", "waiting"} & row.keys() for row in steps)
+
+
+@pytest.mark.slow
+def test_compiled_models_are_counted_too(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "compiled", "gloo")
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    assert head["precision"] == "fp32"
+    assert steps_of(rows, 1)[-1]["step"] == STEPS
+
+
+@pytest.mark.slow
+def test_accelerate(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "accelerated")
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    steps = steps_of(rows, 0)
+    assert steps[-1]["step"] == STEPS
+    # It loads a batch ahead, so that the first step takes two, and the last one none.
+    assert sum(row["samples"] * row.get("steps", 1) for row in steps if "samples" in row) == BATCH * STEPS
+
+
+@pytest.mark.slow
+def test_trainer(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "trainer", "gloo")
+    steps = steps_of(rows, 0)
+    assert steps[-1]["step"] == STEPS
+    counted = steps[3:-1]
+    assert {row["samples"] for row in counted} == {2 * 4}
+    assert {row["tokens"] for row in counted} == {2 * 4 * TOKENS}
+    assert head["precision"] == "bf16"
+    assert head["flops_per_step"] > 0
+
+
+# ---- in this process
+
+
+class Script:
+    """A recorder, whose ledger is read as an agent does."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, ledger.SIZE)
+        self.recorder = Recorder(self.memory, Flops(torch))
+
+    def step(self, number: int) -> ledger.Step:
+        found = ledger.step(self.memory, number)
+        assert found
+        return found
+
+    @property
+    def last(self) -> int:
+        return ledger.recorded(self.memory).last
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+
+
+def test_steps_are_those_of_the_first_optimizer_that_steps() -> None:
+    script, first, other = Script(), optimizer(), optimizer()
+    for _ in range(3):
+        script.recorder.stepped(first)
+        for _ in range(OTHERS - 1):
+            script.recorder.stepped(other)
+    assert script.last == 3
+
+
+def test_until_it_steps_no_more() -> None:
+    script, first, other = Script(), optimizer(), optimizer()
+    script.recorder.stepped(first)
+    for _ in range(OTHERS + 2):
+        script.recorder.stepped(other)
+    assert script.last == 4
+    del other
+    script.recorder.stepped(first)
+    assert script.last == 5
+
+
+def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
+    script, trained = Script(), optimizer()
+    for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
+        script.recorder.took(iterator, 10, samples, 2 * samples)
+    script.recorder.stepped(trained)
+    assert (script.step(1).samples, script.step(1).tokens, script.step(1).input) == (16, 32, 40)
+    for _ in range(2):
+        script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(trained)
+    assert script.step(2).samples == 16 + 16
+
+
+def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
+    script, trained = Script(), optimizer()
+    script.recorder.log(4.0)
+    script.recorder.stepped(trained)
+    script.recorder.stepped(trained)
+    script.recorder.log(3.0)
+    assert (script.step(1).loss, script.step(2).loss) == (4.0, 3.0)
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.log(2.0)
+    script.recorder.stepped(trained)
+    assert (script.step(2).loss, script.step(3).loss) == (3.0, 2.0)
+
+
+def test_outside_of_a_job_a_loss_goes_nowhere() -> None:
+    assert telemetry.recorder is None
+    telemetry.log(loss=torch.tensor(1.0))
+
+
+def test_what_a_script_does_before_it_trains_is_no_part_of_its_first_step() -> None:
+    script = Script()
+    script.recorder.took(1, 10**9, 8, 0)
+    script.recorder.begins(now := ledger.step(script.memory, 0).ended_at + 1)  # type: ignore[union-attr]
+    assert script.step(0).ended_at == now
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(optimizer())
+    assert (script.step(1).samples, script.step(1).input) == (8, 10)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (torch.ones(4, 2), (4, 0)),
+        ([torch.ones(4, 2), torch.ones(4)], (4, 0)),
+        ({"input_ids": torch.ones(4, 7), "labels": torch.ones(4)}, (4, 28)),
+        (({"input_ids": torch.ones(4, 7)}, torch.ones(4)), (4, 28)),
+        ({"names": ["a"], "x": torch.ones(3)}, (3, 0)),
+        ("text", (0, 0)),
+        ([[[[[torch.ones(4)]]]]], (0, 0)),
+    ],
+)
+def test_sizes_of_batches(batch: Any, found: tuple[int, int]) -> None:
+    assert sizes(batch, torch.Tensor) == found
+
+
+def counted(train: Any) -> int | None:
+    flops = Flops(torch)
+    flops.stepped(2)
+    try:
+        train()
+    finally:
+        result = flops.stepped(3)
+    return result
+
+
+def test_attention_of_cpus_is_counted() -> None:
+    """2 products of 8 × 16 and 16 × 8 matrices for each of 6 heads, and 5 of them backward."""
+    q, k, v = (torch.randn(2, 3, 8, 16, requires_grad=True) for _ in range(3))
+    product = 2 * 8 * 8 * 16 * 6
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert counted(lambda: attend(q, k, v).sum().backward()) == (2 + 5) * product
+
+
+def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+    class Own(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    flops = Flops(torch)
+    with Own():
+        flops.stepped(2)
+        torch.ones(2, 2) @ torch.ones(2, 2)
+        assert flops.stepped(3) is None
+    assert _get_current_dispatch_mode() is None
+
+
+def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None:
+    flops = Flops(torch)
+    flops.stepped(2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    torch.ones(2, 2) @ torch.ones(2, 2)
+    assert flops.stepped(3) == 16
+
+
+def test_a_peak_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    peak = peak_of_this_rank(torch, torch.float32)
+    (file,) = tmp_path.glob("cpulaunch/peak/*.json")
+    assert json.loads(file.read_text()) == {"peak_flops": peak}
+    file.write_text('{"peak_flops": 123}')
+    assert peak_of_this_rank(torch, torch.float32) == 123
+    file.write_text("broken")
+    assert peak_of_this_rank(torch, torch.float32) > 1e8
+
+
+def test_measuring_takes_none_of_the_scripts_random_numbers() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    measure(torch, torch.bfloat16)
+    assert torch.rand(1) == expected
