@@ -187,6 +187,7 @@ TABLE = (
     Variable("UV_FIND_LINKS", "<user>", "ccl", "paths or URLs", "what uv calls PIP_FIND_LINKS"),
     Variable("UV_INDEX", "<user>", "ccl", "URLs or NAME=URL", "what uv calls PIP_EXTRA_INDEX_URL"),
     Variable("UV_INDEX_URL", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
+    Variable("ONEDNN_MAX_CPU_ISA", "<user>", "runtime <oneDNN>", "name", "the newest instructions that oneDNN may use"),
     Variable("XDG_CACHE_HOME", "<user>", "ccl runtime", "path", "where ccl is built, and the peak of a rank's cores kept"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
     Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),

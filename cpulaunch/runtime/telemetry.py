@@ -25,6 +25,10 @@ DEPTH = 3
 
 NAN = math.nan
 
+_GROUP, _COUNT, _FIRST = ledger.GROUP_BYTES // 8, 9, ledger.GROUP.size // 8
+_OPERATION, _ENQUEUED, _COMPLETED = ledger.OPERATION.size // 8, 8, 10
+"""Where a group's fields, and an operation's, are in the ledger, in units of 8 bytes."""
+
 recorder: Recorder | None = None
 """Writes this rank's steps, if somebody reads them."""
 
@@ -93,6 +97,8 @@ class Recorder:
         self._traffic = memoryview(memory)[ledger.TRAFFIC_AT : ledger.RECORDED_AT].cast("Q")
         self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
         self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
+        self._groups = memoryview(memory)[ledger.FIRST_GROUP : ledger.FIRST_STEP].cast("Q")
+        self._ended_at = self._waited = 0  # the last step, and the time that was waited by then
         self._flops = flops
         self._number = 0  # of the last step
         self._counted: weakref.ref[Any] | None = None  # the optimizer
@@ -139,6 +145,7 @@ class Recorder:
         self._others = 0
         now = time.monotonic_ns()
         self._number += 1
+        self._count_waiting()
         if self._batches:
             # Of several loaders that of the step: the others were for an evaluation, or for other inputs.
             samples, tokens = self._batches.get(self._latest, (0, 0))
@@ -153,6 +160,24 @@ class Recorder:
             peak = self._flops.peak, self._flops.precision.encode()
             ledger.PEAK.pack_into(self._memory, ledger.RECORDED_AT + 8, *peak)
             self._base += time.monotonic_ns() - now
+
+    def _count_waiting(self) -> None:
+        """DDP waits for a future of its last bucket, which ccl doesn't see: from its call to its end.
+
+        Nothing is left to compute then.  What ccl has seen may be of the same operation.
+        """
+        groups, called, ended = self._groups, 0, 0
+        for at in range(0, len(groups), _GROUP):
+            state = groups[at] & 0xFFFFFFFF
+            if state == ledger.FREE:
+                break
+            if state == ledger.OPEN and (count := groups[at + _COUNT]):
+                record = at + _FIRST + (count - 1) % ledger.OPERATIONS * _OPERATION
+                if groups[record + _ENQUEUED] > called:
+                    called, ended = groups[record + _ENQUEUED], groups[record + _COMPLETED]
+        if self._ended_at < called < ended:
+            seen = self._waiting[0] - self._waited
+            self._waiting[0] += max(0, ended - called - seen)
 
     def _write(self, now: int, loss: float, flops: float) -> None:
         number = self._number
@@ -175,9 +200,10 @@ class Recorder:
             flops,
         )
         self._last[0] = number
+        self._ended_at, self._waited = now, self._waiting[0]
 
     def _forget(self) -> None:
         """A forked process is not the rank: what it does goes nowhere."""
         self._memory = nowhere = bytearray(ledger.SIZE)
-        self._last = memoryview(nowhere)[:8].cast("Q")
+        self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
         self._flops.give_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 WIDTHS = 64, 128, 32
 BATCH, STEPS, TOKENS = 16, 12, 10
+SLOW_RANK = 2
 
 
 def model() -> nn.Sequential:
@@ -37,6 +39,34 @@ def plain(backend: str) -> None:
         for inputs, _ in loader():
             with torch.no_grad():
                 parallel(inputs)
+
+
+def slow_rank(backend: str) -> None:
+    """One rank takes longer than the others to compute."""
+    torch.distributed.init_process_group(backend)
+    parallel = nn.parallel.DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        time.sleep(0.2 * (torch.distributed.get_rank() == SLOW_RANK))
+        parallel(torch.ones(BATCH, WIDTHS[0])).sum().backward()
+        optimizer.step()
+
+
+def prepared(backend: str) -> None:
+    """By ``cpulaunch.prepare``, with a convolution before the layers."""
+    import cpulaunch
+
+    cpulaunch.init()
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(WIDTHS[0], WIDTHS[1]))
+    net, optimizer = cpulaunch.prepare(net, torch.optim.SGD(net.parameters(), 0.01))
+    for step in range(STEPS):
+        with cpulaunch.autocast():
+            loss = net(torch.randn(BATCH, 3, 6, 6)).sum()
+        loss.backward()
+        optimizer.step()
+        cpulaunch.log(loss=step)
+        optimizer.zero_grad()
 
 
 def compiled(backend: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.command import clean_environment
+from support.command import clean_environment, intel_python
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
@@ -28,12 +28,14 @@ LIMIT = 150.0
 Row = dict[str, Any]
 
 
-def run(directory: Path, name: str, backend: str = "ccl", python: str = sys.executable) -> list[Row]:
+def run(
+    directory: Path, name: str, backend: str = "ccl", python: str = sys.executable, *options: str
+) -> list[Row]:
     """The rows of a job of two ranks, the first line first."""
     cache = directory / "cache" / "cpulaunch"
     cache.mkdir(parents=True)
     (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are found anew
-    command = [python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend]
+    command = [python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, *options]
     done = subprocess.run(
         [*command, PROGRAMS, name, backend], cwd=directory, capture_output=True, text=True, timeout=LIMIT,
         env=clean_environment(HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(directory / "cache")),
@@ -106,11 +108,24 @@ def test_trainer(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "trainer", "gloo")
     steps = steps_of(rows, 0)
     assert steps[-1]["step"] == STEPS
-    counted = steps[3:-1]
-    assert {row["samples"] for row in counted} == {2 * 4}
-    assert {row["tokens"] for row in counted} == {2 * 4 * TOKENS}
+    # Two batches for a step, and one is loaded ahead.
+    assert sum(row["samples"] * row.get("steps", 1) for row in steps) == 2 * 4 * STEPS
+    assert all(row["tokens"] == TOKENS * row["samples"] for row in steps)
     assert head["precision"] == "bf16"
     assert head["flops_per_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["native", "ipex"])
+def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
+    """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients."""
+    python = str(intel_python()) if engine == "ipex" else sys.executable
+    head, *rows = run(tmp_path, "prepared", "gloo", python, "--engine", engine)
+    convolution = 2 * BATCH * 4 * 4 * 4 * (3 * 3 * 3)
+    layer = 2 * BATCH * WIDTHS[0] * WIDTHS[1]
+    assert head["flops_per_step"] == 2 * (2 * convolution + 3 * layer)
+    assert head["precision"] == "bf16"
+    assert [row["loss"] for row in steps_of(rows, 0)][-1] == STEPS - 1
 
 
 # ---- in this process
@@ -121,7 +136,9 @@ class Script:
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
-        self.recorder = Recorder(self.memory, Flops(torch))
+        flops = Flops(torch)
+        flops.give_up()
+        self.recorder = Recorder(self.memory, flops)
 
     def step(self, number: int) -> ledger.Step:
         found = ledger.step(self.memory, number)

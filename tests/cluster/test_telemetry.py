@@ -1,0 +1,41 @@
+"""What the launcher writes down of ranks on other hosts."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+from runtime.programs_telemetry import SLOW_RANK, STEPS
+
+from cluster.conftest import Run
+from cpulaunch.ccl.installed import state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+PROGRAMS = Path(__file__).parent.parent / "runtime" / "programs_telemetry.py"
+
+
+def test_the_slow_rank_of_four_hosts_is_the_one_that_waits_least(
+    cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    """On one clock: a step of all ranks ends at about one time."""
+    placed = ("-f", four, "-ppn", 1, "--threads", 1, "--oversubscribe")
+    done = cpulaunch("run", *placed, "--backend", "ccl", PROGRAMS, "slow_rank", "ccl", timeout=120)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("runs/*/telemetry.jsonl")
+    _, *rows = (json.loads(line) for line in file.read_text().splitlines())
+    (took,) = (json.loads(each.read_text())["seconds"] for each in tmp_path.glob("runs/*/outcome.json"))
+    own = {}
+    for rank in range(4):
+        steps = [row for row in rows if row.get("rank") == rank and "step" in row]
+        assert sum(row.get("steps", 1) for row in steps) == steps[-1]["step"] == STEPS
+        assert all(0 < one["time"] < other["time"] < took for one, other in pairwise(steps))
+        own[rank] = median(row["seconds"] - row["waiting"] for row in steps)
+    assert max(own, key=lambda rank: own[rank]) == SLOW_RANK
+    assert own.pop(SLOW_RANK) > 0.2 > median(own.values())
