@@ -59,6 +59,12 @@ class Flops:
         """Count no more."""
         self._gave_up = True
 
+    def leave(self) -> None:
+        """As ``give_up``, in a process that was forked from the rank, perhaps while it counts."""
+        self.give_up()
+        if self._counting:
+            self._end()
+
     def _begin(self) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:

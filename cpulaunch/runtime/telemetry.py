@@ -53,7 +53,9 @@ def record(torch: Any, memory: Any) -> Recorder:
 
 def _watch_loaders(torch: Any, recorder: Recorder) -> None:
     """Iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
-    kind = torch.utils.data.dataloader._BaseDataLoaderIter
+    kind = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+    if kind is None:
+        return
     original = kind.__next__
     now = time.monotonic_ns
     tensor = torch.Tensor
@@ -61,10 +63,15 @@ def _watch_loaders(torch: Any, recorder: Recorder) -> None:
     @functools.wraps(original)
     def next_batch(self: Any) -> Any:
         began = now()
-        if self._num_yielded == 0:
+        if getattr(self, "_num_yielded", None) == 0:
             recorder.begins(began)
         batch = original(self)
-        recorder.took(id(self), now() - began, *sizes(batch, tensor))
+        ended = now()
+        try:
+            found = sizes(batch, tensor)
+        except Exception:  # a mapping of somebody's own need not be one
+            found = 0, 0
+        recorder.took(id(self), ended - began, *found)
         return batch
 
     kind.__next__ = next_batch
@@ -206,4 +213,4 @@ class Recorder:
         """A forked process is not the rank: what it does goes nowhere."""
         self._memory = nowhere = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
-        self._flops.give_up()
+        self._flops.leave()

@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 CALLS, BATCHES = 20_000, 10
+RANKS = 1024
 
 
 def main() -> int:
@@ -90,7 +91,38 @@ def parts() -> int:
     print("microseconds, in the agent:")
     print(f"  12 steps {(fastest(look, 200) - 12 * fastest(lambda: recorder.stepped(optimizer))) / 1e3:6.0f}")
     print(f"  /proc    {fastest(lambda: process_row(os.getpid()), 50) / 1e3:6.0f}")
+    launcher()
     return 0
+
+
+def launcher() -> None:
+    from cpulaunch.messages import FROM_AGENT, StepRow, Steps, decode, encode
+    from cpulaunch.supervise.rank import Rank
+    from cpulaunch.supervise.telemetry import Telemetry
+
+    rows = [
+        list(StepRow(n, 1, 1e5 + n / 7, 0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None))
+        for n in range(32)
+    ]
+    line = encode(Steps(1e5, rows, {}, None, "")).strip()
+    ranks = [Rank(number, "node") for number in range(RANKS)]
+    telemetry = Telemetry(RANKS, 0.0)
+
+    def hear(rank: Rank) -> None:
+        message = decode(line, FROM_AGENT)
+        assert isinstance(message, Steps)
+        telemetry.heard(rank, message)
+
+    def sum_up() -> None:
+        hear(ranks[0])
+        telemetry.summary()
+
+    for rank in ranks:
+        hear(rank)
+    heard = fastest(lambda: hear(ranks[0]), 50)
+    print("microseconds, in the launcher:")
+    print(f"  a message of {len(rows)} rows    {heard / 1e3:6.0f}")
+    print(f"  the summary of {RANKS:,} ranks {(fastest(sum_up, 50) - heard) / 1e3:6.0f}")
 
 
 def fastest(call: Callable[[], object], calls: int = CALLS) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,10 +135,11 @@ def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
 class Script:
     """A recorder, whose ledger is read as an agent does."""
 
-    def __init__(self) -> None:
+    def __init__(self, flops: Flops | None = None) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
-        flops = Flops(torch)
-        flops.give_up()
+        if flops is None:
+            flops = Flops(torch)
+            flops.give_up()
         self.recorder = Recorder(self.memory, flops)
 
     def step(self, number: int) -> ledger.Step:
@@ -261,6 +263,23 @@ def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
         torch.ones(2, 2) @ torch.ones(2, 2)
         assert flops.stepped(3) is None
     assert _get_current_dispatch_mode() is None
+
+
+def test_a_process_that_is_forked_while_a_step_is_counted_counts_nothing() -> None:
+    """A loader's worker, which would take longer for everything otherwise."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    script = Script(Flops(torch))
+    trained = optimizer()
+    for _ in range(2):
+        script.recorder.stepped(trained)
+    assert _get_current_dispatch_mode() is not None
+    if (child := os.fork()) == 0:
+        os._exit(_get_current_dispatch_mode() is not None)
+    script.recorder.stepped(trained)
+    assert os.waitpid(child, 0)[1] == 0
+    assert _get_current_dispatch_mode() is None
+    assert script.last == 3
 
 
 def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None:
