@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch",
     },
     "runtime.reports": {"messages"},
-    "runtime.tracing": {"ledger", "messages"},
+    "runtime.tracing": {"ledger", "messages", "torch"},
     "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
     "integrations": {"runtime", "discovery.this_host", "torch", "accelerate", "transformers"},
     "cli": {"*"},

@@ -34,6 +34,8 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Resumes(300), FROM_RANK),
     (messages.Saves(300), FROM_RANK),
     (messages.SavesAt([15, 10]), FROM_RANK),
+    (messages.Traces(1, 12), FROM_RANK),
+    (messages.HasTraced(1, 12, 14, ""), FROM_RANK),
     (messages.Hello(1, 0, "salt", "proof", 1.5, 4711, "node0"), FROM_AGENT),
     (messages.Started(4711, "0-3", "", 4, ["a note", "another"]), FROM_AGENT),
     (messages.Output(2, "text \udcff\n"), FROM_AGENT),
@@ -47,6 +49,9 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Note("mind the gap"), FROM_AGENT),
     (messages.Resumed(300), FROM_AGENT),
     (messages.Saved(300), FROM_AGENT),
+    (messages.Tracing(1, 12), FROM_AGENT),
+    (messages.Traced(1, 12, 14, 4096, ""), FROM_AGENT),
+    (messages.TracePiece(1, "H4sI" * 10_000, True, ""), FROM_AGENT),
     (messages.Refused("no such CPU"), FROM_AGENT),
     (messages.Exit(None, 9, 1.5, False, 15, "killed"), FROM_AGENT),
     (messages.Exit(3, None, 1.5, False, 0, None, True, [{"name": "0"}]), FROM_AGENT),
@@ -56,6 +61,8 @@ ALL: list[tuple[Message, Any]] = [
     (messages.AskProgress(), FROM_LAUNCHER),
     (messages.AskDump(3, True), FROM_LAUNCHER),
     (messages.End(15, 10.0, True), FROM_LAUNCHER),
+    (messages.Trace(1, 12, 14), FROM_LAUNCHER),
+    (messages.SendTrace(1), FROM_LAUNCHER),
     (messages.Release(), FROM_LAUNCHER),
 ]
 

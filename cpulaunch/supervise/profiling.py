@@ -44,6 +44,9 @@ CLOCK_QUESTIONS = 8
 SEND_WITHIN = 60.0
 """Seconds in which an agent sends a piece, and in which all traces are here once the job has ended."""
 
+SAY_WITHIN = 2.0
+"""Seconds in which whoever waits for a trace hears why there is none."""
+
 ALIVE = 10.0
 """Seconds after which whoever waits for a trace hears that it is still waited for."""
 
@@ -147,16 +150,20 @@ class Profiling:
 
     async def finish(self, *, failed: bool) -> None:
         """The job has ended: what ranks have traced is still received, but not after a failure."""
-        deadline = time.monotonic() + (0 if failed else SEND_WITHIN)
-        while self._inboxes and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        for rank in tuple(self._inboxes):
-            self.gone(rank)
+        if not failed:
+            await self._over(SEND_WITHIN)
         for rank in tuple(self._inboxes):
             self._send(rank, Trace(self._requests, 0, 0))
+            self.gone(rank)
+        await self._over(SAY_WITHIN)
         if self._task:
-            await asyncio.wait({self._task}, timeout=SEND_WITHIN)
             self._task.cancel()
+
+    async def _over(self, within: float) -> None:
+        """Wait until no trace is under way."""
+        deadline = time.monotonic() + within
+        while self._inboxes and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
 
     # ---- helpers
 

@@ -156,13 +156,17 @@ def test_files_are_merged_and_one_that_is_broken_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reading, "CHUNK", 1000)
     rows = []
     for rank in range(3):
-        packed = gzip.compress(Recorded(rank).add("aten::mm", 1, 900).text().encode())
-        (tmp_path / f"{rank}.part").write_bytes(packed if rank != 1 else packed[:-60])
+        recorded = Recorded(rank)
+        for at in range(200):
+            recorded.add("aten::mm", at, 1)
+        packed = gzip.compress(recorded.text().encode())
+        (tmp_path / f"{rank}.part").write_bytes(packed if rank != 1 else packed[: -len(packed) // 4])
         rows.append({"rank": rank, "host": "h", "file": f"{rank}.part", "clock": 0.0, "uncertain": 0.0})
     text = merge_files({"stem": "trace", "ranks": rows, "missing": {"3": "its agent has gone"}})
-    assert "rank 1 is missing: what it has sent is not" in text
+    assert "rank 1 is missing: what it has sent is not all of a trace" in text
     assert "rank 3 is missing: its agent has gone" in text
     assert text == (tmp_path / "trace.txt").read_text()
     with gzip.open("trace.json.gz") as file:

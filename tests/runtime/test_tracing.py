@@ -1,0 +1,144 @@
+"""Real ranks are traced: from the start, and while they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, bounded, clean_environment
+from support.jobs import job
+from support.traced import PROGRAM, check, events_of
+
+pytestmark = pytest.mark.slow
+
+TRAINER = """
+import tempfile, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+data = [{"input_ids": torch.randint(50, (12,)), "labels": 0} for _ in range(64)]
+with tempfile.TemporaryDirectory() as directory:
+    arguments = TrainingArguments(directory, max_steps=5, use_cpu=True, report_to=[], save_strategy="no",
+                                  per_device_train_batch_size=4, disable_tqdm=True)
+    Trainer(model=BertForSequenceClassification(config), args=arguments, train_dataset=data).train()
+"""
+
+
+@pytest.fixture
+def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """With a directory for temporary files in which nothing may stay."""
+    (tmp_path / "tmp").mkdir()
+    return {**marked, "TMPDIR": str(tmp_path / "tmp")}
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.glob("runs/*/trace*"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "case", "says"),
+    [
+        ("ccl", "slow loader", "waiting for input: num_workers=0"),
+        ("gloo", "slow rank", "waiting for the slowest: rank 1 on localhost: it is in Python, or idle,"),
+    ],
+)
+def test_steps_from_the_start(
+    backend: str, case: str, says: str, cpulaunch: Run, built, env: dict[str, str], tmp_path: Path
+) -> None:
+    """The program ends right after them.  What it is slow by is said first."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-n", "2", "--backend", backend, "--profile", "4-6")
+    done = cpulaunch("run", *options, "train.py", backend, case, "6", env=env)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
+    assert os.listdir(tmp_path / "tmp") == []
+    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
+    assert check(events_of(trace), 2, backend=backend) == ["step 4", "step 5", "step 6"]
+    lines = trace.with_name("trace.txt").read_text().splitlines()
+    assert says in lines[2]
+    assert f"cpulaunch: steps traced: {trace}" in done.stderr
+    assert "profiler_start" not in done.stderr
+
+
+def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    done = cpulaunch("run", "-n", "2", "--profile", "3-4", "train.py", env=env)
+    assert done.returncode == 0, done.stderr
+    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
+    assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
+
+
+def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """``cpulaunch profile``."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cpulaunch", "profile", *arguments],
+        cwd=tmp_path,
+        env=clean_environment(**env),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
+    """Of all ranks, and of one; who asks in vain hears why; a rank that is killed meanwhile leaves no file."""
+    with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
+        said = {}
+        for ranks in ("0-1", "1", "0-7"):
+            with bounded(
+                asking(env, tmp_path, "--steps", "3", "--ranks", ranks, "-o", f"{ranks}.gz")
+            ) as asked:
+                said[ranks] = (*asked.communicate(timeout=TIMEOUT), asked.returncode)
+        assert (said["0-1"][2], said["1"][2]) == (0, 0), said
+        assert len(check(events_of(tmp_path / "0-1.gz"), 2, backend="gloo")) == 3
+        assert {event["pid"] for event in events_of(tmp_path / "1.gz")} == {2}
+        assert " of 2 ranks: " in said["0-1"][0]
+        assert "there is no trace: there is no rank 7: the ranks are 0 to 1" in said["0-7"][1]
+        with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
+            assert first.stderr
+            assert "of 2 ranks are traced" in first.stderr.readline()
+            with bounded(asking(env, tmp_path)) as second:
+                assert "another trace of this job is under way" in second.communicate(timeout=TIMEOUT)[1]
+            (tmp_path / "die").touch()
+            _, why = first.communicate(timeout=TIMEOUT)
+        assert first.returncode == 3
+        assert "there is no trace: ranks 0, 1: its program has ended before the last step" in why
+    assert files(tmp_path) == [
+        f"trace{number}{end}" for number in ("-2", "") for end in (".json.gz", ".summary.json", ".txt")
+    ]
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_what_has_no_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
+    """Neither a program without torch, nor one without an optimizer."""
+    program = """
+import pathlib, time, os
+if os.environ["RANK"] == "1":
+    import torch
+print("ready", flush=True)
+while not pathlib.Path("go").exists(): time.sleep(0.1)
+"""
+    with job(tmp_path, env, [], program) as launcher:
+        why = []
+        for rank in "01":
+            with bounded(asking(env, tmp_path, "--ranks", rank)) as asked:
+                why.append(asked.communicate(timeout=TIMEOUT)[1])
+        assert "rank 0 can't be traced: its program hasn't imported torch, or isn't Python" in why[0]
+        assert "rank 1 can't be traced: it has made no optimizer of torch" in why[1]
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+
+
+def test_a_job_that_ends_before_the_first_step_to_trace(
+    cpulaunch: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-n", "2", "--backend", "gloo", "--profile", "10-12")
+    done = cpulaunch("run", *options, "train.py", "gloo", "", "3", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "no trace: ranks 0, 1: its program has ended before the last step to trace" in done.stderr
+    assert files(tmp_path) == []
+    assert os.listdir(tmp_path / "tmp") == []
