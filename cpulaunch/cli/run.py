@@ -77,6 +77,9 @@ def main(arguments: list[str]) -> int:
     if config["hosts.nnodes"] not in ("all", 1):
         refuse_restricted(options)
     program = program_of(rest, options.no_python, options.wdir)
+    if config["watch.profile"] != "none" and not program.python:
+        why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
+        raise UsageError(why, hint="leave out --no-python, or --profile")
 
     from cpulaunch import launchers
     from cpulaunch.cli.facts import gather

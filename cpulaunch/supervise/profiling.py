@@ -29,7 +29,7 @@ from cpulaunch.messages import (
 )
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.rank import Rank
-from cpulaunch.supervise.trace_request import Sample, cannot_be_traced, first_step
+from cpulaunch.supervise.trace_request import MAX_RANKS, Sample, cannot_be_traced, first_step
 from cpulaunch.wording import counted
 
 LOOK = 0.5
@@ -98,7 +98,7 @@ class Profiling:
 
     def said(self, rank: int, message: object) -> None:
         """An agent has said something."""
-        if isinstance(message, Started) and self._window:
+        if isinstance(message, Started) and self._window and rank in self._inboxes:
             self._send(rank, self._window)
         wanted = (Beat, Time, Tracing, Traced, TracePiece)
         if isinstance(message, wanted) and (inbox := self._inboxes.get(rank)):
@@ -133,8 +133,11 @@ class Profiling:
             self._inboxes = {}
 
     def from_start(self, first: int, last: int, done: Callable[[Profile], None]) -> None:
-        """Trace these steps of all ranks, which haven't started yet; ``done`` gets what comes of it."""
-        wanted = [rank.rank for rank in self._ranks]
+        """Trace these steps of all ranks, or of the first `MAX_RANKS`; ``done`` gets what comes of it.
+
+        None has started yet.
+        """
+        wanted = [rank.rank for rank in self._ranks[:MAX_RANKS]]
         window = self._window = self._ask(first, last)
         self._open(wanted)
 
