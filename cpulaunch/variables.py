@@ -145,6 +145,7 @@ TABLE = (
     Variable("FI_VERBS_IFACE", "plan discovery", "<libfabric>", "interface", "interface of the provider verbs"),
     Variable("GLOO_SOCKET_IFNAME", "plan", "agent ccl <torch>", "interface", "interface of gloo"),
     Variable("TORCH_GLOO_LAZY_INIT", "plan", "<torch>", "1", "whether gloo connects when it first sends"),
+    Variable("KINETO_LOG_LEVEL", "<user> runtime", "<torch>", "integer", "6: torch's profiler prints nothing when it starts and stops"),
     Variable("TORCH_FR_BUFFER_SIZE", "<user> runtime", "<torch>", "integer", "collectives that the flight recorder keeps"),
     Variable("RDMAV_FORK_SAFE", "plan", "<libibverbs>", "1", "whether a process over verbs may fork"),
     Variable("I_MPI_THREAD_YIELD", "plan", "<Intel MPI>", "0 to 3", "what a waiting thread does"),
