@@ -264,9 +264,10 @@ class AttemptLoop:
         if profile.error:
             self.console.tell(f"no trace: {profile.error}")
             return
-        self.console.tell(f"steps traced: {self.console.directory.path / profile.file}")
-        for line in profile.text.splitlines():
+        first, advice, *_ = profile.text.split("\n\n")
+        for line in (f"traced {first}", *advice.splitlines()):
             self.console.tell(line)
+        self.console.tell(f"trace, and more of what it says: {self.console.directory.path / profile.file}")
 
     def _want_dump(self, native: bool) -> None:
         self._happens(events.DumpWanted(native))

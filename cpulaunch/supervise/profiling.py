@@ -201,30 +201,32 @@ class Profiling:
 
     async def _receive(self, window: Trace, wanted: Sequence[int], say: Say) -> Profile:
         """Wait for all ranks' traces, and merge them."""
-        stem = self._free_name()
+        stem, tasks = "", list[asyncio.Task[_Kept | _Missing]]()
         try:
+            # In a thread, as all that a disk which hangs would keep waiting.
+            stem = await asyncio.to_thread(self._free_name)
             tasks = [asyncio.create_task(self._rank(window, rank, stem, say)) for rank in wanted]
-            try:
-                while (await asyncio.wait(tasks, timeout=ALIVE))[1]:
-                    await say("")
-            except BaseException:
-                for task in tasks:
-                    task.cancel()
-                for rank in wanted:
-                    self._send(rank, Trace(window.request, 0, 0))
-                raise
-            came = [task.result() for task in tasks]
-            kept = [each for each in came if isinstance(each, _Kept)]
-            missing = {
-                rank: each.why for rank, each in zip(wanted, came, strict=True) if isinstance(each, _Missing)
-            }
+            while (await asyncio.wait(tasks, timeout=ALIVE))[1]:
+                await say("")
+            came = {rank: task.result() for rank, task in zip(wanted, tasks, strict=True)}
+            kept = [each for each in came.values() if isinstance(each, _Kept)]
+            missing = {rank: each.why for rank, each in came.items() if isinstance(each, _Missing)}
             if not kept:
                 return _nothing(_reasons(missing))
             return await self._merge(kept, missing, stem)
-        finally:
+        except BaseException:
+            for task in tasks:
+                task.cancel()
             for rank in wanted:
-                with contextlib.suppress(OSError):
-                    os.unlink(_part(stem, rank), dir_fd=self._directory.fd)
+                self._send(rank, Trace(window.request, 0, 0))
+            raise
+        finally:
+            await asyncio.to_thread(self._remove, [_part(stem, rank) for rank in wanted])
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory.fd)
 
     def _free_name(self) -> str:
         there = set(os.listdir(self._directory.fd))
@@ -247,7 +249,8 @@ class Profiling:
         clock, uncertain = await self._clock(rank)
         name = _part(stem, rank)
         try:
-            fd = self._directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            fd = await asyncio.to_thread(self._directory.open, name, flags, 0o600)
             with os.fdopen(fd, "wb") as file:
                 why = await self._pieces(rank, window.request, file.write)
                 await asyncio.to_thread(file.flush)

@@ -28,7 +28,7 @@ def test_a_trace_of_four_hosts(cluster: Cluster, built, four: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     (trace,) = tmp_path.glob("runs/*/trace.json.gz")
     events = events_of(trace)
-    uncertain = re.search(r"clocks of hosts agree to ([\d.]+) ms", done.stderr)
+    uncertain = re.search(r"clocks of hosts agree to ([\d.]+) ms", trace.with_name("trace.txt").read_text())
     assert uncertain
     assert check(events, 4, backend="ccl", late=float(uncertain[1]) + 0.5) == ["step 4", "step 5"]
     rows = sorted(event["args"]["name"] for event in events if event["name"] == "process_name")
