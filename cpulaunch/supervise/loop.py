@@ -99,12 +99,11 @@ class AttemptLoop:
             restarts=self.attempt.restart_count,
         )
         self.job = JobState(watching, time.monotonic(), began)
-        self.profiling = Profiling(self.job.ranks, self._send, console.directory)
-        self.observers = Observers(
-            self.attempt.token, self.job.ranks, self._status, self._want_dump, self.profiling
-        )
+        token, ranks = self.attempt.token, self.job.ranks
+        self.profiling = Profiling(ranks, self._send, console.directory)
+        self.observers = Observers(token, ranks, self._status, self._want_dump, self.profiling)
         strangers = max_strangers(plan.here_alone)
-        self.control = Control(self.attempt.token, plan.world_size, self, self.observers, strangers)
+        self.control = Control(token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
         self._began, self._stalls, self._thorough = began, stalls, thorough
         self._started = time.monotonic()
