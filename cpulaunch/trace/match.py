@@ -41,7 +41,9 @@ def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]
 def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
     """Give the collectives of a rank their keys, as far as its records tell."""
     ordered = sorted((each for each in collectives if each.kind not in MESSAGES), key=lambda each: each.begin)
-    for backend, kind in {(note.backend, note.kind) for note in notes}:
+    # ccl's records have the times of its events, and its own names of operations; gloo's have torch's names.
+    _by_time([each for each in ordered if each.backend == "ccl"], [n for n in notes if n.backend == "ccl"])
+    for backend, kind in {(note.backend, note.kind) for note in notes if note.backend != "ccl"}:
         same = [each for each in ordered if (each.backend, each.kind) == (backend, kind)]
         _by_time(same, [note for note in notes if (note.backend, note.kind) == (backend, kind)])
     for backend in {note.backend for note in notes}:

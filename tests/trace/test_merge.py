@@ -92,6 +92,19 @@ def test_numbers_between_two_that_are_known_follow_where_there_is_one_group() ->
         assert [each.key for each in trace.collectives] == [("ccl", "0", 30 + index) for index in range(6)]
 
 
+def test_records_of_ccl_have_names_of_their_own() -> None:
+    """What torch's profiler calls _all_gather_base is all_gather_into_tensor in the ledger."""
+    ranks = []
+    for rank in range(2):
+        ranks.append(recorded := Recorded(rank))
+        for index in range(4):
+            recorded.collective("_all_gather_base", 200 * index, 50, index, str(index % 2))
+        recorded.notes = [(*note[:3], "all_gather_into_tensor", note[4]) for note in recorded.notes]
+    _, traces = merged(*ranks)
+    for trace in traces:
+        assert [each.key for each in trace.collectives] == [("ccl", str(n % 2), n) for n in range(4)]
+
+
 def test_a_rank_that_was_late_is_joined_by_number_not_by_order() -> None:
     early, late = Recorded(0), Recorded(1)
     for index in range(4):
