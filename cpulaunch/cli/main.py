@@ -24,6 +24,7 @@ COMMANDS = {
     "hosts": "check that the hosts are ready",
     "jobs": "list jobs: what runs, and how the others ended",
     "logs": "show what the ranks of a job have printed",
+    "report": "write what a job did as one HTML file",
     "stacks": "show what every rank of a running job is doing",
     "profile": "trace steps of a running job, and say what they show",
     "env": "print a report to paste into an issue",

@@ -1,0 +1,54 @@
+"""``cpulaunch report``: what a job did, as one HTML file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cpulaunch import __version__
+from cpulaunch.cli.files import write_file
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser
+from cpulaunch.cli.running import find_directory
+
+EPILOG = """\
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job.
+Two jobs and more are compared with the first.  The file needs nothing else, neither a network nor a server.
+Values of `env:` and what looks like a token are left out of it.
+
+examples:
+  cpulaunch report
+  cpulaunch report 20261122-2144 20261123-0511 -o compared.html
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch report", "What a job did, as one HTML file.", EPILOG)
+    parser.add_argument("jobs", metavar="JOB", nargs="*", help="the job, or several to compare")
+    parser.add_argument(
+        "-o", "--output", metavar="F", type=Path, default=Path("report.html"),
+        help="the file; default: report.html; - for stdout",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    directories = [find_directory(named) for named in options.jobs or [None]]
+
+    # They take numpy, which no other command needs.
+    from cpulaunch.report.bundle import vega_bundle
+    from cpulaunch.report.page import render
+    from cpulaunch.report.read import read_job
+
+    bundle = vega_bundle()
+    text = render([read_job(directory) for directory in directories], bundle, f"cpulaunch {__version__}")
+    if str(options.output) == "-":
+        sys.stdout.write(text)
+    else:
+        _write(options.output, text)
+        say(f"{options.output}: {len(text.encode()) / 1e6:.1f} MB, about {', '.join(map(str, directories))}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """A report that is there is an earlier one, and need not be kept."""
+    if path.is_file():
+        path.unlink()
+    write_file(path, text)

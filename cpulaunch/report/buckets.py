@@ -1,0 +1,122 @@
+"""A job's telemetry in a few hundred buckets of time for each rank, however many rows there were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUCKETS = 320
+"""Buckets at most; from so many on, each is twice as long."""
+
+MAX_RANK = 1 << 16
+"""Ranks that are counted: a file may say anything."""
+
+SUMS = ("steps", "seconds", "communication", "waiting", "input", "samples", "tokens", "loss", "losses")
+"""What is added up in a bucket: of the steps that ended in it, and the losses that were given."""
+
+MOST = ("rss",)
+"""Of what the largest counts: bytes of memory that are resident."""
+
+PARTS = ("communication", "waiting", "input", "samples", "tokens")
+
+Floats = NDArray[np.float64]
+Row = Mapping[str, Any]
+Placed = tuple[int, float, Row]
+"""A row, with its rank and second."""
+
+
+class Buckets:
+    """Takes rows of telemetry.jsonl and forgets them.
+
+    ``of[name][rank, bucket]`` is a sum, or the most, of what was in a bucket of ``width`` seconds.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.width = 1 / 64
+        self.of: dict[str, Floats] = {name: np.zeros((ranks, BUCKETS)) for name in (*SUMS, *MOST)}
+        self.known: set[str] = set()  # fields that rows have had
+        self.last_step = 0
+        self._ended: dict[int, float] = {}  # when each rank's last step did, where rows don't say so
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return int(self.of["steps"].shape[0])
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count rows; those of other kinds, or without sense, are passed over."""
+        steps: list[Placed] = []
+        memory: list[Placed] = []
+        for row in rows:
+            rank, timed = row.get("rank"), _is_number(row.get("time"))
+            if "step" in row and _is_rank(rank) and _is_number(row.get("seconds")):
+                steps.append((row["rank"], self._time(row), row))
+            elif "rss" in row and _is_rank(rank) and timed:
+                memory.append((row["rank"], row["time"], row))
+        if steps:
+            self._add_steps(*self._placed(steps))
+        if memory:
+            where, found = self._placed(memory)
+            np.maximum.at(self.of["rss"], where, np.nan_to_num(_column(found, "rss")))
+
+    def _time(self, row: Row) -> float:
+        """When a step ended, in seconds since the job began."""
+        if _is_number(row.get("time")):
+            return float(row["time"])
+        rank = row["rank"]
+        self._ended[rank] = self._ended.get(rank, 0.0) + row["seconds"] * (row.get("steps") or 1)
+        return self._ended[rank]
+
+    def _add_steps(self, where: tuple[NDArray[np.int64], NDArray[np.int64]], rows: list[Row]) -> None:
+        """Rows that stand for several steps have the mean of one."""
+        steps = np.maximum(np.nan_to_num(_column(rows, "steps"), nan=1.0), 1.0)
+        np.add.at(self.of["steps"], where, steps)
+        seconds = _column(rows, "seconds")
+        np.add.at(self.of["seconds"], where, seconds * steps)
+        for name in PARTS:
+            column = _column(rows, name)
+            if not np.isnan(column).all():
+                self.known.add(name)
+                np.add.at(self.of[name], where, np.nan_to_num(column) * steps)
+        losses = _column(rows, "loss")
+        if (given := np.isfinite(losses)).any():
+            self.known.add("loss")
+            places = (where[0][given], where[1][given])
+            np.add.at(self.of["loss"], places, losses[given])
+            np.add.at(self.of["losses"], places, 1.0)
+        numbers = _column(rows, "step")
+        self.last_step = max(self.last_step, int(np.nan_to_num(numbers).max()))
+
+    def _placed(self, found: list[Placed]) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[Row]]:
+        """Rank and bucket of each row; there are enough of both then."""
+        ranks = np.array([rank for rank, _, _ in found])
+        times = np.clip(np.array([time for _, time, _ in found], dtype=float), 0.0, 1e9)
+        if (more := int(ranks.max()) + 1 - self.ranks) > 0:
+            self.of = {name: np.pad(each, ((0, more), (0, 0))) for name, each in self.of.items()}
+        while times.max() >= self.width * BUCKETS:
+            self._widen()
+        return (ranks, (times / self.width).astype(np.int64)), [row for _, _, row in found]
+
+    def _widen(self) -> None:
+        """Make each bucket twice as long."""
+        self.width *= 2
+        for name, each in self.of.items():
+            pairs = each.reshape(self.ranks, BUCKETS // 2, 2)
+            halved = pairs.max(axis=2) if name in MOST else pairs.sum(axis=2)
+            self.of[name] = np.pad(halved, ((0, 0), (0, BUCKETS // 2)))
+
+
+def _column(rows: list[Row], name: str) -> Floats:
+    values = [row.get(name) for row in rows]
+    return np.array([value if _is_number(value) else np.nan for value in values], dtype=float)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MAX_RANK

@@ -1,0 +1,243 @@
+"""Figures of a job as Vega-Lite specifications.
+
+Colours are left to the page, which has a set for light and one for dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cpulaunch.report.buckets import Floats
+from cpulaunch.report.numbers import Numbers, unit_of_memory
+from cpulaunch.report.read import Job
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+"""The version of the language; nothing is fetched from there."""
+
+MAX_ROWS = 64
+"""Rows of the heat map: of more ranks, neighbours share one, and the slowest of them is shown."""
+
+MANY_LINES = 8
+"""Ranks whose memory is shown one by one."""
+
+Spec = dict[str, Any]
+Values = list[dict[str, Any]]
+
+KINDS = {"failure": "mark-failure", "stall": "mark-stall", "restart": "mark-restart"}
+
+
+class TimeAxis:
+    """Seconds in the unit that fits the longest of some jobs."""
+
+    def __init__(self, seconds: float) -> None:
+        self.unit, self.scale = ("seconds", 1.0) if seconds < 300 else ("minutes", 60.0)
+        if seconds >= 3 * 3600:
+            self.unit, self.scale = "hours", 3600.0
+
+    def __call__(self, seconds: float) -> float:
+        return rounded(seconds / self.scale)
+
+    def encoding(self, longest: float) -> Spec:
+        """The axis, from the start to the end."""
+        return {
+            "field": "t",
+            "type": "quantitative",
+            "title": f"{self.unit} since the start",
+            "scale": {"domain": [0, self(longest)], "nice": False},
+        }
+
+
+def over_time(
+    lines: Sequence[tuple[str, Numbers, Floats]], title: str, axis: TimeAxis, *, seldom: bool = False
+) -> Spec | None:
+    """Curves of one quantity, each of a name; with the marks of the job where there is one.
+
+    ``seldom``: it was looked at now and then, and gaps mean nothing.
+    """
+    values: Values = []
+    longest = 0.0
+    for name, numbers, y in lines:
+        longest = max(longest, numbers.longest)
+        for t, value in zip(numbers.times, y, strict=True):
+            if (known := bool(np.isfinite(value))) or not seldom:
+                values.append({"t": axis(t), "y": rounded(value) if known else None, "name": name})
+    if not any(value["y"] is not None for value in values):
+        return None
+    x = axis.encoding(longest)
+    colour: Spec = {"field": "name", "type": "nominal", "title": None}
+    if len(lines) == 1:
+        colour["legend"] = None
+    tooltip = [
+        {"field": "name", "type": "nominal", "title": "of"},
+        {"field": "t", "type": "quantitative", "title": axis.unit},
+        {"field": "y", "type": "quantitative", "title": title, "format": ",.4~g"},
+    ]
+    curve: Spec = {
+        "data": {"values": values},
+        "mark": {"type": "line", "point": {"size": 12} if len(values) < 40 else False},
+        "encoding": {
+            "x": x,
+            "y": {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": True}},
+            "color": colour,
+            "tooltip": tooltip,
+        },
+        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+    }
+    layers = [curve, *(_marks(lines[0][1].job, axis, x) if len(lines) == 1 else ())]
+    return {**_base(220), "layer": layers}
+
+
+def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
+    """Ranks × time: how long a step took, without waiting for others where that is known."""
+    per_step = numbers.own_per_step
+    if not np.isfinite(per_step).any():
+        return None
+    ranks, buckets = per_step.shape
+    share = -(-ranks // MAX_ROWS)
+    values: Values = []
+    for first in range(0, ranks, share):
+        last = min(first + share, ranks) - 1
+        group = per_step[first : last + 1]
+        for bucket in range(buckets):
+            column = group[:, bucket]
+            if np.isfinite(column).any():
+                start = numbers.times[bucket] - numbers.width / 2
+                values.append(
+                    {
+                        "r": f"{first}" if first == last else f"{first}–{last}",
+                        "t": axis(start),
+                        "u": axis(start + numbers.width),
+                        "ms": rounded(1000 * float(np.nanmax(column))),
+                    }
+                )
+    x = {**axis.encoding(numbers.longest), "axis": {"grid": False}}
+    rows = -(-ranks // share)
+    largest = rounded(1000 * float(np.nanpercentile(per_step, 99)))
+    smallest = rounded(1000 * float(np.nanmin(per_step)))
+    return {
+        **_base(max(60, min(420, 26 * rows))),
+        "data": {"values": values},
+        "mark": {"type": "rect", "clip": True, "stroke": None},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "u"},
+            "y": {"field": "r", "type": "ordinal", "sort": None, "title": "rank", "axis": {"grid": False}},
+            "color": {
+                "field": "ms",
+                "type": "quantitative",
+                "title": "ms",
+                "scale": {
+                    "domain": [smallest, max(largest, smallest * 1.05)],
+                    "clamp": True,
+                    "range": "heatmap",
+                },
+            },
+            "tooltip": [
+                {"field": "r", "type": "ordinal", "title": "rank"},
+                {"field": "t", "type": "quantitative", "title": axis.unit},
+                {"field": "ms", "type": "quantitative", "title": "ms", "format": ",.4~g"},
+            ],
+        },
+    }
+
+
+def shares(numbers: Numbers) -> Spec | None:
+    """What each rank's time went to, as parts of a bar."""
+    parts = numbers.shares()
+    if not parts:
+        return None
+    ranks = numbers.job.buckets.ranks
+    share = -(-ranks // MAX_ROWS)
+    values = [
+        {
+            "r": f"{first}" if share == 1 else f"{first}–{min(first + share, ranks) - 1}",
+            "part": part,
+            "order": order,
+            "share": rounded(float(np.mean(each[first : first + share]))),
+        }
+        for order, (part, each) in enumerate(parts.items())
+        for first in range(0, ranks, share)
+    ]
+    return {
+        **_base(max(60, min(420, 26 * -(-ranks // share)))),
+        "data": {"values": values},
+        "mark": {"type": "bar", "cornerRadius": 1},
+        "encoding": {
+            "x": {
+                "field": "share",
+                "type": "quantitative",
+                "title": "share of the time of its steps",
+                "stack": "zero",
+                "scale": {"domain": [0, 1], "clamp": True},
+                "axis": {"format": ".0%"},
+            },
+            "y": {"field": "r", "type": "ordinal", "sort": None, "title": "rank", "axis": {"grid": False}},
+            "color": {
+                "field": "part",
+                "type": "nominal",
+                "sort": list(parts),
+                "title": None,
+                "legend": {"orient": "top", "columns": 2, "labelLimit": 400},
+            },
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": [
+                {"field": "r", "type": "ordinal", "title": "rank"},
+                {"field": "part", "type": "nominal", "title": "part"},
+                {"field": "share", "type": "quantitative", "title": "share", "format": ".1%"},
+            ],
+        },
+    }
+
+
+def memory(numbers: Numbers, axis: TimeAxis) -> Spec | None:
+    """Resident memory of each rank, or of the largest, median and smallest."""
+    rss = numbers.rss
+    if not np.isfinite(rss).any():
+        return None
+    unit, divisor = unit_of_memory(float(np.nanmax(rss)))
+    rss = rss / divisor
+    if len(rss) <= MANY_LINES:
+        lines = [(f"rank {rank}", numbers, rss[rank]) for rank in range(len(rss))]
+    else:
+        seen = np.isfinite(rss).any(axis=0)
+        lines = []
+        for name, percent in (("largest rank", 100), ("median", 50), ("smallest rank", 0)):
+            y = np.full(rss.shape[1], np.nan)
+            y[seen] = np.nanpercentile(rss[:, seen], percent, axis=0)
+            lines.append((name, numbers, y))
+    return over_time(lines, unit, axis, seldom=True)
+
+
+def _base(height: int) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+    }
+
+
+def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
+    """Failures, stalls and restarts, as lines with a text to hover over."""
+    for kind, style in KINDS.items():
+        values = [{"t": axis(mark.seconds), "text": mark.text} for mark in job.marks if mark.kind == kind]
+        if values:
+            yield {
+                "data": {"values": values[:MAX_ROWS]},
+                "mark": {"type": "rule", "style": style, "strokeWidth": 2},
+                "encoding": {
+                    "x": x,
+                    "tooltip": [
+                        {"field": "text", "type": "nominal", "title": kind},
+                        {"field": "t", "type": "quantitative", "title": axis.unit},
+                    ],
+                },
+            }
+
+
+def rounded(value: float) -> float:
+    """Four digits: the page is small, and no figure shows more."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,210 @@
+"""What a job's buckets come to: rates, shares, and the figures that come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+
+from cpulaunch.report.buckets import Floats
+from cpulaunch.report.read import Job
+from cpulaunch.supervise.record import State
+from cpulaunch.supervise.status import duration
+from cpulaunch.wording import counted
+
+HIDDEN = "communication hidden behind computing"
+
+SLOWER = 0.02
+"""A rank is named as the slowest where its steps take longer than the median rank's by this part."""
+
+
+class Numbers:
+    """A job's figures.  Arrays over time have as many elements as ``times``."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        buckets = job.buckets
+        used = (buckets.of["steps"].sum(axis=0) > 0) | (buckets.of["rss"].max(axis=0) > 0)
+        self._count = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
+        self.width = buckets.width
+        self.times: Floats = (np.arange(self._count, dtype=np.float64) + 0.5) * self.width
+
+    def sums(self, name: str) -> Floats:
+        """Of each rank and bucket."""
+        return self.job.buckets.of[name][:, : self._count]
+
+    @property
+    def longest(self) -> float:
+        """The second in which the job, or what is known of it, ends."""
+        return max(self.job.end.seconds if self.job.end else 0.0, self._count * self.width, 1e-3)
+
+    @cached_property
+    def step_seconds(self) -> Floats:
+        """Of a step, over time: the mean of all ranks."""
+        return _ratio(self.sums("seconds").sum(axis=0), self.sums("steps").sum(axis=0))
+
+    @property
+    def typical(self) -> float | None:
+        """Seconds of a step: the median over time, so that starts and pauses don't count."""
+        return _median(self.step_seconds)
+
+    @property
+    def work(self) -> tuple[str, str]:
+        """What the throughput is counted in: the field, and its unit."""
+        known = self.job.buckets.known
+        name = next((name for name in ("tokens", "samples") if self._is_known(name, known)), "steps")
+        return name, f"{name}/s"
+
+    def _is_known(self, name: str, known: set[str]) -> bool:
+        return name in known and bool(self.sums(name).any())
+
+    @cached_property
+    def throughput(self) -> Floats:
+        """Of all ranks together, per second of their steps."""
+        name, _ = self.work
+        seconds = self.sums("seconds")
+        ranks = np.maximum((seconds > 0).sum(axis=0), 1)
+        if name == "steps":
+            return _ratio(np.ones(self._count), self.step_seconds)
+        return _ratio(self.sums(name).sum(axis=0), seconds.sum(axis=0) / ranks)
+
+    @property
+    def mfu(self) -> Floats | None:
+        """Part of the measured peak that the model's FLOPs reach; None where either isn't known."""
+        peak, flops = self.job.head.get("peak_flops"), self.job.head.get("flops_per_step")
+        if not isinstance(peak, (int, float)) or not isinstance(flops, (int, float)) or min(peak, flops) <= 0:
+            return None
+        return _ratio(np.full(self._count, flops / peak), self.step_seconds)
+
+    @property
+    def loss(self) -> Floats | None:
+        """Over time: the mean of the ranks that gave one."""
+        if "loss" not in self.job.buckets.known:
+            return None
+        return _ratio(self.sums("loss").sum(axis=0), self.sums("losses").sum(axis=0))
+
+    @property
+    def rss(self) -> Floats:
+        """Bytes of each rank over time."""
+        rss = self.job.buckets.of["rss"][:, : self._count]
+        return np.where(rss > 0, rss, np.nan)
+
+    @property
+    def knows_waiting(self) -> bool:
+        """Whether the ranks have told how long they waited for each other."""
+        return "waiting" in self.job.buckets.known
+
+    @cached_property
+    def own_per_step(self) -> Floats:
+        """Seconds that a step took each rank over time, without waiting for others where that is known."""
+        seconds = self.sums("seconds") - (self.sums("waiting") if self.knows_waiting else 0.0)
+        return _ratio(np.maximum(seconds, 0.0), self.sums("steps"))
+
+    def shares(self) -> dict[str, Floats]:
+        """Parts of the time of each rank's steps; none where only that is known."""
+        known = self.job.buckets.known & {"communication", "waiting", "input"}
+        total = self.sums("seconds").sum(axis=1)
+        if not known or not total.any():
+            return {}
+        waited = self.sums("waiting")
+        least = np.where(self.sums("steps") > 0, waited, np.inf).min(axis=0)
+        exposed = np.minimum(np.where(np.isfinite(least), least, 0.0), waited).sum(axis=1)
+        waiting, under_way = waited.sum(axis=1), self.sums("communication").sum(axis=1)
+        parts = {
+            "input": self.sums("input").sum(axis=1),
+            HIDDEN: np.maximum(under_way - waiting, 0.0),
+            "communication that all wait for": exposed,
+            "waiting for slower ranks": waiting - exposed,
+        }
+        parts = {name: np.minimum(part / np.maximum(total, 1e-9), 1.0) for name, part in parts.items()}
+        rest = np.maximum(1.0 - sum(parts.values()), 0.0)
+        return {"computing": rest, **{name: part for name, part in parts.items() if part.any()}}
+
+    @property
+    def slowest(self) -> tuple[int, float] | None:
+        """The rank whose own steps take longest, and by which part longer than the median rank's."""
+        own = np.array([_median(row) or np.nan for row in self.own_per_step])
+        if len(own) < 2 or not np.isfinite(own).all() or (median := float(np.median(own))) <= 0:
+            return None
+        rank = int(np.argmax(own))
+        more = float(own[rank]) / median - 1
+        return (rank, more) if more > SLOWER else None
+
+    def key_figures(self) -> Iterator[tuple[str, str, float | None]]:
+        """Name, text, and the number by which two jobs are compared."""
+        job, end = self.job, self.job.end
+        yield "result", result(job), None
+        seconds = end.seconds if end else self.longest
+        yield "time", duration(seconds), seconds
+        steps = job.buckets.last_step or (end.steps if end else None)
+        if steps:
+            yield "steps", f"{steps:,}", float(steps)
+        if typical := self.typical:
+            yield "a step", milliseconds(typical), typical
+        if rate := _median(self.throughput):
+            unit = self.work[1]
+            yield "throughput", f"{quantity(rate)} {unit}", rate
+        mfu = self.mfu
+        if mfu is not None and (part := _median(mfu)):
+            yield "MFU", f"{100 * part:.0f} %" if part > 0.1 else f"{100 * part:.2g} %", part
+        for name, each in self.shares().items():
+            if name != "computing":
+                mean = float(np.mean(each))
+                yield name, f"{100 * mean:.1f} %", mean
+        if slowest := self.slowest:
+            yield "slowest", f"rank {slowest[0]} (+{100 * slowest[1]:.0f} %)", None
+        if np.isfinite(self.rss).any():
+            most = float(np.nanmax(self.rss))
+            unit, divisor = unit_of_memory(most)
+            yield "most memory of a rank", f"{most / divisor:.3g} {unit}", most
+        if self.loss is not None and np.isfinite(self.loss).any():
+            last = float(self.loss[np.isfinite(self.loss)][-1])
+            yield "last loss", f"{last:.4g}", last
+        if end and end.restarts:
+            yield "restarts", str(end.restarts), float(end.restarts)
+        if stalls := sum(mark.kind == "stall" for mark in job.marks):
+            yield "stalls", str(stalls), float(stalls)
+
+
+def result(job: Job) -> str:
+    """How the job has ended, in a word or two."""
+    if job.end is None:
+        return "no end is known" if job.state is State.SILENT else job.state.value
+    words = {"ok": "ok", "interrupted": "interrupted", "stalled": "stalled", "start_failed": "not started"}
+    return words.get(job.end.kind, f"failed ({job.end.kind})".replace("_", " "))
+
+
+def size(job: Job) -> str:
+    """``4 hosts, 16 ranks``."""
+    ranks = len(job.ranks) or (job.end.ranks if job.end else job.buckets.ranks)
+    hosts = len({rank.host for rank in job.ranks}) or (job.end.hosts if job.end else 1)
+    return f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}"
+
+
+def milliseconds(seconds: float) -> str:
+    """``84 ms``, ``2.1 s``."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def quantity(number: float) -> str:
+    """``41,200``, ``3.15``."""
+    return f"{float(f'{number:.3g}'):,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def unit_of_memory(most: float) -> tuple[str, float]:
+    """The unit that fits, and its bytes."""
+    return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    """NaN where nothing is below."""
+    above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
+    found = np.full(np.broadcast(above, below).shape, np.nan)
+    np.divide(above, below, out=found, where=np.nan_to_num(below) > 0)
+    return found
+
+
+def _median(values: Floats) -> float | None:
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else None

@@ -1,0 +1,257 @@
+"""Jobs → one HTML page, which fetches nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from cpulaunch.report import figures
+from cpulaunch.report.figures import Spec, TimeAxis
+from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
+from cpulaunch.report.read import Job, Rank
+from cpulaunch.report.style import SCRIPT, STYLE, THEMES
+from cpulaunch.supervise.status import duration
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+)
+"""What a browser lets the page do: nothing over the network.  Vega compiles its expressions."""
+
+NO_CARDS = ("result", HIDDEN)
+"""Key figures that need no card: the state is above, and hidden communication costs nothing."""
+
+MAX_HOSTS = 64
+"""Hosts whose ranks are listed."""
+
+MAX_MARKS = 50
+"""Failures, stalls and restarts that are listed."""
+
+
+class Page:
+    """Collects parts of the page, and the figures that its script draws."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.specs: dict[str, Spec] = {}
+
+    def add(self, html: str) -> None:
+        """A part as it is."""
+        self.parts.append(html)
+
+    def section(self, title: str, html: str) -> None:
+        """A part with a title."""
+        self.add(f"<section><h2>{escape(title)}</h2>{html}</section>")
+
+    def figure(self, name: str, title: str, spec: Spec | None, says: str = "") -> None:
+        """A part with a drawing, where there is anything to draw."""
+        if spec is None:
+            return
+        name = f"{name}-{len(self.specs)}"
+        self.specs[name] = spec
+        said = f"<p>{escape(says)}</p>" if says else ""
+        self.section(title, f'{said}<div class="figure" id="{name}"></div>')
+
+
+def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
+    """The page about a job, or about several that are compared.  ``bundle`` is Vega's program."""
+    page, several = Page(), [Numbers(job) for job in jobs]
+    if len(several) == 1:
+        _one(page, several[0])
+    else:
+        _compared(page, several)
+    title = " and ".join(job.name for job in jobs)
+    specs = json.dumps(page.specs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    themes = json.dumps(THEMES, separators=(",", ":"))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body><main>'
+        f"{''.join(page.parts)}<footer>{escape(made_by)}</footer></main>"
+        f"<script>{bundle.replace('</script', '<' + chr(92) + '/script')}</script>"
+        f"<script>const SPECS={specs},THEMES={themes};{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _one(page: Page, numbers: Numbers) -> None:
+    job = numbers.job
+    page.add(_header(numbers))
+    cards = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
+        for name, text, _ in numbers.key_figures()
+        if name not in NO_CARDS
+    )
+    page.add(f'<dl class="cards">{cards}</dl>')
+    if not job.buckets.last_step:
+        page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
+    _marks(page, job)
+    _figures(page, numbers)
+    if job.trace:
+        page.section("What the trace says", f"<pre>{escape(job.trace)}</pre>")
+    _placement(page, job)
+    _settings(page, [job])
+
+
+def _compared(page: Page, several: Sequence[Numbers]) -> None:
+    names = _names([numbers.job for numbers in several])
+    page.add(f"<header><h1>{escape(' and '.join(names))}</h1></header>")
+    _table(page, several, names)
+    axis = TimeAxis(max(numbers.longest for numbers in several))
+    if len({numbers.work for numbers in several}) == 1:
+        unit = several[0].work[1]
+        lines = [(name, each, each.throughput) for name, each in zip(names, several, strict=True)]
+        page.figure("throughput", "Throughput", figures.over_time(lines, unit, axis))
+    steps = [(name, each, 1000 * each.step_seconds) for name, each in zip(names, several, strict=True)]
+    page.figure("steps", "Time of a step", figures.over_time(steps, "ms", axis))
+    losses = [(name, n, loss) for name, n in zip(names, several, strict=True) if (loss := n.loss) is not None]
+    page.figure("loss", "Loss", figures.over_time(losses, "loss", axis))
+    for name, numbers in zip(names, several, strict=True):
+        page.add(f"<h1>{escape(name)}</h1>")
+        _marks(page, numbers.job)
+        page.figure("heat", *_heat(numbers, TimeAxis(numbers.longest)))
+        page.figure("share", *_share(numbers))
+        _placement(page, numbers.job)
+    _settings(page, [numbers.job for numbers in several], names)
+
+
+def _header(numbers: Numbers) -> str:
+    job = numbers.job
+    state = result(job)
+    tone = {"ok": "good", "running": "neutral", "interrupted": "neutral"}.get(state, "bad")
+    return (
+        f'<header><p class="job">{escape(job.name)}</p><h1>{escape(job.program or job.name)}</h1>'
+        f'<p><span class="state {tone}">{escape(state)}</span> {escape(_context(job))}</p></header>'
+    )
+
+
+def _context(job: Job) -> str:
+    """What it ran with, in a line."""
+    values = {key: value for key, value, _ in job.settings}
+    backend, precision = values.get("training.backend"), job.head.get("precision")
+    precision = precision or values.get("training.precision")
+    transport = f"{backend} over {job.transport}" if backend and job.transport else backend
+    return " · ".join(filter(None, (size(job), values.get("launcher"), transport, precision)))
+
+
+def _figures(page: Page, numbers: Numbers) -> None:
+    axis = TimeAxis(numbers.longest)
+    unit = numbers.work[1]
+    page.figure(
+        "throughput", "Throughput",
+        figures.over_time([("all ranks", numbers, numbers.throughput)], unit, axis),
+        "Of all ranks together, while they make steps. Lines mark failures, stalls and restarts.",
+    )  # fmt: skip
+    page.figure("heat", *_heat(numbers, axis))
+    page.figure("share", *_share(numbers))
+    if (mfu := numbers.mfu) is not None:
+        peak, flops = numbers.job.head["peak_flops"], numbers.job.head["flops_per_step"]
+        says = (
+            f"Model FLOPs of a step ({flops:.3g}) ÷ its time ÷ what the ranks' cores were measured to reach "
+            f"({peak / 1e12:.3g} TFLOP/s)."
+        )
+        lines = [("MFU", numbers, 100 * mfu)]
+        page.figure("mfu", "Model FLOPs utilization", figures.over_time(lines, "%", axis), says)
+    if (loss := numbers.loss) is not None:
+        page.figure("loss", "Loss", figures.over_time([("loss", numbers, loss)], "loss", axis))
+    page.figure("memory", "Memory", figures.memory(numbers, axis), "Resident memory of the ranks' programs.")
+
+
+def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
+    title = "Each rank's own time per step" if numbers.knows_waiting else "Time of a step"
+    without = "Without the time in which it waited for others: " if numbers.knows_waiting else ""
+    says = f"{without}a row that stands out is a slow rank, a column a slow moment of all."
+    if (slowest := numbers.slowest) is not None:
+        says += f" Rank {slowest[0]} takes {100 * slowest[1]:.0f} % longer than the median rank."
+    return title, figures.heat_map(numbers, axis), says
+
+
+def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
+    says = "Of the time of its steps. The rank that waits least arrives last: what it waits, all wait for."
+    return "What each rank's time goes to", figures.shares(numbers), says
+
+
+def _marks(page: Page, job: Job) -> None:
+    if not job.marks:
+        return
+    items = "".join(
+        f'<li class="{mark.kind}"><b>{escape(mark.kind)}</b> after {duration(mark.seconds)}: '
+        f"{escape(mark.text)}</li>"
+        for mark in job.marks[:MAX_MARKS]
+    )
+    more = len(job.marks) - MAX_MARKS
+    rest = f"<li>and {more} more: events.jsonl</li>" if more > 0 else ""
+    page.section("What happened", f'<ul class="marks">{items}{rest}</ul>')
+
+
+def _placement(page: Page, job: Job) -> None:
+    if not job.ranks:
+        return
+    hosts = [(host, list(ranks)) for host, ranks in groupby(job.ranks, key=lambda rank: rank.host)]
+    rows = "".join(_row(rank) for _, ranks in hosts[:MAX_HOSTS] for rank in ranks)
+    more = f"<p>and {len(hosts) - MAX_HOSTS} more hosts</p>" if len(hosts) > MAX_HOSTS else ""
+    head = "<tr><th>rank<th>host<th>cores<th>cores of oneCCL's workers<th>NUMA nodes<th>threads</tr>"
+    table = f'<div class="wide"><table>{head}{rows}</table></div>{more}'
+    page.section("Placement", table)
+
+
+def _row(rank: Rank) -> str:
+    texts = (rank.rank, rank.host, rank.cores, rank.comm_cores or "–", rank.numa_nodes, rank.threads)
+    return f"<tr>{''.join(f'<td>{escape(str(text))}</td>' for text in texts)}</tr>"
+
+
+def _settings(page: Page, jobs: Sequence[Job], names: Sequence[str] = ()) -> None:
+    """All settings of a job with their origin; of several, those that differ."""
+    if len(jobs) == 1:
+        rows = jobs[0].settings
+        chosen = [row for row in rows if row[2] != "default"]
+        rest = [row for row in rows if row[2] == "default"]
+        head = "<tr><th>setting<th>value<th>from</tr>"
+        html = f'<div class="wide"><table>{head}{_rows(chosen)}</table></div>'
+        html += (
+            f"<details><summary>{len(rest)} defaults</summary><table>{head}{_rows(rest)}</table></details>"
+        )
+        page.section("Settings", html)
+        return
+    values = [{key: value for key, value, _ in job.settings} for job in jobs]
+    keys = dict.fromkeys(key for each in values for key in each)
+    lines = [(key, *(each.get(key, "–") for each in values)) for key in keys]
+    different = [line for line in lines if len(set(line[1:])) > 1]
+    head = f"<tr><th>setting{''.join(f'<th>{escape(name)}' for name in names)}</tr>"
+    html = f'<div class="wide"><table>{head}{_rows(different)}</table></div>'
+    page.section("Settings that differ", html if different else "<p>None.</p>")
+
+
+def _rows(rows: Sequence[Sequence[Any]]) -> str:
+    return "".join(f"<tr>{''.join(f'<td>{escape(str(text))}</td>' for text in row)}</tr>" for row in rows)
+
+
+def _table(page: Page, several: Sequence[Numbers], names: Sequence[str]) -> None:
+    """Key figures side by side, with the ratio of each job to the first."""
+    figures_of = [{name: (text, number) for name, text, number in each.key_figures()} for each in several]
+    keys = dict.fromkeys(name for each in figures_of for name in each)
+    rows = [
+        ("program", *(numbers.job.program for numbers in several)),
+        ("ran on", *(size(numbers.job) for numbers in several)),
+        *((key, *_cells(key, figures_of)) for key in keys),
+    ]
+    head = f"<tr><th>{''.join(f'<th>{escape(name)}' for name in names)}</tr>"
+    page.section(
+        "Side by side", f'<div class="wide"><table class="figures">{head}{_rows(rows)}</table></div>'
+    )
+
+
+def _cells(key: str, figures_of: Sequence[dict[str, tuple[str, float | None]]]) -> Iterator[str]:
+    first = figures_of[0].get(key, ("", None))[1]
+    for place, each in enumerate(figures_of):
+        text, number = each.get(key, ("–", None))
+        ratio = f" ({number / first:.2f}×)" if place and number and first else ""
+        yield text + ratio
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    """Names that tell the jobs apart: A and B, with their ids."""
+    letters = (chr(ord("A") + place) if place < 26 else str(place) for place in range(len(jobs)))
+    return [f"{letter}: {job.name}" for letter, job in zip(letters, jobs, strict=True)]

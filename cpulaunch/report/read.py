@@ -1,0 +1,188 @@
+"""What a report is about: a job's directory, read with bounded memory."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.report.buckets import Buckets
+from cpulaunch.report.secrets import MASK, masked, masked_words
+from cpulaunch.supervise.record import (
+    OUTCOME,
+    PLAN,
+    Ended,
+    State,
+    documents,
+    ended,
+    read_document,
+    read_events,
+    state_of,
+)
+
+TELEMETRY = "telemetry.jsonl"
+TRACE_TEXTS = ("trace.txt", *(f"trace-{number}.txt" for number in range(2, 6)))
+"""What the first traces say, as `cpulaunch profile` has written it."""
+
+AT_ONCE = 4096
+"""Rows that are read at once."""
+
+MAX_LINE = 1 << 16
+"""Bytes of a row that is counted."""
+
+MAX_TEXT = 1 << 16
+"""Characters of a text that is shown."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a time: ``kind`` is failure, stall or restart."""
+
+    seconds: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a rank runs."""
+
+    rank: int
+    host: str
+    cores: str
+    comm_cores: str
+    numa_nodes: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, as its directory tells it.  ``head`` is the first line of its telemetry."""
+
+    name: str
+    state: State
+    end: Ended | None
+    program: str
+    settings: tuple[tuple[str, str, str], ...]
+    ranks: tuple[Rank, ...]
+    transport: str
+    marks: tuple[Mark, ...]
+    head: Mapping[str, Any]
+    buckets: Buckets
+    trace: str
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_job(directory: Path) -> Job:
+    """Read what there is; what is missing, as in a job that still runs, is left out."""
+    outcome = read_document(directory / OUTCOME)
+    plan = read_document(directory / PLAN) or {}
+    end = ended(outcome) if outcome else None
+    head, buckets = read_telemetry(directory / TELEMETRY)
+    return Job(
+        name=directory.absolute().name,
+        state=state_of(directory),
+        end=end,
+        program=_program(plan),
+        settings=tuple(_settings(plan)),
+        ranks=tuple(_ranks(plan)),
+        transport=str(plan.get("transport") or ""),
+        marks=tuple(sorted(_marks(directory, outcome or {}, end), key=lambda mark: mark.seconds)),
+        head=head,
+        buckets=buckets,
+        trace="\n".join(filter(None, (_text(directory / name) for name in TRACE_TEXTS))),
+        notes=tuple(masked(str(note)) for note in plan.get("notes") or ()),
+    )
+
+
+def read_telemetry(path: Path) -> tuple[Mapping[str, Any], Buckets]:
+    """The first line, and all others in buckets."""
+    head: dict[str, Any] = {}
+    buckets = Buckets()
+    try:
+        with path.open("rb") as file:
+            while lines := list(islice(iter(lambda: file.readline(MAX_LINE), b""), AT_ONCE)):
+                rows = list(_parsed(lines))
+                for row in rows[:1] if not head else ():
+                    head = row if "schema" in row else {"schema": None}
+                buckets.add(rows)
+    except OSError:
+        pass
+    return head, buckets
+
+
+def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of lines: of all at once, or if one is broken, of those that aren't."""
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        rows = []
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue
+    yield from documents(rows)
+
+
+def _program(plan: Mapping[str, Any]) -> str:
+    argv = plan.get("program")
+    if not isinstance(argv, list):
+        return ""
+    words = masked_words([str(word) for word in argv])
+    words = words[1:] if plan.get("python") else words
+    return " ".join(word if MASK in word else shlex.quote(word) for word in words)
+
+
+def _settings(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Key, value and origin.  The values of ``env`` are nobody's business but their owner's."""
+    for row in documents(plan.get("settings")):
+        key, value = str(row.get("key")), row.get("value")
+        if key == "env" and isinstance(value, dict):
+            text = ", ".join(f"{name}=…" for name in value)
+        else:
+            text = masked(value if isinstance(value, str) else json.dumps(value))
+        yield key, text, masked(str(row.get("origin")))
+
+
+def _ranks(plan: Mapping[str, Any]) -> Iterator[Rank]:
+    for host in documents(plan.get("hosts")):
+        for rank in documents(host.get("ranks")):
+            yield Rank(
+                rank=int(rank.get("rank") or 0),
+                host=str(host.get("host")),
+                cores=str(rank.get("cores") or ""),
+                comm_cores=str(rank.get("comm_cores") or ""),
+                numa_nodes=str(rank.get("numa_nodes") or ""),
+                threads=int(rank.get("threads") or 0),
+            )
+
+
+def _marks(directory: Path, outcome: Mapping[str, Any], end: Ended | None) -> Iterator[Mark]:
+    """Stalls and restarts as they were noted, and the failures that ended attempts."""
+    attempts = documents(outcome.get("attempts"))
+    for event in read_events(directory):
+        seconds = event.get("seconds")
+        if not isinstance(seconds, (int, float)):
+            continue
+        if event.get("type") == "stall":
+            yield Mark(float(seconds), "stall", masked(str(event.get("text") or "no progress"))[:MAX_TEXT])
+        elif event.get("type") == "restart":
+            number = int(event.get("restart") or 0)
+            before = attempts[number - 1] if 0 < number <= len(attempts) else {}
+            why = f" after {before['kind']}" if before.get("kind") else ""
+            yield Mark(float(seconds), "restart", f"restart {number}{why}")
+    if end and end.why:
+        yield Mark(end.seconds, "failure", masked(end.why)[:MAX_TEXT])
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return masked(file.read(MAX_TEXT))
+    except OSError:
+        return ""

@@ -1,0 +1,41 @@
+"""What a report must not tell: a report is made to be passed on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MASK = "…"
+
+_NAME = (
+    r"[\w.-]*(?:token|secret|password|passwd|passphrase|credential|auth|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key)[\w.-]*"
+)
+"""Names of options and variables that are followed by a secret."""
+
+_NAMED = re.compile(rf"(?i)\b({_NAME}\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)")
+_OPTION = re.compile(rf"(?i)--?{_NAME}")
+_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@]+@")
+_TOKENS = re.compile(
+    r"\b(?:hf|gh[pousr]|github_pat|glpat|sk|pk|rk|xox[abprs]|npm|pypi|AKIA|ASIA|AIza)[-_]?[A-Za-z0-9_-]{16,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|\b(?=[A-Za-z0-9+_-]*\d)(?=[A-Za-z0-9+_-]*[A-Za-z])[A-Za-z0-9+_]{32,}\b"
+)
+"""What looks like a token of a well-known service, a JSON web token, or 32 random characters and more."""
+
+
+def masked(text: str) -> str:
+    """A text without what looks like a secret."""
+    text = _URL.sub(rf"\1{MASK}@", text)
+    text = _NAMED.sub(rf"\1{MASK}", text)
+    return _TOKENS.sub(MASK, text)
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """A command without the values of options that are named after secrets, and what looks like one."""
+    found: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1] if number else ""
+        after_option = bool(_OPTION.fullmatch(before))
+        found.append(MASK if after_option and not word.startswith("-") else masked(word))
+    return found

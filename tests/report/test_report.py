@@ -1,0 +1,148 @@
+"""``cpulaunch report``: files of real jobs, opened in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run
+from support.telemetry import JOB, SECRET, write_job
+
+from cpulaunch.report.page import render
+from cpulaunch.report.read import read_job
+from cpulaunch.report.secrets import masked, masked_words
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def opened(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
+    """The page's elements after its script has run, and what it has said on the console."""
+    assert CHROMIUM
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=20000",
+            "--window-size=1100,2600", "--dump-dom", *options, page.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=2 * TIMEOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_report_draws_its_figures_in_light_and_dark_without_an_error(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("vl_convert")
+    write_job(tmp_path / "runs", steps=300, restart_at=200)
+    done = cpulaunch("report")
+    assert done.returncode == 0, done.stderr
+    for theme, options in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
+        dom, console = opened(tmp_path / "report.html", tmp_path / "profile", *options)
+        assert console == []
+        assert f'data-drawn="{theme}"' in dom
+        drawn = re.findall(r'<div class="figure[^"]*" id="(\w+)-\d+".*?(<svg.*?</svg>)', dom, re.S)
+        assert [name for name, _ in drawn] == ["throughput", "heat", "share", "mfu", "loss", "memory"]
+        assert all("<path" in svg for _, svg in drawn)
+        assert len(re.findall("<path", dict(drawn)["heat"])) > 4 * 100
+        for text in (
+            "train.py --lr 0.1",
+            "rank 1 (+1",
+            "restart 1 after signal",
+            "25-31",
+            "cpulaunch.yaml:9",
+        ):
+            assert text in dom
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_two_jobs_are_compared(cpulaunch: Run, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    write_job(tmp_path / "runs", steps=200)
+    write_job(tmp_path / "runs", steps=200, step=0.042, job="20261123-061104-aaaaaaaaaaaaaaaa")
+    assert cpulaunch("report", JOB[:15], "20261123-06", "-o", "both.html").returncode == 0
+    dom, console = opened(tmp_path / "both.html", tmp_path / "profile")
+    assert console == []
+    assert "(0.50×)" in dom  # a step
+    assert re.search(r'id="throughput-0".*?A: 20261123-05.*?B: 20261123-06', dom, re.S)
+    assert dom.count("<svg") == 7
+
+
+@pytest.mark.slow
+def test_a_long_job_makes_a_small_file_with_little_memory(tmp_path: Path) -> None:
+    """16 ranks × 100,000 steps: more than telemetry.jsonl ever has."""
+    place = write_job(tmp_path, ranks=16, steps=100_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    page = render([read_job(place)], "x" * 1_000_000, "test")
+    assert 1_050_000 < len(page.encode()) < 2_500_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_a_report_has_no_secret(tmp_path: Path) -> None:
+    page = render([read_job(write_job(tmp_path))], "", "test")
+    assert "--api-key … --hub https://…@hub.example" in page
+    assert "HF_TOKEN=…" in page
+    assert SECRET not in page
+    assert "5ecret" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("lr=0.1 batch_size=32", "lr=0.1 batch_size=32"),
+        ("HF_TOKEN=abc x", "HF_TOKEN=… x"),
+        ("password: 'a b'", "password: …"),
+        ("https://me:pass@host/x", "https://…@host/x"),
+        ("at hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "at …"),
+        ("ghp_0123456789abcdefghijABCDEFGHIJ012345", "…"),
+        ("0123456789abcdef0123456789abcdef", "…"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-_1", "…"),
+        ("runs/20261123-051104-77a5194ce8b06d3f", "runs/20261123-051104-77a5194ce8b06d3f"),
+        ("max_tokens 4096", "max_tokens 4096"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+def test_values_of_options_that_are_named_after_secrets_are_masked() -> None:
+    assert masked_words(["--token", "abc", "--lr", "0.1", "--password=x", "--auth", "--fast"]) == [
+        "--token", "…", "--lr", "0.1", "--password=…", "--auth", "--fast",
+    ]  # fmt: skip
+
+
+def test_what_jobs_say_is_no_html(tmp_path: Path) -> None:
+    place = write_job(tmp_path, job="<b>job")
+    (place / "trace.txt").write_text("</script><script>alert(1)</script>")
+    page = render([read_job(place)], "", "test")
+    assert "<b>job" not in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_job_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
+    (place := tmp_path / "job").mkdir()
+    assert "no end is known" in render([read_job(place)], "", "test")
+    for name in ("plan.json", "outcome.json"):
+        (place / name).write_text('{"ranks": 7, "hosts": [1, {}], "settings": [{}], "kind": "ok"}')
+    assert "There is no telemetry of this job" in render([read_job(place)], "", "test")
+
+
+def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) -> None:
+    write_job(tmp_path / "runs")
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/vl_convert.py").write_text("raise ImportError('hidden')")
+    path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
+    done = cpulaunch("report", env={"PYTHONPATH": path})
+    assert done.returncode == 2
+    assert "a report takes the package vl-convert-python" in done.stderr
+    assert "pip install 'cpulaunch[report]'" in done.stderr
