@@ -43,6 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervise": {"supervise", "messages", "model", "plan", "launchers"},
     "supervise.waiting": {"ledger"},
     "supervise.box": {"rich"},
+    "supervise.telemetry_sinks": {"supervise", "config.kinds", "plan"},
+    "supervise.tensorboard": {"supervise", "tensorboardX"},
     "supervise.attempt": {"supervise", "messages", "model", "plan", "launchers", "discovery.master_port"},
     "supervise.failure_report": {"supervise", "model"},
     "trace": {"trace"},

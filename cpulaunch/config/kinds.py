@@ -128,6 +128,29 @@ class ChoiceOrPlugin(Choice):
         return [entry.name for entry in plugins.entry_points(self.group)]
 
 
+class Destinations(Kind):
+    """Where telemetry goes: words with commas between, such as ``tensorboard,prometheus:9100``."""
+
+    metavar = "WHERE"
+    describe = "file, none, or a list of tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT"
+    _prometheus = re.compile(r"prometheus:(?:(?P<address>\[[\da-f:]+\]|[^\s,:]+):)?(?P<port>\d{1,5})")
+
+    def from_text(self, text: str) -> str:
+        words = text.split(",")
+        alone = text in ("file", "none")
+        if not alone and not all(word in ("file", "tensorboard") or self.port_of(word) for word in words):
+            raise ValueError
+        return text
+
+    @classmethod
+    def port_of(cls, word: str) -> tuple[str, int] | None:
+        """Address and port of ``prometheus:9100``, on loopback if no address is given."""
+        found = cls._prometheus.fullmatch(word)
+        if not found or not 0 < int(found["port"]) < 65536:
+            return None
+        return (found["address"] or "127.0.0.1").strip("[]"), int(found["port"])
+
+
 MAX_DIGITS = 20
 """Characters that the text of a number may have: Python refuses to print one that is very long."""
 

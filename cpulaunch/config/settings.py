@@ -13,6 +13,7 @@ from cpulaunch import plugins, variables
 from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
+    Destinations,
     Interval,
     Kind,
     Nodes,
@@ -435,9 +436,10 @@ _TABLE = (
     ),
     Setting(
         "watch.telemetry",
-        Choice("file", "none"),
+        Destinations(),
         "file",
-        "what is written down of each step: file: its times and sizes, in telemetry.jsonl; none: nothing",
+        "where each step's times and sizes go: file: telemetry.jsonl alone; none: nowhere; others beside the file: "
+        "tensorboard, prometheus:9100 (on loopback), prometheus:ADDRESS:PORT",
         ("--telemetry",),
         rank_variable=variables.TELEMETRY,
     ),

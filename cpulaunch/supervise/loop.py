@@ -346,7 +346,9 @@ class AttemptLoop:
             self._recorded = True
             began = round(self._started - self._began, 3)
             attempt = {"attempt": self.attempt.restart_count, "time": began}
-            rows = [{**attempt, "world_size": self.attempt.plan.world_size}, *rows]
+            plan = self.attempt.plan
+            hosts = {host.host: len(host.ranks) for host in plan.hosts}
+            rows = [{**attempt, "world_size": plan.world_size, "hosts": hosts}, *rows]
         for sink in self.console.telemetry:
             sink.rows(rows)
 

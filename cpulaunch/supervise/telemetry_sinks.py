@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cpulaunch.config.kinds import Destinations
+
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import Plan
     from cpulaunch.supervise.directory import JobDirectory
@@ -15,10 +17,23 @@ if TYPE_CHECKING:
 def make_sinks(
     plan: Plan, directory: JobDirectory, job_id: str, warn: Callable[[str], None]
 ) -> Sequence[Sink]:
-    """Those that the plan's setting names.  They cost nothing until there are rows."""
-    if plan.setting("watch.telemetry") == "none":
+    """Those that the plan's setting names, ready for rows.  Raises CpulaunchError."""
+    wanted = plan.setting("watch.telemetry")
+    if wanted == "none":
         return ()
     from cpulaunch.supervise.telemetry_file import TelemetryFile
 
-    facts = {"job": job_id, "world_size": plan.world_size, "began": round(time.time(), 3)}
-    return (TelemetryFile(directory, facts, warn),)
+    began = round(time.time(), 3)
+    facts = {"job": job_id, "world_size": plan.world_size, "began": began}
+    sinks: list[Sink] = [TelemetryFile(directory, facts, warn)]
+    for word in dict.fromkeys(wanted.split(",")):
+        if word == "tensorboard":
+            from cpulaunch.supervise.tensorboard import Scalars, TensorBoardSink
+
+            sinks.append(TensorBoardSink(directory.path, Scalars(plan.world_size), began, warn))
+        elif place := Destinations.port_of(word):
+            from cpulaunch.supervise.prometheus import Metrics, PrometheusSink
+
+            hosts = [host.host for host in plan.hosts for _ in host.ranks]
+            sinks.append(PrometheusSink(*place, Metrics(job_id, hosts)))
+    return sinks

@@ -62,7 +62,7 @@ def test_rows_without_a_time_follow_each_other() -> None:
         '{"rank": 0, "step": 1, "seconds": "x"}',
         '{"rank": true, "time": 1, "rss": 5}',
         '{"rank": 0, "time": 1, "rss": null}',
-        '{"rank": 0, "step": 1, "time": NaN, "seconds": 1}',
+        '{"rank": 0, "step": 1, "time": 1, "seconds": NaN}',
         '{"rank": 0, "step": 1e400, "time": 1e400, "seconds": 1e400}',
         '{"something": "new"}',
     ],

@@ -1,0 +1,187 @@
+"""Telemetry for Prometheus and TensorBoard: real jobs, scraped and read."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import TIMEOUT, Run
+from support.jobs import job
+from support.namespaces import until
+
+from cpulaunch.config.kinds import Destinations
+from cpulaunch.supervise.prometheus import MAX_CLIENTS, Metrics, PrometheusSink
+from cpulaunch.supervise.tensorboard import Scalars
+
+TRAINS = """\
+import pathlib, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("ready", flush=True)
+while not pathlib.Path("go").exists(): time.sleep(0.1)
+"""
+
+ROWS: list[dict[str, Any]] = [
+    {"attempt": 0, "time": 0.0, "world_size": 2, "hosts": {"a": 1, 'b"\\': 1}},
+    {"rank": 0, "step": 1, "time": 1.0, "seconds": 0.5, "waiting": 0.25, "samples": 4, "loss": 2.0},
+    {"rank": 1, "step": 1, "time": 1.0, "seconds": 0.7, "waiting": 0.0, "samples": 4, "loss": 4.0},
+    {"rank": 0, "step": 5, "steps": 4, "time": 3.0, "seconds": 0.5, "waiting": 0.25, "samples": 4},
+    {"rank": 0, "time": 3.0, "rss": 2**30, "cpu_seconds": 7.5},
+    {"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11, "precision": "bf16"},
+]
+
+
+def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def parsed(text: str) -> dict[tuple[str, str], float]:
+    """By name and rank."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    return {
+        (sample.name, sample.labels.get("rank", "")): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def events_of(directory: Path) -> Iterator[tuple[str, int, float]]:
+    """Name, step and value of all scalars in the event files of a directory: records with two checksums."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for path in directory.glob("events.out.tfevents.*"):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + size])
+            yield from ((value.tag, event.step, value.simple_value) for value in event.summary.value)
+            data = data[16 + size :]
+
+
+def test_rows_become_metrics_of_ranks() -> None:
+    metrics = Metrics("job", ["localhost"])
+    metrics.add(ROWS)
+    text = metrics.text()
+    found = parsed(text)
+    assert found["cpulaunch_steps_total", "0"] == 5
+    assert found["cpulaunch_step_seconds_total", "0"] == 2.5
+    assert found["cpulaunch_waiting_seconds_total", "0"] == 1.25
+    assert found["cpulaunch_samples_total", "1"] == 4
+    assert found["cpulaunch_loss", "1"] == 4
+    assert found["cpulaunch_step", "0"] == 5
+    assert found["cpulaunch_resident_memory_bytes", "0"] == 2**30
+    assert (found["cpulaunch_peak_flops", ""], found["cpulaunch_ranks", ""]) == (1e12, 2)
+    assert 'cpulaunch_loss{job="job",rank="1",host="b\\"\\\\"} 4.0' in text
+
+
+def test_a_steps_rows_become_scalars_of_the_job() -> None:
+    scalars = Scalars(2)
+    at_once = list(scalars.take(ROWS))
+    assert at_once == [
+        ("time/step", 0.6, 1),
+        ("time/longest of a rank", 0.7, 1),
+        ("time/waiting", 0.125, 1),
+        ("throughput/samples per second", 8 / 0.6, 1),
+        ("loss", 3.0, 1),
+    ]
+    rest = {name: value for name, value, _ in scalars.rest()}
+    assert rest["MFU"] == 3e11 / 0.5 / 1e12
+    assert rest["memory/largest rank in GiB"] == 1
+    assert list(scalars.rest()) == []
+
+
+def test_ranks_that_tell_nothing_keep_few_steps_waiting() -> None:
+    scalars = Scalars(2)
+    rows = [{"rank": 0, "step": step, "time": 1.0, "seconds": 0.5} for step in range(1000)]
+    assert len({step for _, _, step in scalars.take(rows)}) > 900
+
+
+def test_silent_clients_are_few_and_keep_nobody_waiting() -> None:
+    sink = PrometheusSink("127.0.0.1", 0, Metrics("job", ["a"]))
+    try:
+        sink.rows(ROWS)
+        silent = [socket.create_connection(("127.0.0.1", sink.port), TIMEOUT) for _ in range(MAX_CLIENTS - 4)]
+        assert scrape(sink.port)[0] == 200
+        assert scrape(sink.port, "/etc/passwd")[0] == 404
+        silent += [socket.create_connection(("127.0.0.1", sink.port), TIMEOUT) for _ in range(5)]
+        assert silent[-1].recv(1) == b""  # one too many
+        for each in silent:
+            each.close()
+    finally:
+        assert sink.close(TIMEOUT)
+    with pytest.raises(OSError):  # noqa: PT011
+        socket.create_connection(("127.0.0.1", sink.port), TIMEOUT)
+
+
+@pytest.mark.slow
+def test_a_running_job_is_scraped_and_its_events_are_read(marked: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    port = free_port()
+    with job(tmp_path, marked, ["--telemetry", f"tensorboard,prometheus:{port}"], TRAINS) as launcher:
+        steps = [("cpulaunch_steps_total", rank) for rank in "01"]
+        until(lambda: all(parsed(scrape(port)[1]).get(name) == 5 for name in steps), "all steps to be told")
+        text = scrape(port)[1]
+        assert (
+            f'cpulaunch_step{{job="{next(tmp_path.glob("runs/*")).name}",rank="1",host="localhost"}} 5'
+            in text
+        )
+        assert parsed(text)["cpulaunch_step_seconds_total", "0"] > 0
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    (place,) = tmp_path.glob("runs/*/tensorboard")
+    events = list(events_of(place))
+    assert sorted(step for name, step, _ in events if name == "time/step") == [1, 2, 3, 4, 5]
+    assert all(value > 0 for name, _, value in events if name == "time/step")
+    assert (place.parent / "telemetry.jsonl").exists()
+
+
+def test_a_port_that_is_in_use_is_an_error_before_the_start(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = cpulaunch("run", "-n", "1", "--telemetry", f"prometheus:{port}", "x.py")
+    assert done.returncode == 3
+    assert f"--telemetry: port {port} of 127.0.0.1 is in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("prometheus:9100", ("127.0.0.1", 9100)),
+        ("prometheus:0.0.0.0:9100", ("0.0.0.0", 9100)),
+        ("prometheus:[::1]:9100", ("::1", 9100)),
+        ("prometheus:0", None),
+        ("prometheus:65536", None),
+        ("prometheus:", None),
+        ("tensorboard", None),
+    ],
+)
+def test_prometheus_listens_on_loopback_unless_told_otherwise(
+    word: str, place: tuple[str, int] | None
+) -> None:
+    assert Destinations.port_of(word) == place
+
+
+@pytest.mark.parametrize("text", ["", "none,file", "tensorboard,", "prometheus", "wandb", "prometheus:1:x"])
+def test_other_destinations_are_errors(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        Destinations().from_text(text)
