@@ -110,8 +110,13 @@ class Buckets:
 
 
 def _column(rows: list[Row], name: str) -> Floats:
+    """A field of all rows; NaN where one has none, or something else than a number."""
     values = [row.get(name) for row in rows]
-    return np.array([value if _is_number(value) else np.nan for value in values], dtype=float)
+    try:
+        column = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        column = np.array([value if _is_number(value) else np.nan for value in values], dtype=np.float64)
+    return np.where(np.abs(column) < 1e300, column, np.nan)
 
 
 def _is_number(value: Any) -> bool:

@@ -43,7 +43,7 @@ def test_a_report_draws_its_figures_in_light_and_dark_without_an_error(
 ) -> None:
     pytest.importorskip("vl_convert")
     write_job(tmp_path / "runs", steps=300, restart_at=200)
-    done = cpulaunch("report")
+    done = cpulaunch("report", "runs")
     assert done.returncode == 0, done.stderr
     for theme, options in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
         dom, console = opened(tmp_path / "report.html", tmp_path / "profile", *options)
@@ -69,22 +69,22 @@ def test_two_jobs_are_compared(cpulaunch: Run, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     write_job(tmp_path / "runs", steps=200)
     write_job(tmp_path / "runs", steps=200, step=0.042, job="20261123-061104-aaaaaaaaaaaaaaaa")
-    assert cpulaunch("report", JOB[:15], "20261123-06", "-o", "both.html").returncode == 0
+    assert cpulaunch("report", JOB, "20261123-061104-a", "-o", "both.html").returncode == 0
     dom, console = opened(tmp_path / "both.html", tmp_path / "profile")
     assert console == []
     assert "(0.50×)" in dom  # a step
     assert re.search(r'id="throughput-0".*?A: 20261123-05.*?B: 20261123-06', dom, re.S)
-    assert dom.count("<svg") == 7
+    assert len(re.findall('<svg[^>]* class="marks"', dom)) == 7
 
 
 @pytest.mark.slow
 def test_a_long_job_makes_a_small_file_with_little_memory(tmp_path: Path) -> None:
-    """16 ranks × 100,000 steps: more than telemetry.jsonl ever has."""
-    place = write_job(tmp_path, ranks=16, steps=100_000)
+    """Neither grows with the number of steps."""
+    place = write_job(tmp_path, ranks=16, steps=25_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     page = render([read_job(place)], "x" * 1_000_000, "test")
     assert 1_050_000 < len(page.encode()) < 2_500_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB; the rows take several times that
 
 
 def test_a_report_has_no_secret(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/vl_convert.py").write_text("raise ImportError('hidden')")
     path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
-    done = cpulaunch("report", env={"PYTHONPATH": path})
+    done = cpulaunch("report", "runs", env={"PYTHONPATH": path})
     assert done.returncode == 2
     assert "a report takes the package vl-convert-python" in done.stderr
     assert "pip install 'cpulaunch[report]'" in done.stderr
