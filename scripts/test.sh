@@ -33,6 +33,7 @@ tmux tmux
 ps procps
 tcsh tcsh
 fish fish
+chromium chromium
 END
 while read -r library package; do
   PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || packages="$packages $package"

@@ -51,11 +51,16 @@ class TimeAxis:
 
 
 def over_time(
-    lines: Sequence[tuple[str, Numbers, Floats]], title: str, axis: TimeAxis, *, seldom: bool = False
+    lines: Sequence[tuple[str, Numbers, Floats]],
+    title: str,
+    axis: TimeAxis,
+    *,
+    seldom: bool = False,
+    zero: bool = True,
 ) -> Spec | None:
     """Curves of one quantity, each of a name; with the marks of the job where there is one.
 
-    ``seldom``: it was looked at now and then, and gaps mean nothing.
+    ``seldom``: it was looked at now and then, and gaps mean nothing.  ``zero``: the axis begins there.
     """
     values: Values = []
     longest = 0.0
@@ -80,7 +85,7 @@ def over_time(
         "mark": {"type": "line", "point": {"size": 12} if len(values) < 40 else False},
         "encoding": {
             "x": x,
-            "y": {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": True}},
+            "y": {"field": "y", "type": "quantitative", "title": title, "scale": {"zero": zero}},
             "color": colour,
             "tooltip": tooltip,
         },

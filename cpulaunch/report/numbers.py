@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
-from cpulaunch.report.buckets import Floats
+from cpulaunch.report.buckets import BUCKETS, MOST, Buckets, Floats
 from cpulaunch.report.read import Job
 from cpulaunch.supervise.record import State
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
 HIDDEN = "communication hidden behind computing"
+
+STEPS_EACH = 2
+"""Steps that a time which is looked at should have: else curves would have holes."""
 
 SLOWER = 0.02
 """A rank is named as the slowest where its steps take longer than the median rank's by this part."""
@@ -25,14 +29,24 @@ class Numbers:
     def __init__(self, job: Job) -> None:
         self.job = job
         buckets = job.buckets
-        used = (buckets.of["steps"].sum(axis=0) > 0) | (buckets.of["rss"].max(axis=0) > 0)
+        self._together = _buckets_of(STEPS_EACH, buckets)
+        self.width = buckets.width * self._together
+        self._of = {name: self._joined(name) for name in buckets.of}
+        used = (self._of["steps"].sum(axis=0) > 0) | (self._of["rss"].max(axis=0) > 0)
         self._count = int(np.flatnonzero(used)[-1]) + 1 if used.any() else 0
-        self.width = buckets.width
         self.times: Floats = (np.arange(self._count, dtype=np.float64) + 0.5) * self.width
 
     def sums(self, name: str) -> Floats:
         """Of each rank and bucket."""
-        return self.job.buckets.of[name][:, : self._count]
+        return self._of[name][:, : self._count]
+
+    def _joined(self, name: str) -> Floats:
+        """Buckets that are looked at together: there are enough steps in each then."""
+        each = self.job.buckets.of[name]
+        padded = np.pad(each, ((0, 0), (0, -each.shape[1] % self._together)))
+        parts = padded.reshape(each.shape[0], -1, self._together)
+        joined: Floats = parts.max(axis=2) if name in MOST else parts.sum(axis=2)
+        return joined
 
     @property
     def longest(self) -> float:
@@ -87,7 +101,7 @@ class Numbers:
     @property
     def rss(self) -> Floats:
         """Bytes of each rank over time."""
-        rss = self.job.buckets.of["rss"][:, : self._count]
+        rss = self.sums("rss")
         return np.where(rss > 0, rss, np.nan)
 
     @property
@@ -203,6 +217,14 @@ def _ratio(above: Floats, below: Floats) -> Floats:
     found = np.full(np.broadcast(above, below).shape, np.nan)
     np.divide(above, below, out=found, where=np.nan_to_num(below) > 0)
     return found
+
+
+def _buckets_of(steps: int, buckets: Buckets) -> int:
+    """How many buckets have so many steps."""
+    made, seconds = float(buckets.of["steps"].sum()), float(buckets.of["seconds"].sum())
+    if not made:
+        return 1
+    return min(BUCKETS, max(1, math.ceil(float(steps * seconds / made) / buckets.width)))
 
 
 def _median(values: Floats) -> float | None:

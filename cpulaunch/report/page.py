@@ -107,7 +107,7 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
     steps = [(name, each, 1000 * each.step_seconds) for name, each in zip(names, several, strict=True)]
     page.figure("steps", "Time of a step", figures.over_time(steps, "ms", axis))
     losses = [(name, n, loss) for name, n in zip(names, several, strict=True) if (loss := n.loss) is not None]
-    page.figure("loss", "Loss", figures.over_time(losses, "loss", axis))
+    page.figure("loss", "Loss", figures.over_time(losses, "loss", axis, zero=False))
     for name, numbers in zip(names, several, strict=True):
         page.add(f"<h1>{escape(name)}</h1>")
         _marks(page, numbers.job)
@@ -155,7 +155,7 @@ def _figures(page: Page, numbers: Numbers) -> None:
         lines = [("MFU", numbers, 100 * mfu)]
         page.figure("mfu", "Model FLOPs utilization", figures.over_time(lines, "%", axis), says)
     if (loss := numbers.loss) is not None:
-        page.figure("loss", "Loss", figures.over_time([("loss", numbers, loss)], "loss", axis))
+        page.figure("loss", "Loss", figures.over_time([("loss", numbers, loss)], "loss", axis, zero=False))
     page.figure("memory", "Memory", figures.memory(numbers, axis), "Resident memory of the ranks' programs.")
 
 

@@ -11,7 +11,8 @@ from support.telemetry import write_job
 
 from cpulaunch.report.buckets import BUCKETS, Buckets
 from cpulaunch.report.numbers import Numbers
-from cpulaunch.report.read import read_job, read_telemetry
+from cpulaunch.report.read import Job, read_job, read_telemetry
+from cpulaunch.supervise.record import State
 
 
 def test_nothing_is_lost_when_buckets_are_made_wider() -> None:
@@ -86,3 +87,14 @@ def test_the_numbers_are_those_of_the_rows(tmp_path: Path) -> None:
     assert numbers.slowest is not None
     assert numbers.slowest[0] == 2
     assert sum(part.mean() for part in numbers.shares().values()) == pytest.approx(1)
+
+
+def test_a_job_of_slow_steps_has_curves_without_holes() -> None:
+    """Its buckets are shorter than a step."""
+    buckets = Buckets()
+    ends = np.cumsum([1.0 + 0.3 * (number % 3) for number in range(40)])
+    buckets.add([{"rank": 0, "step": n, "time": float(end), "seconds": 1.3} for n, end in enumerate(ends)])
+    job = Job("job", State.ENDED, None, "", (), (), "", (), {}, buckets, "")
+    throughput = Numbers(job).throughput
+    assert 15 < len(throughput) < 40
+    assert np.isfinite(throughput).all()

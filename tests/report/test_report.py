@@ -84,7 +84,9 @@ def test_a_long_job_makes_a_small_file_with_little_memory(tmp_path: Path) -> Non
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     page = render([read_job(place)], "x" * 1_000_000, "test")
     assert 1_050_000 < len(page.encode()) < 2_500_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB; the rows take several times that
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    )  # KiB; the rows take several times that
 
 
 def test_a_report_has_no_secret(tmp_path: Path) -> None:
