@@ -30,7 +30,7 @@ def make_sinks(
         if word == "tensorboard":
             from cpulaunch.supervise.tensorboard import Scalars, TensorBoardSink
 
-            sinks.append(TensorBoardSink(directory.path, Scalars(plan.world_size), began, warn))
+            sinks.append(TensorBoardSink(directory, Scalars(plan.world_size), began, warn))
         elif place := Destinations.port_of(word):
             from cpulaunch.supervise.prometheus import Metrics, PrometheusSink
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from cpulaunch.errors import UsageError
+from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.telemetry import Row
 
 DIRECTORY = "tensorboard"
@@ -81,14 +81,16 @@ class TensorBoardSink:
     UsageError where the package that writes them isn't installed.  ``warn`` gets a line where they can't be.
     """
 
-    def __init__(self, directory: Path, scalars: Scalars, began: float, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: JobDirectory, scalars: Scalars, began: float, warn: Callable[[str], None]
+    ) -> None:
         """``began``: when the job did, in seconds since 1970."""
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
             hint = "pip install 'cpulaunch[tensorboard]', or pip install tensorboardX"
             raise UsageError("--telemetry tensorboard takes the package tensorboardX", hint=hint) from None
-        self._make: Callable[[], Any] = lambda: SummaryWriter(str(directory / DIRECTORY))
+        self._make: Callable[[], Any] = lambda: SummaryWriter(f"{directory.place}/{DIRECTORY}")
         self._scalars, self._began, self._warn = scalars, began, warn
         self._changed = threading.Condition()
         self._waiting: list[Row] = []

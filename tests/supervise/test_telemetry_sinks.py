@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -161,6 +162,16 @@ def test_a_port_that_is_in_use_is_an_error_before_the_start(cpulaunch: Run, tmp_
         done = cpulaunch("run", "-n", "1", "--telemetry", f"prometheus:{port}", "x.py")
     assert done.returncode == 3
     assert f"--telemetry: port {port} of 127.0.0.1 is in use" in done.stderr
+
+
+def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/tensorboardX.py").write_text("raise ImportError('hidden')")
+    path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
+    done = cpulaunch("run", "-n", "1", "--telemetry", "tensorboard", "x.py", env={"PYTHONPATH": path})
+    assert done.returncode == 2
+    assert "--telemetry tensorboard takes the package tensorboardX" in done.stderr
 
 
 @pytest.mark.parametrize(
