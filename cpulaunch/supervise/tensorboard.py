@@ -59,20 +59,20 @@ class Scalars:
         rows = self._open.pop(step)
         seconds = _mean(rows, "seconds") or 0.0
         yield "time/step", seconds, step
-        yield "time/longest of a rank", max(row["seconds"] for row in rows), step
+        yield "time/longest_of_a_rank", max(row["seconds"] for row in rows), step
         for name in ("communication", "waiting", "input"):
             if (mean := _mean(rows, name)) is not None:
                 yield f"time/{name}", mean, step
         for name in ("tokens", "samples"):
             if seconds and (each := _mean(rows, name)):
-                yield f"throughput/{name} per second", each * self._ranks / seconds, step
+                yield f"throughput/{name}_per_second", each * self._ranks / seconds, step
         if (loss := _mean(rows, "loss")) is not None:
             yield "loss", loss, step
         peak, flops = self._head.get("peak_flops"), self._head.get("flops_per_step")
         if peak and flops and seconds:
             yield "MFU", flops / seconds / peak, step
         if self._memory:
-            yield "memory/largest rank in GiB", max(self._memory.values()) / 2**30, step
+            yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
 
 
 class TensorBoardSink:

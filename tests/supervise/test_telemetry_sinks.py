@@ -99,14 +99,14 @@ def test_a_steps_rows_become_scalars_of_the_job() -> None:
     at_once = list(scalars.take(ROWS))
     assert at_once == [
         ("time/step", 0.6, 1),
-        ("time/longest of a rank", 0.7, 1),
+        ("time/longest_of_a_rank", 0.7, 1),
         ("time/waiting", 0.125, 1),
-        ("throughput/samples per second", 8 / 0.6, 1),
+        ("throughput/samples_per_second", 8 / 0.6, 1),
         ("loss", 3.0, 1),
     ]
     rest = {name: value for name, value, _ in scalars.rest()}
     assert rest["MFU"] == 3e11 / 0.5 / 1e12
-    assert rest["memory/largest rank in GiB"] == 1
+    assert rest["memory/largest_rank_in_GiB"] == 1
     assert list(scalars.rest()) == []
 
 
