@@ -34,6 +34,10 @@ ps procps
 tcsh tcsh
 fish fish
 chromium chromium
+slurmctld slurmctld
+slurmd slurmd
+srun slurm-client
+munged munge
 END
 while read -r library package; do
   PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep "$library" >/dev/null || packages="$packages $package"

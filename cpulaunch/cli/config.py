@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from cpulaunch import variables
@@ -159,6 +160,8 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
         tell(f"then:    cpulaunch run {option}train.py")
     else:
         tell(f"Next:    cpulaunch run {option}train.py")
+        if draft.values.get("launcher") != "local" and which("sbatch") and "SLURM_JOB_ID" not in os.environ:
+            tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}train.py")
 
 
 # ---- show, validate, import

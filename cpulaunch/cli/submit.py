@@ -73,7 +73,8 @@ def read(arguments: list[str]) -> Typed:
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script in this file")
     for name, letter in VALUES.items():
         letters = [letter] if letter else []
-        parser.add_argument(name, *letters, dest="_", metavar="V", help=argparse.SUPPRESS)
+        dest = "job_name" if name == "--job-name" else "_"
+        parser.add_argument(name, *letters, dest=dest, metavar="V", help=argparse.SUPPRESS)
     for name in SWITCHES:
         parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
     words, rest = parser.split(arguments, ends=MODULE)
@@ -81,8 +82,11 @@ def read(arguments: list[str]) -> Typed:
     config = load_config(options)
     program_of(rest, options.no_python, options.wdir)
     options.grace_given = config.is_set("watch.grace_period")
+    sbatch = []
+    if options.job_name is None:
+        sbatch.append(f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
     long_names = {letter: name for name, letter in VALUES.items() if letter}
-    sbatch, run = [], []
+    run = []
     while words:
         name, equals, value = words.pop(0).partition("=")
         if name in long_names:

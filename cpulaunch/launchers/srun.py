@@ -146,7 +146,7 @@ class Srun(Launcher):
         match = _CANCELLED.search(text)
         if not match or _ENDED_BY_US in text:
             return ""
-        return f"Slurm cancelled the {match['what'].lower()}{(match['why'] or '').lower()}"
+        return f"Slurm cancelled the {match['what'].lower()}{(match['why'] or '').lower()}".rstrip()
 
     def lost_hosts(self, text: str) -> tuple[str, ...]:
         found = (parse_hosts(nodes, self.title) for nodes in _NODE_FAILURE.findall(text))

@@ -305,3 +305,13 @@ def test_what_the_script_decides_is_not_claimed(cpulaunch: Run, tmp_path: Path) 
     done = cpulaunch("config", "--defaults", "--set", "training.as_written=true")
     assert "the script as written decides the backend and the precision" in done.stdout + done.stderr
     assert "precision bf16" not in done.stdout + done.stderr
+
+
+def test_where_jobs_can_be_submitted_the_last_line_says_how(cpulaunch: Run, tmp_path: Path) -> None:
+    (sbatch := tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    sbatch.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    submits = "cpulaunch submit --nodes 4 train.py"
+    assert submits in cpulaunch("config", "--defaults", "--force", env=path).stderr
+    inside = path | {"SLURM_JOB_ID": "12"}
+    assert submits not in cpulaunch("config", "--defaults", "--force", env=inside).stderr

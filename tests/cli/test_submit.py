@@ -25,6 +25,7 @@ exec {RUN} -ppn 2 --threads=1 -x HF_TOKEN train.py --time 3 --requeue
 
 REQUEUED = f"""\
 #!/bin/bash
+#SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --cpus-per-task=8
 #SBATCH --requeue

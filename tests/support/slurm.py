@@ -37,6 +37,7 @@ ClusterName=test
 SlurmctldHost={controller}
 SlurmUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 MpiDefault=none
