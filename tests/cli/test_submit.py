@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
 from cpulaunch.manifests.sbatch import batch_script
@@ -106,3 +107,13 @@ def test_what_the_user_says_of_signal_and_mode_stays() -> None:
         "#SBATCH --signal=B:USR1@60",
         "#SBATCH --open-mode=truncate",
     ]
+
+
+def test_the_page_shows_what_is_printed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    command, _, shown = page.partition("$ cpulaunch submit --nodes 4 --time 12:00:00 --requeue ")[
+        2
+    ].partition("\n")
+    assert main(["submit", "--nodes", "4", "--time", "12:00:00", "--requeue", *command.split()]) == 0
+    printed = capsys.readouterr().out.replace(shlex.quote(sys.executable), "/venv/bin/python")
+    assert shown.startswith(printed + "```")

@@ -1,0 +1,62 @@
+"""The commands of docs/slurm.md that start a job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, clean_environment, needs_two_cores
+from support.namespaces import until
+from support.slurm import Queue
+
+from slurm.conftest import CPULAUNCH, HOSTS
+
+pytestmark = [pytest.mark.slow, needs_two_cores]
+
+PAGE = (REPOSITORY / "docs" / "slurm.md").read_text()
+EIGHT = sorted(f"{rank} of 8 on {host}" for rank, host in enumerate(host for host in HOSTS for _ in "12"))
+
+
+@pytest.fixture
+def environ(queue: Queue, tmp_path: Path) -> dict[str, str]:
+    """One in which cpulaunch is a program, and shows all ranks' lines; train.py prints its rank and host."""
+    (tmp_path / "train.py").write_text(
+        "import os, socket\n"
+        "print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'on', socket.gethostname())\n"
+    )
+    (tmp_path / "bin").mkdir()
+    (program := tmp_path / "bin" / "cpulaunch").write_text(f'#!/bin/sh\nexec {shlex.join(CPULAUNCH)} "$@"\n')
+    program.chmod(0o755)
+    clean = clean_environment(LC_ALL="C.UTF-8", CPULAUNCH_OUTPUT_TEE="all", **queue.environment)
+    return clean | {"PATH": f"{program.parent}:{clean['PATH']}"}
+
+
+def shown(text: str) -> list[str]:
+    """What the ranks have printed, without their prefixes."""
+    return sorted(line.partition("] ")[2] for line in text.splitlines() if line.startswith("["))
+
+
+def test_salloc(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
+    salloc, run = re.findall(r"^\$ (salloc .*|cpulaunch run .*)$", PAGE, re.M)[:2]
+    argv = [*shlex.split(salloc), *shlex.split(run)]
+    done = queue.run("login", argv, directory=tmp_path, env=environ)
+    assert shown(done.stdout) == EIGHT, done.stderr
+
+
+def test_sbatch(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)[0])
+    done = queue.run("login", ["sbatch", "--wait", "job.sh"], directory=tmp_path, env=environ)
+    (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
+    assert done.returncode == 0, output
+    assert shown(output) == EIGHT, output
+
+
+def test_submit(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
+    (submit,) = re.findall(r"^\$ (cpulaunch submit .* -ppn 2 .*)$", PAGE, re.M)
+    done = queue.run("login", shlex.split(submit), directory=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr
+    until(lambda: not queue.jobs(), "the job to end", 60.0)
+    (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
+    assert shown(output) == EIGHT, output
