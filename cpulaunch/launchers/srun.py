@@ -54,8 +54,7 @@ contradict each other.
 _REMEDIES = (
     ("Communication connection failure", "no slurmd answers there: `scontrol show node {host}`"),
     ("Requested node configuration is not available", "is it one of the allocation's?  `scontrol show job`"),
-    ("Invalid job id", "the allocation has ended: salloc or sbatch gives another"),
-    ("Job/step already completing or completed", "the allocation has ended: salloc or sbatch gives another"),
+    *((words, "salloc or sbatch gives another allocation") for words in ("has expired", "Invalid job id")),
 )
 
 # Of a step of one task: how it ended, which is no error of srun's.
@@ -66,8 +65,7 @@ _ERROR = re.compile(r"^srun: (?:error|fatal): (?P<why>[^\r\n]+)", re.MULTILINE)
 _FAILURES = (
     r"slurmstepd-(?P<host>\S+): error: execve\(\): (?P<why>[^\r\n]+)",
     r"srun: error: Task launch for \S+ failed on node (?P<host>[^:\s]+): (?P<why>[^\r\n]+)",
-    r"srun: error: (?P<why>Unable to (?:create step|confirm allocation) for job [^\r\n]+)(?P<host>)",
-    r"srun: (?:error|fatal): (?P<why>(?:Invalid|Can't|Unable to|SLURM_)[^\r\n]+)(?P<host>)",
+    r"srun: (?:error|fatal): (?P<why>(?:Slurm job \d+ has|Unable to|Invalid|Can't|SLURM_)[^\r\n]+)(?P<host>)",
 )
 
 _CANCELLED = re.compile(r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT [\w:-]+(?P<why> DUE TO [\w ]+)?")

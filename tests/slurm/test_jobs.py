@@ -158,4 +158,4 @@ class TestNoStepCanBeStarted:
         environ = clean_environment(LC_ALL="C.UTF-8", **gone)
         done = queue.run("login", argv, directory=tmp_path, env=environ)
         assert done.returncode == 3, done.stderr
-        assert re.search(r"Unable to confirm allocation for job \d+: Invalid job id specified", done.stderr)
+        assert re.search(r"Slurm job \d+ has expired", done.stderr)
