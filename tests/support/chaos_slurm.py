@@ -24,9 +24,8 @@ def _queue(job: Job) -> Queue:
 
 @contextlib.contextmanager
 def _kill_srun(job: Job, rank: int) -> Iterator[None]:
-    # It has a child that passes on signals.
-    lines = [line for line in job.cluster.processes("login") if re.search(r" srun .*run_agent", line)]
-    job.cluster._inside("login", "kill", "-KILL", *(line.split()[1] for line in lines))
+    lines = [line for line in job.cluster.processes("login") if re.match(r"login: \d+ srun --overlap", line)]
+    job.cluster._inside("login", "kill", "-KILL", lines[0].split()[1])  # its child ends with it
     yield
 
 
@@ -73,7 +72,14 @@ REPLACED = {
 EVENTS = {
     **{name: replace(event, **REPLACED.get(name, {})) for name, event in chaos.EVENTS.items()},
     "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from us",), _kill_srun),
-    "scancel of the step": Event("sleep", "", 137, ("Slurm cancelled the step",), _scancel("{job}.0")),
+    "scancel of the step": Event(
+        "sleep",
+        "",
+        137,
+        ("Slurm cancelled the step",),
+        _scancel("{job}.0"),
+        options=("--skip-preflight",),  # which takes numbers, too
+    ),
     "scancel of the allocation": Event(
         "sleep", "", 143, ("SIGTERM (ended by another program or the batch system)",), _scancel("{job}")
     ),
