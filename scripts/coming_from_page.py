@@ -41,6 +41,7 @@ the other ranks with `init_process_group()`.
   `--use-env`, has to read `LOCAL_RANK` instead.
 - If a script takes its rank from an MPI's variables, such as `os.environ["PMI_RANK"]`, start it with
   `--launcher mpirun`: cpulaunch itself sets only torchrun's variables.
+- In a Slurm allocation, or a batch script, [slurm.md](slurm.md) says what goes.
 - `cpulaunch run` within a rank, or under mpirun or srun, is an error: each of the processes would start
   a job.
 - torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their

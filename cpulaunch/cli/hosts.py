@@ -19,9 +19,10 @@ from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
-Every host is asked over ssh at the same time: does ssh work without a password, are the interpreter,
-cpulaunch, torch and this directory there, and the same everywhere, do the clocks agree, which interface
-leads to the first host, can all hosts connect to it.  Nothing is changed on them.
+Every host is asked over ssh at the same time, or in a Slurm allocation without ssh by srun: does ssh work
+without a password, are the interpreter, cpulaunch, torch and this directory there, and the same everywhere,
+do the clocks agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed
+on them.
 
 examples:
   cpulaunch hosts check -f hostfiles/four-nodes train.py
