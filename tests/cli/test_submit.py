@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_what_the_user_says_of_signal_and_mode_stays() -> None:
         "#SBATCH --signal=B:USR1@60",
         "#SBATCH --open-mode=truncate",
     ]
+
+
+def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    commands = re.findall(r"^\$ cpulaunch (submit .*)$", page, re.M)
+    assert len(commands) > 2
+    for command in commands:
+        assert main(["submit", "--dry-run", *shlex.split(command)[1:]]) == 0
+        assert capsys.readouterr().out.startswith(
+            "#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=4\n"
+        )
 
 
 def test_the_page_shows_what_is_printed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
