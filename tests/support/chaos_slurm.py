@@ -40,12 +40,8 @@ def _scancel(what: str) -> Happening:
 
 @contextlib.contextmanager
 def _node_down(job: Job, rank: int) -> Iterator[None]:
-    queue, node = _queue(job), f"nodename=node{rank}"
-    queue.slurm("scontrol", "update", node, "state=down", "reason=test")
-    try:
+    with _queue(job).down(f"node{rank}"):
         yield
-    finally:
-        queue.slurm("scontrol", "update", node, "state=resume")
 
 
 @contextlib.contextmanager

@@ -155,6 +155,18 @@ class Queue(Cluster):
             self.run(name, ["slurmd", "-N", name], env={"PATH": SEARCH, **self.environment})
             until(lambda: not self._silent(), "the node to be there again", UP_WITHIN)
 
+    @contextlib.contextmanager
+    def down(self, name: str) -> Iterator[None]:
+        """An administrator has set the node down."""
+        self.slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
+        try:
+            yield
+        finally:
+            self.slurm(
+                "scontrol", "update", f"nodename={name}", "state=resume"
+            )  # it may have come back itself
+            until(lambda: not self._silent(), "the node to be there again", UP_WITHIN)
+
     def _silent(self) -> bool:
         """Whether Slurm misses a node, or takes it for down."""
         states = self.slurm("sinfo", "-h", "-N", "-o", "%T").stdout.split()
