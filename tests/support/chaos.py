@@ -129,7 +129,9 @@ class Job:
         return Result(self.launcher.returncode, seconds, stderr, outcome, left)
 
     def _left(self) -> list[str]:
-        return [line for line in self.cluster.processes() if "sshd: root@notty" not in line]
+        # Neither knows yet that the other end is gone, where a host was cut off.
+        daemons = ("sshd: root@notty", "slurmstepd: ")
+        return [line for line in self.cluster.processes() if not any(name in line for name in daemons)]
 
 
 @dataclass(frozen=True)
