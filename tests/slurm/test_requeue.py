@@ -14,7 +14,7 @@ from slurm.conftest import CPULAUNCH
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT = 120.0
+TIMEOUT = 240.0
 STEPS = 150
 
 
