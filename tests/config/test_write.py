@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.config.kinds import Choice, Interval, Number, Numbers, Ranks, Switch, Text, Variables, Words
+from cpulaunch.config.kinds import (
+    Choice,
+    Interval,
+    Number,
+    Numbers,
+    Ranks,
+    Steps,
+    Switch,
+    Text,
+    Variables,
+    Words,
+)
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
@@ -34,6 +45,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
     if isinstance(kind, Interval):
         return st.sampled_from(["auto", "90s", "10m", "2h"]) | st.integers(1, 10**8)
+    if isinstance(kind, Steps):
+        return st.sampled_from(["none", "2", "10-14", "100000-100999"])
     if isinstance(kind, Ranks):
         return st.sampled_from(["all", "none", "0", "0,4-7", "0-6:2, 9"])
     if isinstance(kind, Numbers):
