@@ -12,4 +12,5 @@ def vega_bundle() -> str:
     except ImportError:
         hint = "pip install 'cpulaunch[report]', or pip install vl-convert-python"
         raise UsageError("a report takes the package vl-convert-python", hint=hint) from None
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle

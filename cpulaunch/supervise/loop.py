@@ -13,8 +13,9 @@ from typing import Any
 
 from cpulaunch import launchers, messages
 from cpulaunch.errors import HostError
+from cpulaunch.launchers.base import Launcher
 from cpulaunch.supervise import events
-from cpulaunch.supervise.attempt import ENDING, RunningAttempt
+from cpulaunch.supervise.attempt import ENDING, Attempt, RunningAttempt
 from cpulaunch.supervise.control import Control
 from cpulaunch.supervise.job import JobState
 from cpulaunch.supervise.observer_messages import Status
@@ -87,18 +88,7 @@ class AttemptLoop:
         plan = self.attempt.plan
         self.launcher = launchers.load(plan.launcher)
         self._noise = tuple(prefix.encode() for prefix in self.launcher.noise)
-        watching = Watching(
-            hosts=[host.host for host in plan.hosts for _ in host.ranks],
-            launcher=self.launcher,
-            processes=len(self.attempt.commands),
-            command="the agent" if self.launcher.agents_are_children else plan.mpiexec or self.launcher.title,
-            heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
-            grace_period=plan.setting("watch.grace_period"),
-            here_alone=plan.here_alone,
-            stalls=stall_settings(plan),
-            restarts=self.attempt.restart_count,
-        )
-        self.job = JobState(watching, time.monotonic(), began)
+        self.job = JobState(_watching(self.attempt, self.launcher), time.monotonic(), began)
         token, ranks = self.attempt.token, self.job.ranks
         self.profiling = Profiling(ranks, self._send, console.directory)
         self.observers = Observers(token, ranks, self._status, self._want_dump, self.profiling)
@@ -419,3 +409,18 @@ class AttemptLoop:
 
     async def _end_processes(self, patience: float) -> None:
         await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)
+
+
+def _watching(attempt: Attempt, launcher: Launcher) -> Watching:
+    plan = attempt.plan
+    return Watching(
+        hosts=[host.host for host in plan.hosts for _ in host.ranks],
+        launcher=launcher,
+        processes=len(attempt.commands),
+        command="the agent" if launcher.agents_are_children else plan.mpiexec or launcher.title,
+        heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
+        grace_period=plan.setting("watch.grace_period"),
+        here_alone=plan.here_alone,
+        stalls=stall_settings(plan),
+        restarts=attempt.restart_count,
+    )
