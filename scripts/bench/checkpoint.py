@@ -3,25 +3,30 @@
     python scripts/bench/checkpoint.py [--rounds 5] [--mb 500] [--steps 100] [--directory DIR]
 
 One rank trains a model whose checkpoint (weights, moments of AdamW) has so many MB (10⁶ bytes).  A round is
-a block of steps without a save, and one of as many in which a save begins at the first.  Printed, over the
-rounds: seconds of a step without, the time of the block with a save ÷ that without, and the seconds for
-which the training stood still to copy.  The block should last longer than the writing: else part of the cost
-is not in it, which is said.
+a block of steps without a save, and two of as many in which a save begins at the first: one is written by a
+thread of low priority, as cpulaunch does, and one by a thread like any other.  Printed, over the rounds: the
+seconds of a step without; for both, the time of the block ÷ that without, and the CPU time of the process in
+it − that without; and the seconds for which the training stood still to copy.  The block should last longer
+than the writing: else part of the cost is not in it, which is said, as are the cores and what else they do.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 import cpulaunch
+from cpulaunch.runtime.checkpoint import saving
 
 BATCH = 256
 
@@ -41,6 +46,38 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, directory: str) -> None:
+    block = prepared(options, directory)
+    block(saving.NICE)  # memory for the copies is there from here on
+    calm: list[Block] = []
+    found: dict[int, list[Block]] = {saving.NICE: [], 0: []}
+    for _ in range(options.rounds):
+        calm.append(block(None))
+        for niceness, blocks in found.items():
+            blocks.append(block(niceness))
+    threads, load = torch.get_num_threads(), os.getloadavg()[0]
+    print(f"{options.mb:g} MB, {options.rounds} rounds of {options.steps} steps, {threads} threads")
+    print(f"{len(os.sched_getaffinity(0))} CPUs; {load:.1f} threads on this host want to run, ours included")
+    print(f"step without a save, s      {spread([each.seconds / options.steps for each in calm])}")
+    for niceness, blocks in found.items():
+        pairs = list(zip(blocks, calm, strict=True))
+        done = sum(each.done for each in blocks)
+        print(f"writing at niceness {niceness}; done within the block: {done} of {options.rounds}")
+        print(f"  with a save ÷ without     {spread([each.seconds / base.seconds for each, base in pairs])}")
+        print(f"  more CPU time, s          {spread([each.cpu - base.cpu for each, base in pairs])}")
+        print(f"  stood still to copy, s    {spread([each.stood for each in blocks])}")
+
+
+class Block(NamedTuple):
+    """Seconds of a block, CPU seconds, those in which it stood still; whether the save was done within it."""
+
+    seconds: float
+    cpu: float
+    stood: float
+    done: bool
+
+
+def prepared(options: argparse.Namespace, directory: str) -> Callable[[int | None], Block]:
+    """A function that trains for a block, with a save at this niceness or without one."""
     layers = 8
     width = int((options.mb * 1e6 / (3 * 4 * layers)) ** 0.5)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -50,41 +87,26 @@ def measure(options: argparse.Namespace, directory: str) -> None:
     checkpoint.resume()
     data = torch.randn(BATCH, width)
 
-    def steps(save: bool) -> tuple[float, float, bool]:
-        """Seconds of the block, those in which it stood still, and whether the save was done within it."""
-        began = time.perf_counter()
-        stood = 0.0
+    def block(niceness: int | None) -> Block:
+        began, cpu, stood = time.perf_counter(), time.process_time(), 0.0
         for number in range(options.steps):
             with cpulaunch.autocast():
                 loss = model(data).float().square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if save and number == 0:
+            if niceness is not None and number == 0:
+                saving.NICE = niceness
                 before = time.perf_counter()
                 checkpoint.save()
                 stood = time.perf_counter() - before
             checkpoint.save_if_due()
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         waited = time.perf_counter()
         checkpoint.wait()
-        return seconds, stood, time.perf_counter() - waited < 0.01
+        return Block(seconds, cpu, stood, time.perf_counter() - waited < 0.01)
 
-    steps(save=True)  # memory for the copies is there from here on
-    without, ratios, stood, within = [], [], [], 0
-    for _ in range(options.rounds):
-        calm, _, _ = steps(save=False)
-        busy, still, done = steps(save=True)
-        without.append(calm / options.steps)
-        ratios.append(busy / calm)
-        stood.append(still)
-        within += done
-    threads = torch.get_num_threads()
-    print(f"{options.mb:g} MB, {options.rounds} rounds of {options.steps} steps, {threads} threads")
-    print(f"step without a save, s      {spread(without)}")
-    print(f"with a save ÷ without       {spread(ratios)}")
-    print(f"stood still to copy, s      {spread(stood)}")
-    print(f"saves done within the block {within} of {options.rounds}")
+    return block
 
 
 def spread(values: list[float]) -> str:

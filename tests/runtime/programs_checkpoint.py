@@ -162,6 +162,7 @@ def killed(directory: str, point: str) -> dict[str, Any]:
             kill()
 
     def own_fsync(fd: int) -> None:
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 19  # of the thread that writes
         if where == "writing" and f"{die}.partial" in os.readlink(f"/proc/self/fd/{fd}"):
             kill()
         fsync(fd)

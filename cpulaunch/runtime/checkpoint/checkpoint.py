@@ -161,6 +161,9 @@ class Checkpoint:
 
     def save(self) -> None:
         """Save now, while training goes on; waits for the save before, if that is under way."""
+        self._save()
+
+    def _save(self, *, urgent: bool = False) -> None:
         self._saver.wait()
         if self._bucket_orders is None and self._optimizer_steps and self._ranks > 2:
             self._bucket_orders = [buckets.order(model) for model in self._models]
@@ -171,7 +174,7 @@ class Checkpoint:
         shared = {"buckets": self._bucket_orders}
         own = self._rank, tuple(here)
         tensors = state.collect(self._models, self._optimizers, self._schedulers, own, shared)
-        self._saver.start(tensors, facts)
+        self._saver.start(tensors, facts, urgent=urgent)
         self._saved_step, self._saved_at = self._step, time.monotonic()
 
     def wait(self) -> None:
@@ -233,7 +236,7 @@ class Checkpoint:
         log_once(f"{name} on rank {rank}: saving step {self._step}, then ending")
         self._agreement.finish()
         if not self._saver.wait() or self._step != self._saved_step:
-            self.save()
+            self._save(urgent=True)
         saved = self._saver.wait()
         self._signals.in_time()
         if saved:

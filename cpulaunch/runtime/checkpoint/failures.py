@@ -28,7 +28,11 @@ def together(do: Callable[[], T], group: Any) -> T:
         result = do()
     except UsageError as error:
         failure = (True, str(error), error.hint)
-    except (Exception, CheckpointException) as error:  # the second is none of the first
+    except CheckpointException as error:  # which is no Exception, and the same on all ranks
+        if not all(isinstance(each, Exception) for each, _ in error.failures.values()):
+            raise  # Ctrl-C, or an exit
+        failure = (False, why(error), None)
+    except Exception as error:
         failure = (False, why(error), None)
     failures: list[Any] = [failure] * dist.get_world_size(group)
     if len(failures) > 1:

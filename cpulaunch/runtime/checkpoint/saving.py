@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +22,10 @@ from cpulaunch.runtime.checkpoint.failures import why
 from cpulaunch.runtime.checkpoint.state import Tensors
 from cpulaunch.runtime.log import log_once
 
+NICE = 19
+"""The niceness of the thread that writes: it takes what cores of the rank have left, as at 0 each of its
+seconds would be one for which the other threads of a step wait."""
+
 
 class Saver:
     """Saves one checkpoint at a time into ``root``; ``group`` is a gloo group for nothing else.
@@ -34,8 +40,11 @@ class Saver:
         self._facts: Facts | None = None
         self._failed = False
 
-    def start(self, tensors: Tensors, facts: Facts) -> None:
-        """Copy the tensors and begin to write them.  No other save may be under way.  Every rank calls it."""
+    def start(self, tensors: Tensors, facts: Facts, *, urgent: bool = False) -> None:
+        """Copy the tensors and begin to write them.  No other save may be under way.  Every rank calls it.
+
+        ``urgent``: training won't go on meanwhile.
+        """
         self._facts = facts
         if self._rank == 0:  # before the first collective of the save, after which the others write
             directory.remove_rest(self._root)
@@ -43,6 +52,7 @@ class Saver:
             directory.partial(self._root, facts.step),
             self._copies,
             lambda: directory.publish(self._root, facts, self._keep),
+            None if urgent else NICE,
         )
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's, where copies differ
         with warnings.catch_warnings():
@@ -82,9 +92,17 @@ class Saver:
 class _Writer(FileSystemWriter):
     """Writes files, and calls ``publish`` on rank 0 once all ranks have theirs on disk."""
 
-    def __init__(self, path: Path, copies: Tensors, publish: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, copies: Tensors, publish: Callable[[], None], niceness: int | None
+    ) -> None:
         super().__init__(path, overwrite=True)
-        self._copies, self._publish = copies, publish
+        self._copies, self._publish, self._niceness = copies, publish, niceness
+
+    def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
+        if self._niceness is not None:
+            # This is what the thread calls first.  In Linux each has a niceness, and by it a priority of I/O.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        super().set_up_storage_writer(*args, **kwargs)
 
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
