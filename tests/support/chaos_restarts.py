@@ -29,7 +29,7 @@ SLOW = 0.05
 EVERY = 3
 """Steps from one checkpoint to the next."""
 LONGEST = 240.0
-"""Seconds in which a job has to get up again."""
+"""Seconds in which a job has to print a line, be it after getting up again."""
 
 SHARES = {"rank": 20, "agent": 12, "mpiexec": 12, "host": 6}
 """Of fifty blows, how many hit what."""
@@ -120,10 +120,9 @@ class Job:
 
     def wait(self, attempt: int, steps: int) -> bool:
         """Wait until an attempt has made so many steps; False if the job ends before that."""
-        end = time.monotonic() + LONGEST
         while self.seen.attempt < attempt or (self.seen.attempt == attempt and self.seen.steps < steps):
             try:
-                line = self._lines.get(timeout=max(0.0, end - time.monotonic()))
+                line = self._lines.get(timeout=LONGEST)
             except queue.Empty:
                 raise RuntimeError("the job doesn't go on:\n" + "".join(self.said[-40:])) from None
             if line is None:
