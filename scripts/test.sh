@@ -73,7 +73,8 @@ install_checkout() {
 install_deepspeed() {
   [ -e "$deepspeed/.ready" ] && return
   rm -rf "$deepspeed"
-  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" deepspeed==0.19.8
+  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" \
+    deepspeed==0.19.8
   touch "$deepspeed/.ready"
 }
 

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "torch_suite.py"
-# The suite runs ccl under the name of gloo; these four look at the name.
-BY_NAME = {"test_ddp_logging_data_cpu", "test_get_backend", "test_monitored_barrier_gloo",
-           "test_monitored_barrier_gloo_subgroup"}  # fmt: skip
+# One of each kind, of which there are many; scripts/torch_suite.py runs all.
+KINDS = (
+    "DistributedDataParallelCPU", "accumulate_gradients_no_sync", "all_gather_coalesced_simple",
+    "all_gather_object_default_pg", "all_reduce_coalesced_sum", "all_reduce_full_group_max", "all_reduce_sum_async",
+    "barrier_full_group", "batch_isend_irecv_gloo_tags", "gather", "irecv", "reduce_product", "scatter",
+    "scatter_object_list", "send_recv_any_source", "sparse_all_reduce_sum", "static_graph_api_cpu",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -20,10 +24,11 @@ BY_NAME = {"test_ddp_logging_data_cpu", "test_get_backend", "test_monitored_barr
 def test_pytorchs_suite_for_process_groups(tmp_path: Path) -> None:
     pytest.importorskip("expecttest", reason="torch's test helpers import it")
     out = tmp_path / "suite.json"
-    argv = [sys.executable, str(SCRIPT), "ccl", "--ranks", "2", "--budget", "180", "--out", str(out)]
+    only = f"^test_({'|'.join(KINDS)})$"
+    argv = [sys.executable, str(SCRIPT), "ccl", "--ranks", "2", "--only", only, "--out", str(out)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=400)
     assert out.exists(), done.stderr
     tests = json.loads(out.read_text())["tests"]
     failed = {name: test["reason"] for name, test in tests.items() if test["status"] == "failed"}
-    assert set(failed) <= BY_NAME, failed
-    assert sum(test["status"] == "passed" for test in tests.values()) > 30
+    assert not failed
+    assert sum(test["status"] == "passed" for test in tests.values()) > 10
