@@ -30,6 +30,7 @@ def test_no_other_name_is_public() -> None:
         "backend",
         "init",
         "is_main",
+        "log",
         "prepare",
         "rank",
         "unwrap",
