@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.config.kinds import (
     Choice,
+    Destinations,
     Interval,
     Number,
     Numbers,
@@ -45,6 +46,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
     if isinstance(kind, Interval):
         return st.sampled_from(["auto", "90s", "10m", "2h"]) | st.integers(1, 10**8)
+    if isinstance(kind, Destinations):
+        return st.sampled_from(["none", "file", "tensorboard,prometheus:9100"])
     if isinstance(kind, Steps):
         return st.sampled_from(["none", "2", "10-14", "100000-100999"])
     if isinstance(kind, Ranks):
