@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.tracing": {"ledger", "messages", "torch"},
     "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
     "integrations": {"runtime", "discovery.this_host", "torch", "accelerate", "transformers"},
-    "report": {"report", "supervise.record", "supervise.status", "numpy"},
+    "report": {"report", "supervise.outcome", "supervise.record", "supervise.status", "numpy"},
     "report.bundle": {"vl_convert"},
     "cli": {"*"},
     "__main__": {"cli"},

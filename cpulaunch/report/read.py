@@ -12,6 +12,7 @@ from typing import Any
 
 from cpulaunch.report.buckets import Buckets
 from cpulaunch.report.secrets import MASK, masked, masked_words
+from cpulaunch.supervise.outcome import signal_name
 from cpulaunch.supervise.record import (
     OUTCOME,
     PLAN,
@@ -91,7 +92,7 @@ def read_job(directory: Path) -> Job:
         settings=tuple(_settings(plan)),
         ranks=tuple(_ranks(plan)),
         transport=str(plan.get("transport") or ""),
-        marks=tuple(sorted(_marks(directory, outcome or {}, end), key=lambda mark: mark.seconds)),
+        marks=tuple(sorted(_marks(directory, end), key=lambda mark: mark.seconds)),
         head=head,
         buckets=buckets,
         trace="\n".join(filter(None, (_text(directory / name) for name in TRACE_TEXTS))),
@@ -162,22 +163,34 @@ def _ranks(plan: Mapping[str, Any]) -> Iterator[Rank]:
             )
 
 
-def _marks(directory: Path, outcome: Mapping[str, Any], end: Ended | None) -> Iterator[Mark]:
-    """Stalls and restarts as they were noted, and the failures that ended attempts."""
-    attempts = documents(outcome.get("attempts"))
+def _marks(directory: Path, end: Ended | None) -> Iterator[Mark]:
+    """Stalls and restarts as they were noted, and what ended each attempt."""
+    failed: Mark | None = None
     for event in read_events(directory):
-        seconds = event.get("seconds")
+        seconds, kind = event.get("seconds"), event.get("type")
         if not isinstance(seconds, (int, float)):
             continue
-        if event.get("type") == "stall":
+        if kind == "stall":
             yield Mark(float(seconds), "stall", masked(str(event.get("text") or "no progress"))[:MAX_TEXT])
-        elif event.get("type") == "restart":
-            number = int(event.get("restart") or 0)
-            before = attempts[number - 1] if 0 < number <= len(attempts) else {}
-            why = f" after {before['kind']}" if before.get("kind") else ""
-            yield Mark(float(seconds), "restart", f"restart {number}{why}")
+        elif kind == "exit" and failed is None and (how := _exit(event)):
+            failed = Mark(float(seconds), "failure", how)
+        elif kind == "restart":
+            if failed:
+                yield failed
+            failed = None
+            yield Mark(float(seconds), "restart", f"restart {event.get('restart')}")
     if end and end.why:
         yield Mark(end.seconds, "failure", masked(end.why)[:MAX_TEXT])
+
+
+def _exit(event: Mapping[str, Any]) -> str:
+    """How a rank has failed; empty where it hasn't, or the launcher has ended it."""
+    number, code = event.get("signal"), event.get("code")
+    if event.get("by_launcher"):
+        return ""
+    if isinstance(number, int):
+        return f"rank {event.get('rank')} got {signal_name(number)}"
+    return f"rank {event.get('rank')} ended with exit code {code}" if code else ""
 
 
 def _text(path: Path) -> str:

@@ -218,7 +218,8 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime.settings import training_settings
 binding = rank_setting("ccl.binding", os.environ)
 transport = rank_setting("ccl.transport", os.environ)
-watch = {key: rank_setting(f"watch.{key}", os.environ) for key in ("checkpoint_every", "grace_period", "telemetry")}
+keys = ("checkpoint_every", "grace_period", "telemetry")
+watch = {key: rank_setting(f"watch.{key}", os.environ) for key in keys}
 told = {"binding": binding, "transport": transport, **watch, "port": os.environ["MASTER_PORT"]}
 print(json.dumps({**asdict(training_settings()), **told}))
 """

@@ -56,7 +56,7 @@ def test_a_report_draws_its_figures_in_light_and_dark_without_an_error(
         for text in (
             "train.py --lr 0.1",
             "rank 1 (+1",
-            "restart 1 after signal",
+            "rank 1 got SIGKILL",
             "25-31",
             "cpulaunch.yaml:9",
         ):
@@ -129,6 +129,13 @@ def test_what_jobs_say_is_no_html(tmp_path: Path) -> None:
     assert "<b>job" not in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_what_happened_is_in_its_order(tmp_path: Path) -> None:
+    marks = read_job(write_job(tmp_path, steps=300, restart_at=100)).marks
+    assert [(mark.kind, mark.text[:20]) for mark in marks] == [
+        ("failure", "rank 1 got SIGKILL"), ("restart", "restart 1"), ("stall", "no progress for 60 s"),
+    ]  # fmt: skip
 
 
 def test_a_job_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from support.jobs import job
 from support.namespaces import until
 
 from cpulaunch.config.kinds import Destinations
+from cpulaunch.report.numbers import Numbers
+from cpulaunch.report.read import read_job
 from cpulaunch.supervise.prometheus import MAX_CLIENTS, Metrics, PrometheusSink
 from cpulaunch.supervise.tensorboard import Scalars
 
@@ -152,7 +154,8 @@ def test_a_running_job_is_scraped_and_its_events_are_read(marked: dict[str, str]
     events = list(events_of(place))
     assert sorted(step for name, step, _ in events if name == "time/step") == [1, 2, 3, 4, 5]
     assert all(value > 0 for name, _, value in events if name == "time/step")
-    assert (place.parent / "telemetry.jsonl").exists()
+    figures = {name: text for name, text, _ in Numbers(read_job(place.parent)).key_figures()}
+    assert (figures["result"], figures["steps"]) == ("ok", "5")  # as a report has them
 
 
 def test_a_port_that_is_in_use_is_an_error_before_the_start(cpulaunch: Run, tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def write_job(
     if restart_at:
         attempts.insert(0, {**attempts[0], "kind": "signal", "seconds": restart_at * step})
         outcome["restarts"] = 1
+        exits = {"type": "exit", "code": None, "by_launcher": False}
+        events.append({"seconds": restart_at * step - 0.2, "rank": 1, **exits, "signal": 9})
+        events.append(
+            {"seconds": restart_at * step - 0.1, "rank": 0, **exits, "signal": 15, "by_launcher": True}
+        )
         events.append({"seconds": restart_at * step, "type": "restart", "restart": 1, "hosts": ["node0"]})
         text = "no progress for 60 s: rank 1 on node0 has not called all_reduce #5"
         events.append({"seconds": time / 2, "rank": 1, "type": "stall", "lasted": 60.0, "text": text})
