@@ -26,13 +26,12 @@ SAVING = 120
 """Seconds before its time limit in which a job saves, where the user hasn't said."""
 
 _REQUEUING = """\
-# The shell hands Slurm's signal on, and waits: for the signal, and for the end.
-trap 'kill -TERM $!' TERM USR1 USR2
 {command} &
-wait $!
-wait $!
-code=$?
-[ $code = 75 ] && scontrol requeue "$SLURM_JOB_ID"  # saved
+trap 'kill -TERM $!' TERM USR1 USR2
+while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
+if [ $code -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 

@@ -33,13 +33,12 @@ REQUEUED = f"""\
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 #SBATCH --open-mode=append
-# The shell hands Slurm's signal on, and waits: for the signal, and for the end.
-trap 'kill -TERM $!' TERM USR1 USR2
 {RUN} --grace-period=110 -m train &
-wait $!
-wait $!
-code=$?
-[ $code = 75 ] && scontrol requeue "$SLURM_JOB_ID"  # saved
+trap 'kill -TERM $!' TERM USR1 USR2
+while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
+if [ $code -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 
@@ -129,3 +128,10 @@ def test_the_page_shows_what_is_printed(script: Path, capsys: pytest.CaptureFixt
     assert main(["submit", "--nodes", "4", "--time", "12:00:00", "--requeue", *command.split()]) == 0
     printed = capsys.readouterr().out.replace(shlex.quote(sys.executable), "/venv/bin/python")
     assert shown.startswith(printed + "```")
+
+
+def test_a_requeued_job_waits_as_the_page_on_restarts_has_it() -> None:
+    page = (REPOSITORY / "docs" / "restarts.md").read_text()
+    ours = batch_script(["--requeue"], ["cpulaunch", "run", "train.py"])
+    _, waits, after = ours.partition("while wait")
+    assert waits + after in page

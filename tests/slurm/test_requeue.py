@@ -1,4 +1,7 @@
-"""Time limits: a job saves, is requeued, and goes on to the end."""
+"""Time limits: a job saves, is requeued, and goes on to the end.
+
+`cpulaunch submit --requeue` writes the same lines (`tests/cli/test_submit.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,38 @@ from slurm.conftest import CPULAUNCH
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 240.0
-STEPS = 150
+STEPS = 100
+EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
 
 
 def test_a_job_that_is_warned_saves_is_requeued_and_goes_on(queue: Queue, tmp_path: Path) -> None:
-    """The signal is the one of --signal, but sent by hand, as Slurm knows no limit under a minute."""
+    """The script of docs/restarts.md.  Its signal is sent by hand, as Slurm knows no limit under a minute."""
     pytest.importorskip("sklearn")
-    ours = ["--launcher", "slurm", "--skip-preflight", "--threads", "1", "--checkpoint-every", "20"]
-    job = ["--nodes", "2", "--time", "10", "--requeue", *ours]
-    script = [REPOSITORY / "examples" / "checkpoint.py", "--steps", STEPS]
+    page = (REPOSITORY / "docs" / "restarts.md").read_text()
+    (script,) = re.findall(r"^```bash\n(#!/bin/bash\n#SBATCH .*?)^```", page, re.M | re.S)
+    ours = f"{' '.join(CPULAUNCH)} run --launcher slurm --skip-preflight --threads 1"
+    for theirs, instead in (
+        ("cpulaunch run", ours), ("--checkpoint-every 10m", "--checkpoint-every 20"),
+        ("train.py", f"{EXAMPLE} --steps {STEPS}"),
+    ):  # fmt: skip
+        assert theirs in script
+        script = script.replace(theirs, instead)
+    (tmp_path / "job.sh").write_text(script)
+    argv = ["sbatch", "--parsable", "--nodes=2", "--time=20", "--output=out", "job.sh"]
     environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
-    argv = [*CPULAUNCH, "submit", *job, *map(str, script)]
-    done = queue.run("login", argv, directory=tmp_path, env=environ)
-    found = re.search(r"Slurm job (\d+): what it prints is in (\S+)", done.stderr)
-    assert found, done.stderr
-    number, output = found[1], tmp_path / found[2]
+    job = queue.run("login", argv, directory=tmp_path, env=environ).stdout.strip()
+    output = tmp_path / "out"
 
     def printed() -> str:
         return output.read_text() if output.exists() else ""
 
     try:
         until(lambda: "step 50:" in printed() or not queue.jobs(), "the first steps", TIMEOUT)
-        queue.slurm("scancel", "--batch", "--signal=TERM", number)
+        queue.slurm("scancel", "--batch", "--signal=USR1", job)
         until(lambda: not queue.jobs(), "the job's end", TIMEOUT)
     finally:
-        queue.slurm("scancel", number)
-    saved = re.search(r"SIGTERM: saved step (\d+), ending with exit code 75", printed())
+        queue.slurm("scancel", job)
+    saved = re.search(r"SIGUSR1: saved step (\d+), ending with exit code 75", printed())
     assert saved, printed()
     assert f"goes on after step {saved[1]}," in printed()
     assert printed().count("step 50:") == 1
