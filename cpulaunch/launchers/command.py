@@ -43,7 +43,8 @@ def to_json(commands: Sequence[Command]) -> dict[str, Any]:
     listed = []
     for c in commands:
         env = {name: value for name, value in {**c.env, **c.watched_env}.items() if shared.get(name) != value}
-        listed.append({"host": c.host, "argv": list(c.argv), "env": env, "files": dict(c.files)})
+        entry = {"host": c.host, "argv": list(c.argv), "env": env, "files": dict(c.files)}
+        listed.append({**entry, "unset": list(c.unset)} if c.unset else entry)
     return {"shared_env": shared, "commands": listed}
 
 
