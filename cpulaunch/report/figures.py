@@ -72,9 +72,8 @@ def over_time(
     if not any(value["y"] is not None for value in values):
         return None
     x = axis.encoding(longest)
-    colour: Spec = {"field": "name", "type": "nominal", "title": None}
-    if len(lines) == 1:
-        colour["legend"] = None
+    legend = {"orient": "top", "labelLimit": 400} if len(lines) > 1 else None
+    colour = {"field": "name", "type": "nominal", "title": None, "sort": None, "legend": legend}
     tooltip = [
         {"field": "name", "type": "nominal", "title": "of"},
         {"field": "t", "type": "quantitative", "title": axis.unit},
