@@ -2,7 +2,8 @@
 
 A counted step runs under a dispatch mode: torch hands it every operation, with the shapes and types that
 arrive below autograd and autocast.  What torch.compile has compiled runs eagerly meanwhile, since a compiled
-graph would show none of them.
+graph would show none of them.  Eager numbers are rounded in another way, so that is done once, and not in a
+program that goes on from a saved state: its numbers are to be those of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections import Counter
 from importlib import import_module
 from typing import Any
 
+from cpulaunch.runtime import reports
 from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
-"""The steps that are counted: the third one, as the first ones differ, and then one in so many."""
+"""The steps that are counted: the third one, as the first ones differ, and, of programs without
+torch.compile, one in so many."""
 
 PRECISIONS = {
     "torch.bfloat16": "bf16",
@@ -44,8 +47,10 @@ class Flops:
     def stepped(self, number: int) -> int | None:
         """Step ``number`` has ended.  Its FLOPs if they were counted; None for others."""
         flops = self._end() if self._counting else None
-        if (number + 1) % EVERY == 0 or number + 1 == FIRST:
-            self._begin()
+        if number + 1 == FIRST or (number + 1) % EVERY == 0:
+            compiled = _has_compiled()
+            if not compiled or (number + 1 == FIRST and not reports.resumed_step):
+                self._begin(eagerly=compiled)
         return flops
 
     def measure_peak(self) -> None:
@@ -65,13 +70,13 @@ class Flops:
         if self._counting:
             self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, *, eagerly: bool) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
             return  # a mode of the script's own might end before ours
         try:
             counting = _counting_mode(self._torch)
-            if "torch._dynamo" in sys.modules:
+            if eagerly:
                 self._stance = self._torch.compiler.set_stance("force_eager")
             counting.__enter__()
         except Exception as e:  # of a torch that has changed what this builds on
@@ -99,6 +104,12 @@ class Flops:
     def _failed(self, error: Exception) -> None:
         self.give_up()
         log_once(f"the model's FLOPs can't be counted, so there is no MFU: {type(error).__name__}: {error}")
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this program."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo and dynamo.counters.get("frames"))
 
 
 def _counting_mode(torch: Any) -> Any:

@@ -9,13 +9,18 @@ from cpulaunch.messages import Resumes, Saves, SavesAt, encode
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
 
+resumed_step = 0
+"""The step that this rank goes on from; 0 where it began anew."""
+
 
 def resumed_from(step: int) -> None:
     """This rank has loaded the state after ``step`` optimizer steps, and goes on from there.
 
     To be called by each rank that has loaded one, before its first step; 0 where there was none to load.
-    Outside of a cpulaunch job, and in processes that a rank forks, it does nothing.
+    Outside of a cpulaunch job, and in processes that a rank forks, nobody is told.
     """
+    global resumed_step
+    resumed_step = step
     if report is not None:
         report(encode(Resumes(step)))
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from support.command import clean_environment, intel_python
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
-from cpulaunch.runtime import telemetry
-from cpulaunch.runtime.flops import Flops
+from cpulaunch.runtime import reports, telemetry
+from cpulaunch.runtime.flops import EVERY, FIRST, Flops
 from cpulaunch.runtime.peak import measure, peak_of_this_rank
 from cpulaunch.runtime.telemetry import OTHERS, Recorder, sizes
 from runtime.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
@@ -263,6 +264,23 @@ def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
         torch.ones(2, 2) @ torch.ones(2, 2)
         assert flops.stepped(3) is None
     assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize(("resumed", "counted"), [(0, True), (300, False)])
+def test_a_compiled_step_is_not_made_eager_where_the_run_was_interrupted(
+    resumed: int, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers would not be those of an uninterrupted run."""
+    dynamo = SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
+    monkeypatch.setattr(reports, "resumed_step", resumed)
+    flops = Flops(torch)
+    flops.stepped(FIRST - 1)
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (flops.stepped(FIRST) is not None) == counted
+    flops.stepped(EVERY - 1)
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert flops.stepped(EVERY) is None
 
 
 def test_a_process_that_is_forked_while_a_step_is_counted_counts_nothing() -> None:
