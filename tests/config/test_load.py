@@ -147,8 +147,8 @@ BAD_FILES = [
     ),
     (
         "launcher: slurn\n",
-        "cpulaunch.yaml:1: 'slurn' is not valid for launcher: expected one of auto, local, mpirun, or the name of "
-        "a plug-in (an entry point of cpulaunch.launchers); installed: none",
+        "cpulaunch.yaml:1: 'slurn' is not valid for launcher: expected one of auto, local, slurm, mpirun, or the "
+        "name of a plug-in (an entry point of cpulaunch.launchers); installed: none",
         "",
     ),
     (

@@ -76,10 +76,10 @@ def test_open_mpi_does() -> None:
 
 def test_open_mpi_is_refused_where_a_path_that_hosts_get_has_a_space() -> None:
     refused = "Open MPI starts nothing on other hosts where a path has a space: "
-    with pytest.raises(PlanError, match=f"^{refused}/my env/openmpi$") as error:
+    with pytest.raises(PlanError, match=f"(?m)^{refused}/my env/openmpi$") as error:
         mpiexec("openmpi", directory="/my env")
     assert str(error.value.hint).startswith("--mpi-path names another Open MPI; ")
-    with pytest.raises(PlanError, match=f"^{refused}/my env/ssh.sh$"):
+    with pytest.raises(PlanError, match=f"(?m)^{refused}/my env/ssh.sh$"):
         mpiexec("openmpi", venv="/my env")
     mpiexec("openmpi", venv="/my env", PRTE_MCA_plm_ssh_agent="ssh")
 

@@ -58,6 +58,7 @@ def test_a_placement_is_read_back_as_it_was(specs: list[HostSpec], env: dict[str
         heartbeat_timeout=30,
         grace_period=2.5,
         lenient=False,
+        telemetry=True,
     )
     assert Placement.from_variables(placement.to_variables()) == placement
 
