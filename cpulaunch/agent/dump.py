@@ -46,6 +46,9 @@ MOMENT = 0.5
 AT_ONCE = 2
 """py-spies that run at the same time."""
 
+LEAST = 0.5
+"""Seconds that a look has to have left, or it isn't begun."""
+
 GONE_WITHIN = 0.2
 """Seconds in which a py-spy ends that gets SIGKILL, unless it is held itself."""
 
@@ -96,7 +99,10 @@ class Dumps:
         while self._look or self._asked:
             if self._look is None:
                 message, asked_at = self._asked[0]
-                self._look = Look(message, asked_at + PATIENCE, self._program, self._selector, self._handler)
+                until = asked_at + PATIENCE
+                if until < time.monotonic() + LEAST:  # an earlier look has used it up
+                    until = 0.0
+                self._look = Look(message, until, self._program, self._selector, self._handler)
             if not self._look.done():
                 return
             shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors

@@ -89,7 +89,7 @@ class State:
     @property
     def may_be_missing(self) -> bool:
         """Whether a rank that isn't heard is missed."""
-        return not self.ending and not self.processes.unreached
+        return not (self.ending or self.sides or self.processes.unreached)
 
     @property
     def ranks_end_by_themselves(self) -> bool:

@@ -63,7 +63,7 @@ def test_a_program_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path
 
 SAVING = """
 import signal
-from cpulaunch.runtime.resumed import saves_at
+from cpulaunch.runtime.reports import saves_at
 saves_at([signal.SIGTERM])
 signal.signal(signal.SIGTERM, lambda *_: print('saving', flush=True))
 """

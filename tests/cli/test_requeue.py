@@ -16,7 +16,7 @@ from support.namespaces import until
 # It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
 TRAIN = """
 import os, pathlib, signal, sys, time
-from cpulaunch.runtime.resumed import saved_and_leaving
+from cpulaunch.runtime.reports import saved_and_leaving
 def save(*_):
     saved_and_leaving(7)
     sys.exit(75)

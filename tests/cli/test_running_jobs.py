@@ -191,7 +191,8 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
         launcher.send_signal(signal.SIGINT)
         launcher.wait(TIMEOUT)
     with job(tmp_path, env, [], SLEEPS) as launcher:
-        newest, *others = sorted(tmp_path.glob("runs/*"), reverse=True)
+        began = {path: (path / "plan.json").stat().st_mtime_ns for path in tmp_path.glob("runs/*")}
+        newest, *others = sorted(began, key=began.__getitem__, reverse=True)
         (first, where, _, *lines) = ask("jobs").stdout.splitlines()
         assert first.startswith(f"{newest.name}  running · 1 host, 2 ranks · ")
         assert where.strip() == str(newest)
@@ -232,8 +233,11 @@ def test_a_launcher_of_another_host_that_was_killed_is_said_to_be_gone(
     entry.parent.mkdir(parents=True, mode=0o700)
     listed = {"host": "node7", "machine": "x", "pid": 7, "start": "1", "directory": str(directory)}
     entry.write_text(json.dumps(listed))
-    for arguments in ([], [directory], ["theirs"]):
-        done = ask("stacks", *arguments)
+    done = ask("stacks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "`cpulaunch stacks theirs` asks the one on node7" in done.stderr
+    for named in (directory, "theirs"):
+        done = ask("stacks", named)
         assert (done.returncode, done.stdout) == (3, "")
         assert "the launcher of job theirs, process 7 on node7, is gone" in done.stderr
         assert f"nothing listens at 127.0.0.1:{port} any more" in done.stderr

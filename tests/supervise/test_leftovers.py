@@ -53,7 +53,7 @@ def test_a_success_that_waits_for_what_is_left_says_so_once(cpulaunch: Run, tmp_
     (tmp_path / "leave.py").write_text(program)
     done = cpulaunch("run", "-n", "2", "--grace-period", "2", "leave.py")
     assert done.returncode == 0
-    (line,) = [line for line in done.stderr.splitlines() if "are left" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "left processes running" in line]
     assert line == (
         "cpulaunch: localhost: ranks 0-1: the program has ended but left processes running, which have 2 s to exit: sleep 299"
     )

@@ -37,7 +37,7 @@ class Launcher:
         self.answers = True
         self.refused = Refused()
         self.observers = Observers(
-            "token", self.ranks, lambda: status_of(self.ranks, 61.0, ending=False), self.want
+            "token", self.ranks, lambda: status_of(self.ranks, 61.0, 2, ending=False), self.want
         )
 
     def want(self, native: bool) -> None:
