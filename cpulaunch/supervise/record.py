@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
 MAX_DOCUMENT = 256 << 20
 """Bytes of a plan or an outcome: those of a thousand hosts take a few."""
 
-_JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8,}")
+_JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
 
 
 class State(Enum):
@@ -86,13 +87,12 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _age(directory: Path) -> tuple[str, float]:
-    """What sorts jobs by their start: ids begin with it."""
-    name = directory.name
-    try:
-        changed = directory.stat().st_mtime
-    except OSError:
-        changed = 0.0
-    return (name if _JOB_ID.fullmatch(name) else "", changed)
+    """What sorts jobs by their start: ids begin with its second, and the plan is written then."""
+    begun = _JOB_ID.fullmatch(directory.name)
+    for path in (directory / PLAN, directory):
+        with contextlib.suppress(OSError):
+            return (begun[1] if begun else "", path.stat().st_mtime)
+    return ("", 0.0)
 
 
 class Ended(NamedTuple):

@@ -265,9 +265,13 @@ def test_what_is_not_saved_before_ranks_are_killed_is_said(tmp_path: Path) -> No
 
 
 def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
-    """A thread is told of a signal though the first one waits, and what is in time is not late."""
+    """A thread is told of a signal though the first one waits, and what is in time is not late.
+
+    The same signal once more in a moment is the first one; later, it ends the program.
+    """
     code = (
-        "import multiprocessing, os, signal, threading\n"
+        "import multiprocessing, os, signal, threading, time, types\n"
+        "from cpulaunch.runtime.checkpoint import signals\n"
         "from cpulaunch.runtime.checkpoint.signals import Signals\n"
         "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"
         "told = threading.Event()\n"
@@ -289,10 +293,14 @@ def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
         "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
         "second.in_time(); thread.join(60)\n"
         "assert not thread.is_alive() and len(late) == 1\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same, come another way
+        "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.TWICE)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True,
                           timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == -signal.SIGTERM, done.stderr
 
 
 @pytest.mark.slow

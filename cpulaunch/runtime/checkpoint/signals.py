@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -13,11 +14,17 @@ from cpulaunch.runtime.reports import saves_at
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
+TWICE = 5.0
+"""Seconds in which further signals are the first one, which has come another way, too."""
+
 Late = Callable[[int, float], object]
 
 
 class Signals:
-    """Notes the first such signal; the second one does what it would have done without us.
+    """Notes the first such signal; another one does what it would have done without us.
+
+    But for those of the same moment (``TWICE``): Slurm signals every process of a step, so that a rank hears
+    the same from its agent, which was told, too.
 
     Signals for which the script has a handler of its own are left to it, and so are forked processes.  A
     thread calls ``late`` with the number and ``seconds`` if nobody has called ``in_time`` or ``forget`` so
@@ -25,7 +32,7 @@ class Signals:
     """
 
     def __init__(self, late: Late, seconds: float | None) -> None:
-        self.arrived = 0
+        self.arrived, self._arrived_at = 0, 0.0
         self._late, self._seconds = late, seconds
         self._ours: list[signal.Signals] = []
         self._wakeup_fd = -1
@@ -69,10 +76,12 @@ class Signals:
             self._wakeup_fd = -1
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.arrived:
+        now = time.monotonic()
+        if not self.arrived:
+            self.arrived, self._arrived_at = number, now
+        elif now > self._arrived_at + TWICE:
             self._restore()
             os.kill(os.getpid(), number)
-        self.arrived = number
 
     def _tell_when_late(self, seconds: float) -> None:
         """Start the thread, which is woken also where ``_note`` can't be: in a collective that hangs."""
