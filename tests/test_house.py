@@ -140,7 +140,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "agent": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
     "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
     "runtime": {"files", "environment", "clock", "terminal"},
-    "runtime.checkpoint.signals": {"processes"},
+    "runtime.checkpoint.signals": {"clock", "processes"},
     "runtime.patches.own_groups": {"environment", "processes"},
     "integrations": set(),
     "report": set(),

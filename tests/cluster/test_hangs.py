@@ -11,6 +11,7 @@ import pytest
 from support.command import bounded, clean_environment, mpi_options
 from support.faults import Cluster
 from support.hangs import PROGRAM, line_of, shown_in_docs
+from support.hung_files import hung_file
 from support.jobs import box, outcome
 from support.marks import repeat
 
@@ -23,6 +24,12 @@ pytestmark = [
 ]
 
 STALLS = ("--stall-timeout", "4", "--stall-action", "abort", "--grace-period", "1")
+
+
+def hang(case: str, cpulaunch: Run, four: Path, tmp_path: Path, *options: str) -> tuple[str, list[str]]:
+    """Title and lines of the box of a job whose rank 2 hangs."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return box(cpulaunch("run", "-f", four, "-ppn", "1", *STALLS, *options, "train.py", "ccl", case).stderr)
 
 
 def stall(tmp_path: Path) -> dict:
@@ -54,21 +61,73 @@ def test_a_rank_that_is_late_is_named_with_its_host_and_line(
     )
 
 
-@pytest.mark.parametrize("case", [repeat("crossed"), "stopped", "worker"])
+@pytest.mark.parametrize("case", [repeat("crossed"), "stopped", "worker", repeat("c_lock")])
 def test_other_hangs_are_named_on_four_hosts_too(
     case: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    done = cpulaunch("run", "-f", four, "-ppn", "1", *STALLS, "train.py", "ccl", case)
-    title, lines = box(done.stderr)
+    title, lines = hang(case, cpulaunch, four, tmp_path)
     assert 2 in stall(tmp_path)["ranks"]
     named = {
         "crossed": "wait for each other in different groups",
         "stopped": "rank 2 on node2: stopped (SIGSTOP)",
         "worker": "rank 2 on node2 has not called all_reduce",
+        "c_lock": "rank 2 on node2 has not called all_reduce",
     }
     assert named[case] in title
     assert case != "worker" or any("its process" in line and "read_item" in line for line in lines)
+    if case == "c_lock":
+        (stacks,) = tmp_path.glob("runs/*/stacks-1.txt")
+        assert "lock" in stacks.read_text()
+
+
+@pytest.mark.repeats
+def test_a_disk_that_hangs_is_named_with_its_host(cpulaunch: Run, four: Path, tmp_path: Path) -> None:
+    with hung_file(tmp_path / "disk") as file:
+        hang("disk", cpulaunch, four, tmp_path, "--env", f"HUNG_FILE={file}")
+    found = stall(tmp_path)
+    assert (found["ranks"], found["text"]) == ([2], f"rank 2 on node2: in the disk: read of {file}")
+
+
+@pytest.mark.repeats
+def test_a_rank_that_its_cgroup_throttles_is_named_with_its_host(
+    cpulaunch: Run, four: Path, cpu_group: Path, tmp_path: Path
+) -> None:
+    title, _ = hang("throttled", cpulaunch, four, tmp_path, "--env", f"CPU_GROUP={cpu_group}")
+    assert re.search(r"rank 2 on node2: throttled \d+ % by its cgroup", title)
+    assert stall(tmp_path)["ranks"] == [2]
+
+
+@pytest.mark.repeats
+def test_a_rank_that_saves_alone_for_twenty_seconds_is_not_reported(
+    cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-f", four, "-ppn", "1", "--stall-timeout", "60", "--env", "SAVES=20")
+    done = cpulaunch("run", *options, "train.py", "ccl", "save")
+    assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr
+    assert "no progress" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "called", "line"),
+    [
+        ("other_operation", "broadcast #3 of group 0, 4 kB float32", "dist.broadcast("),
+        repeat("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
+    ],
+)
+def test_operations_that_differ_are_shown_with_their_hosts(
+    case: str, called: str, line: str, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    """The ranks' own errors say so, before the job has stalled."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-f", four, "-ppn", "1", "--stall-timeout", "30", "--grace-period", "1")
+    done = cpulaunch("run", *options, "train.py", "ccl", case)
+    result = outcome(tmp_path)
+    assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
+    note = result["first_failure"]["note"].splitlines()
+    assert f"rank 2 on node2: {called}, at train.py:{line_of(line)} {case}" in note
+    usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
+    assert any(usual in side for side in note), note
 
 
 ALL_REDUCE = """
