@@ -118,7 +118,7 @@ class _Case:
                 (_, most), (_, fewest) = next(iter(kinds.items())), list(kinds.items())[-1]
                 ranks = fewest if len(fewest) < len(most) else ()
                 lines = [
-                    f"{self.named(theirs)}: {what(wait, theirs[0])}{self.at(theirs)}"
+                    f"{self.named(theirs)}: {what(wait, theirs[0])}{self._at_in(wait, theirs)}"
                     for theirs in kinds.values()
                 ]
                 headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
@@ -278,7 +278,7 @@ class _Case:
         found: dict[str, list[int]] = {}
         for ranks in wait.kinds().values():
             for rank in ranks:
-                found.setdefault(f"{what(wait, rank)}{self.at([rank])}", []).append(rank)
+                found.setdefault(f"{what(wait, rank)}{self._at_in(wait, [rank])}", []).append(rank)
         shown = sorted(found.items(), key=lambda side: -len(side[1]))
         lines = [f"{self.named(ranks)}: {words}" for words, ranks in shown[:MAX_SIDES]]
         return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
@@ -298,6 +298,12 @@ class _Case:
         """``", at train.py:91 main"``: the lines where ranks are."""
         places = dict.fromkeys(at for rank in ranks if (at := self.seen[rank].at))
         return f", at {shortened(list(places))}" if places else ""
+
+    def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
+        """Where ranks have called it, or where they are now, if it is complete for all of them."""
+        if there := [rank for rank in ranks if rank in wait.waiting]:
+            return self.at(there)
+        return self.at(ranks).replace(", at ", ", which is complete there; now at ", 1)
 
     def _waiters(self, wait: Wait, missing: Sequence[int]) -> str:
         others = [rank for rank in self.seen if rank not in missing]

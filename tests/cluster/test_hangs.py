@@ -11,7 +11,6 @@ import pytest
 from support.command import bounded, clean_environment, mpi_options
 from support.faults import Cluster
 from support.hangs import PROGRAM, line_of, shown_in_docs
-from support.hung_files import hung_file
 from support.jobs import box, outcome
 from support.marks import repeat
 
@@ -81,14 +80,6 @@ def test_other_hangs_are_named_on_four_hosts_too(
 
 
 @pytest.mark.repeats
-def test_a_disk_that_hangs_is_named_with_its_host(cpulaunch: Run, four: Path, tmp_path: Path) -> None:
-    with hung_file(tmp_path / "disk") as file:
-        hang("disk", cpulaunch, four, tmp_path, "--env", f"HUNG_FILE={file}")
-    found = stall(tmp_path)
-    assert (found["ranks"], found["text"]) == ([2], f"rank 2 on node2: in the disk: read of {file}")
-
-
-@pytest.mark.repeats
 def test_a_rank_that_its_cgroup_throttles_is_named_with_its_host(
     cpulaunch: Run, four: Path, cpu_group: Path, tmp_path: Path
 ) -> None:
@@ -125,7 +116,10 @@ def test_operations_that_differ_are_shown_with_their_hosts(
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
     note = result["first_failure"]["note"].splitlines()
-    assert f"rank 2 on node2: {called}, at train.py:{line_of(line)} {case}" in note
+    there = f"rank 2 on node2: {called}, at train.py:{line_of(line)} {case}"
+    # The root of a broadcast needn't wait for the others, and calls the next operation.
+    further = f"{called}, which is complete there; now at train.py:{line_of('dist.all_reduce(tensor)')} step"
+    assert {there, f"rank 2 on node2: {further}"} & set(note), note
     usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
     assert any(usual in side for side in note), note
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.played import Played, running
 
-from cpulaunch.ledger import FAILED, STARTED
+from cpulaunch.ledger import COMPLETED, FAILED, STARTED
 from cpulaunch.messages import AskDump, Dump, End
 from cpulaunch.supervise.sides import WITHIN
 
@@ -32,10 +32,10 @@ def differs() -> Played:
     return job
 
 
-def dump(rank: int) -> Dump:
+def dump(rank: int, kind: str = "all_reduce", state: int = STARTED) -> Dump:
     frames = [["step", "/home/me/train.py", 13]]
     main = {"id": 1, "name": "MainThread", "gil": False, "idle": True, "frames": frames, "left_out": 0}
-    return Dump(0, 1.0, groups(rank, state=STARTED), [{"pid": 9, "threads": [main]}], "")
+    return Dump(0, 1.0, groups(rank, kind, state), [{"pid": 9, "threads": [main]}], "")
 
 
 def note(job: Played) -> list[str]:
@@ -62,6 +62,18 @@ def test_each_says_where_it_is_before_it_is_ended() -> None:
         "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
         "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, at train.py:31",
     ]
+
+
+def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now() -> None:
+    """The root of a broadcast doesn't wait for the others."""
+    job = differs()
+    job.says(1, dump(1, "broadcast", COMPLETED))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    operation = "broadcast #3 of group 0, 4 kB float32"
+    assert f"rank 1 on node1: {operation}, which is complete there; now at train.py:13 step" in note(job)
 
 
 def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
