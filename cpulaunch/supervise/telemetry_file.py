@@ -5,14 +5,15 @@ docs/telemetry.md says what is in it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from cpulaunch.supervise.directory import JobDirectory
+from cpulaunch.supervise.rows_thread import RowsThread
 from cpulaunch.supervise.telemetry import Row
 from cpulaunch.supervise.thinning import Thinning
 
@@ -39,10 +40,8 @@ class TelemetryFile:
     ) -> None:
         self._directory, self._facts, self._warn = directory, dict(facts), warn
         self._max_rows = max_rows
-        self._changed = threading.Condition()
-        self._waiting: list[Row] = []
-        self._closed = self._warned = False
-        self._thread: threading.Thread | None = None
+        self._warned = self._failed = False
+        self._thread = RowsThread("telemetry", self._take, MAX_WAITING)
         # The thread's own.
         self._file: BinaryIO | None = None
         self._count = 0
@@ -51,25 +50,12 @@ class TelemetryFile:
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Write them, soon."""
-        with self._changed:
-            if len(self._waiting) > MAX_WAITING:
-                self._warn_once("takes too little: telemetry.jsonl is not complete")
-                return
-            self._waiting += rows
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        if not self._thread.put(rows):
+            self._warn_once("takes too little: telemetry.jsonl is not complete")
 
     def close(self, patience: float) -> bool:
         """Wait until all is written; False where that took more than ``patience`` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(patience)
-            return not self._thread.is_alive()
-        return True
+        return self._thread.close(patience)
 
     def _warn_once(self, what: str) -> None:
         if not self._warned:
@@ -78,22 +64,20 @@ class TelemetryFile:
 
     # ---- in the thread
 
-    def _work(self) -> None:
+    def _take(self, rows: list[Row], closed: bool) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting or self._closed)
-                    rows, self._waiting = self._waiting, []
-                    closed = self._closed
+            if not self._failed:
                 self._write(self._thinning.take(rows))
-                if closed and not self._waiting:
+                if closed:
                     self._write(self._thinning.rest())
-                    break
         except OSError as e:
+            self._failed = True
             self._warn_once(f"can't be written: {e.strerror}; the job goes on without telemetry.jsonl")
         finally:
-            if self._file is not None:
-                self._file.close()
+            if self._file is not None and (closed or self._failed):
+                with contextlib.suppress(OSError):  # it is on a disk that is full
+                    self._file.close()
+                self._file = None
 
     def _write(self, rows: Iterable[Row]) -> None:
         file = self._file or self._make()

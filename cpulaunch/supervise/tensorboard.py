@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cpulaunch.errors import UsageError
 from cpulaunch.supervise.directory import JobDirectory
+from cpulaunch.supervise.rows_thread import RowsThread
 from cpulaunch.supervise.telemetry import Row
 
 DIRECTORY = "tensorboard"
@@ -92,50 +92,35 @@ class TensorBoardSink:
             raise UsageError("--telemetry tensorboard takes the package tensorboardX", hint=hint) from None
         self._make: Callable[[], Any] = lambda: SummaryWriter(f"{directory.place}/{DIRECTORY}")
         self._scalars, self._began, self._warn = scalars, began, warn
-        self._changed = threading.Condition()
-        self._waiting: list[Row] = []
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._writer: Any = None
+        self._failed = False
+        self._thread = RowsThread("tensorboard", self._take, MAX_WAITING)
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Write them, soon."""
-        with self._changed:
-            if len(self._waiting) > MAX_WAITING:
-                return
-            self._waiting += rows
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        self._thread.put(rows)
 
     def close(self, patience: float) -> bool:
         """Wait until all is written; False where that took more than ``patience`` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is None:
-            return True
-        self._thread.join(patience)
-        return not self._thread.is_alive()
+        return self._thread.close(patience)
 
-    def _work(self) -> None:
+    def _take(self, rows: list[Row], closed: bool) -> None:
         try:
-            writer = self._make()
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._waiting or self._closed)
-                    rows, self._waiting = self._waiting, []
-                    closed = self._closed
-                at = self._began + max((row.get("time", 0.0) for row in rows), default=0.0)
-                last = self._scalars.rest() if closed else ()
-                for name, value, step in (*self._scalars.take(rows), *last):
-                    writer.add_scalar(name, value, step, walltime=at)
-                writer.flush()
-                if closed and not self._waiting:
-                    writer.close()
-                    return
+            if not self._failed:
+                self._write(rows, closed)
         except OSError as e:
+            self._failed = True
             self._warn(f"{DIRECTORY}/ can't be written: {e.strerror}; the job goes on without it")
+
+    def _write(self, rows: list[Row], closed: bool) -> None:
+        self._writer = self._writer or self._make()
+        at = self._began + max((row.get("time", 0.0) for row in rows), default=0.0)
+        last = self._scalars.rest() if closed else ()
+        for name, value, step in (*self._scalars.take(rows), *last):
+            self._writer.add_scalar(name, value, step, walltime=at)
+        self._writer.flush()
+        if closed:
+            self._writer.close()
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
