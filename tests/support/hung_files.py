@@ -12,7 +12,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,12 +60,16 @@ def serve(directory: str) -> None:
 
 
 @contextlib.contextmanager
-def hung_file(directory: Path) -> Iterator[Path]:
-    """A file in a new ``directory`` that can be opened, and hangs who reads it until this is left."""
+def hung_file(directory: Path, inside: Callable[[list[str]], list[str]] = list) -> Iterator[Path]:
+    """A file in a new ``directory`` that can be opened, and hangs who reads it until this is left.
+
+    ``inside`` makes a command one that runs on another host, which alone has the file then.
+    """
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")
     directory.mkdir()
-    server = subprocess.Popen([sys.executable, __file__, str(directory)], stdout=subprocess.PIPE, text=True)
+    command = inside([sys.executable, __file__, str(directory)])
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout
         if server.stdout.readline() != "mounted\n":
@@ -74,7 +78,7 @@ def hung_file(directory: Path) -> Iterator[Path]:
     finally:
         server.kill()
         server.communicate(timeout=60)
-        subprocess.run(["umount", "-l", str(directory)], timeout=60, check=False, capture_output=True)
+        subprocess.run(inside(["umount", "-l", str(directory)]), timeout=60, check=False, capture_output=True)
 
 
 if __name__ == "__main__":
