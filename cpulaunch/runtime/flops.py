@@ -8,7 +8,6 @@ program that goes on from a saved state: its numbers are to be those of a run th
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from importlib import import_module
@@ -74,6 +73,8 @@ class Flops:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
             return  # a mode of the script's own might end before ours
+        if "intel_extension_for_pytorch" in sys.modules:
+            return  # under a mode, it computes other gradients: its layer_norm has no autograd kernel then
         try:
             counting = _counting_mode(self._torch)
             if eagerly:
@@ -165,38 +166,4 @@ def _formulas(torch: Any) -> dict[Any, Any]:
     }
     aten = torch.ops.aten
     ours = {getattr(aten, name): formula for name, formula in found.items() if hasattr(aten, name)}
-    return {**ours, **_formulas_of_ipex(torch), **flop_counter.flop_registry}
-
-
-def _formulas_of_ipex(torch: Any) -> dict[Any, Any]:
-    """Those of IPEX's layers, whose weights are packed: what they multiply isn't seen in a weight's shape."""
-    if "intel_extension_for_pytorch" not in sys.modules:
-        return {}
-    kernels: dict[int, int] = {}  # a packed weight → multiplications for an element of the layer's output
-
-    def linear(inputs: Any, weight: Any, *args: Any, out_val: Any, **kwargs: Any) -> Any:
-        return 2 * out_val.numel() * inputs.shape[-1]
-
-    def linear_backward(
-        inputs: Any, weight: Any, bias: Any, grad: Any, mask: Any, *args: Any, out_val: Any, **kwargs: Any
-    ) -> Any:
-        return 2 * grad.numel() * inputs.shape[-1] * sum(mask[:2])
-
-    def convolution(
-        inputs: Any, weight: Any, bias: Any, context: Any, size: Any, *args: Any, out_val: Any, **kwargs: Any
-    ) -> Any:
-        kernels[weight.data_ptr()] = math.prod(size[1:])
-        return 2 * out_val.numel() * math.prod(size[1:])
-
-    def convolution_backward(
-        inputs: Any, weight: Any, bias: Any, grad: Any, mask: Any, *args: Any, out_val: Any, **kwargs: Any
-    ) -> Any:
-        return 2 * grad.numel() * kernels[weight.data_ptr()] * sum(mask[:2])
-
-    found: dict[str, Any] = {
-        "ipex_linear": linear,
-        "linear_backward": linear_backward,
-        "convolution_forward": convolution,
-        "convolution_backward": convolution_backward,
-    }
-    return {getattr(torch.ops.torch_ipex, name): formula for name, formula in found.items()}
+    return {**ours, **flop_counter.flop_registry}

@@ -120,13 +120,16 @@ def test_trainer(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "ipex"])
 def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
-    """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients."""
+    """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients.
+
+    IPEX computes other gradients where its operations are looked at, so they aren't.
+    """
     python = str(intel_python()) if engine == "ipex" else sys.executable
     head, *rows = run(tmp_path, "prepared", "gloo", python, "--engine", engine)
     convolution = 2 * BATCH * 4 * 4 * 4 * (3 * 3 * 3)
     layer = 2 * BATCH * WIDTHS[0] * WIDTHS[1]
-    assert head["flops_per_step"] == 2 * (2 * convolution + 3 * layer)
-    assert head["precision"] == "bf16"
+    counted = (2 * (2 * convolution + 3 * layer), "bf16") if engine == "native" else (None, None)
+    assert (head["flops_per_step"], head["precision"]) == counted
     assert [row["loss"] for row in steps_of(rows, 0)][-1] == STEPS - 1
 
 
