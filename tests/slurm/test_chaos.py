@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import chaos, chaos_slurm
+from support.marks import repeat
 from support.slurm import Queue
 
 pytestmark = pytest.mark.slow
@@ -21,7 +22,15 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+LIKE_OTHERS = (
+    "raises while the others sleep",
+    "Python missing, no preflight",
+    "Ctrl-C",
+    "slurmd missing at start",
+)
+
+
+@pytest.mark.parametrize("name", [repeat(name) if name in LIKE_OTHERS else name for name in NAMES])
 def test_what_befalls_a_job_is_named_and_leaves_nothing(name: str, queue: Queue, tmp_path: Path) -> None:
     rank = NAMES.index(name) % 4
     result = chaos_slurm.run(queue, tmp_path, name, rank)

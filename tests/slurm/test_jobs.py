@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, clean_environment, needs_two_cores
 from support.jobs import outputs
+from support.marks import repeat
 from support.slurm import CPUS, Queue
 
 from cpulaunch.ccl.installed import state
@@ -74,7 +75,7 @@ def test_the_tasks_that_were_asked_for_in_a_batch_script(queue: Queue, show: Pat
     assert hosts == [*(host for host in HOSTS[:3] for _ in range(2)), "node3"]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize("backend", [repeat("gloo"), "ccl"])
 def test_the_digits_example_trains_as_well_as_elsewhere(backend: str, salloc: Run) -> None:
     pytest.importorskip("sklearn")
     if backend == "ccl" and state().built is None:
