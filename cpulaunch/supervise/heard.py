@@ -15,7 +15,7 @@ from cpulaunch.supervise.events import Action, HideStderr, Record, ReportStall, 
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate
-from cpulaunch.supervise.sides import Sides, may_differ
+from cpulaunch.supervise.sides import Sides, aborted_by_gloo, may_differ
 from cpulaunch.supervise.stalls import REPORT
 from cpulaunch.supervise.state import State
 
@@ -96,9 +96,8 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         rank.raised = rank.raised or message
         # Its traceback is shown at the end if it is the cause.
         state.actions.append(HideStderr(rank.rank))
-        if not state.sides and not state.ending and may_differ(message.error):
-            state.sides = Sides(state.ranks, rank, state.now)
-            state.actions += state.sides.ask()
+        if may_differ(message.error):
+            _ask_for_sides(state, rank)
         # The others needn't wait until it has printed its traceback and exited.
         ending.end_others(state, spare=rank.rank)
     elif isinstance(message, messages.Refused):
@@ -138,7 +137,15 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
         state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
     if rank.candidate():
         launched.blame(state)
+        if aborted_by_gloo(end):  # before the others have heard that it is gone
+            _ask_for_sides(state, rank)
         ending.end_others(state)
+
+
+def _ask_for_sides(state: State, first: Rank) -> None:
+    if not state.sides and not state.ending:
+        state.sides = Sides(state.ranks, first, state.now)
+        state.actions += state.sides.ask()
 
 
 def disconnected(state: State, rank: Rank, error: str) -> None:

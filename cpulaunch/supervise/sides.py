@@ -17,6 +17,7 @@ from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_report import Seen, sides
+from cpulaunch.supervise.waiting import waits
 
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""
@@ -34,6 +35,12 @@ _PEER_HAS_GONE = re.compile(r"gloo/transport/.*Connection (reset|closed) by peer
 def may_differ(error: str) -> bool:
     """Whether an exception can come of ranks that call different operations."""
     return bool(_DIFFER.search(error) or _PEER_HAS_GONE.search(error))
+
+
+def aborted_by_gloo(end: messages.Exit) -> bool:
+    """Whether a rank was aborted within an operation of gloo."""
+    pending = waits({0: end.groups or []}, 1)
+    return end.signal == SIGABRT and any(wait.group.backend == "gloo" for wait in pending)
 
 
 class Sides:

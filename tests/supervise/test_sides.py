@@ -114,6 +114,33 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int) -> N
     assert note(job) == (sides if size == 8000 else [])
 
 
+def test_the_others_are_asked_also_where_the_end_of_the_aborted_one_is_heard_first() -> None:
+    job = running()
+    aborted = groups(0, state=STARTED)
+    aborted[0]["backend"] = "gloo"
+    aborted[0]["operations"][0]["bytes"] = 8000
+    job.exits(0, signal=6, groups=aborted)
+    assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
+    job.raises(1, RESET, groups=groups(1), line=5)
+    assert not job.sent(2, End)
+    for rank in (2, 3):
+        answer = dump(rank)
+        job.says(rank, answer._replace(groups=[{**answer.groups[0], "backend": "gloo"}]))
+    assert all(job.sent(rank, End) for rank in (2, 3))
+    job.exits(1, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.signal) == (0, 6)
+    assert "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32" in note(job)
+
+
+def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
+    job = running()
+    job.exits(0, signal=6, groups=groups(0, state=COMPLETED))
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+
+
 def test_other_errors_end_all_at_once() -> None:
     job = running()
     job.raises(0, "ValueError: no such luck")
