@@ -81,7 +81,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "options", [("--backend", "gloo"), ("--ccl-transport", "tcp"), ("--ccl-transport", "ofi")], ids="-".join
+    "options",
+    [
+        ("--backend", "gloo"),
+        pytest.param(("--ccl-transport", "tcp"), marks=pytest.mark.repeats),
+        ("--ccl-transport", "ofi"),
+    ],
+    ids="-".join,
 )
 def test_workers_of_data_loaders_start_in_each_way_while_a_group_is_used(
     cpulaunch: Run, tmp_path: Path, options: tuple[str, ...]

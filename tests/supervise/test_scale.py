@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run, bounded, clean_environment, mpi_options
 from support.jobs import box, outcome, run_changed
+from support.marks import repeat
 
 from cpulaunch.supervise.start import OWN_FILES
 
@@ -61,7 +62,7 @@ def test_eight_thousand_agents_cost_little_and_the_one_that_fails_is_named(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [600, 1024])
+@pytest.mark.parametrize("ranks", [600, repeat(1024)])
 def test_many_local_agents_start_print_and_end(cpulaunch: Run, tmp_path: Path, ranks: int) -> None:
     program = ("--no-python", "sh", "-c", 'echo "rank $RANK"')
     done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program, timeout=LONG)
