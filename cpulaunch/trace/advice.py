@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cpulaunch.trace.figures import PARTS, Figures, Shares
+from cpulaunch.trace.figures import Figures, Shares
 
 NOTABLE = 0.05
 """Part of the time that is worth a line."""
@@ -132,8 +132,3 @@ def _migrations(found: Figures) -> Iterator[Advice]:
     if found.migrations >= MIGRATIONS:
         why = "are they pinned? (cpulaunch topology)"
         yield Advice(0.0, f"threads migrate {found.migrations:.0f} times a second and rank: {why}")
-
-
-def parts_of(rank: Shares) -> list[float]:
-    """A rank's shares in the order of `PARTS`."""
-    return [getattr(rank, part) for part in PARTS]

@@ -139,13 +139,19 @@ def test_what_no_rank_can_do_is_said(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+async def under_way(job: Job) -> asyncio.Task[Any]:
+    """A trace, for which the ranks were asked and which they don't answer."""
+    asked = asyncio.Event()
+    for rank in (0, 1):
+        job.answers[rank, Trace] = lambda message: asked.set()
+    task = asyncio.create_task(job.trace())
+    await asked.wait()
+    return task
+
+
 def test_there_is_one_trace_at_a_time_and_a_late_rank_says_so(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
-        asked = asyncio.Event()
-        for rank in (0, 1):
-            job.answers[rank, Trace] = lambda message: asked.set()
-        task = asyncio.create_task(job.trace())
-        await asked.wait()
+        task = await under_way(job)
         second = await job.trace()
         job.profiling.said(1, messages.Tracing(1, 14))
         for rank in (0, 1):
@@ -159,11 +165,7 @@ def test_there_is_one_trace_at_a_time_and_a_late_rank_says_so(tmp_path: Path) ->
 
 def test_nobody_traces_for_somebody_who_has_gone(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
-        asked = asyncio.Event()
-        for rank in (0, 1):
-            job.answers[rank, Trace] = lambda message: asked.set()
-        task = asyncio.create_task(job.trace())
-        await asked.wait()
+        task = await under_way(job)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         cancelled = [each for each in job.sent if isinstance(each[1], Trace)][-2:]

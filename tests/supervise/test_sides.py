@@ -14,13 +14,15 @@ from cpulaunch.supervise.sides import WITHIN
 ERROR = "DistBackendError: all_reduce of group '0', rank 0 of 4 failed: rank 1 calls broadcast of Float[1000]"
 
 
-def groups(rank: int, kind: str = "all_reduce", state: int = FAILED) -> list[dict[str, Any]]:
+def groups(
+    rank: int, kind: str = "all_reduce", state: int = FAILED, backend: str = "ccl"
+) -> list[dict[str, Any]]:
     """A ledger's, whose only operation is not completed."""
     operation = {
         "sequence": 3, "state": state, "kind": kind, "type": "float32", "bytes": 4000, "enqueued": 1.0,
         "started": 1.0, "completed": None, "peer": -1, "waits_for": "",
     }  # fmt: skip
-    group = {"name": "0", "backend": "ccl", "size": 4, "rank": rank, "count": 4}
+    group = {"name": "0", "backend": backend, "size": 4, "rank": rank, "count": 4}
     return [{**group, "operations": [operation]}]
 
 
@@ -32,10 +34,10 @@ def differs() -> Played:
     return job
 
 
-def dump(rank: int, kind: str = "all_reduce", state: int = STARTED) -> Dump:
+def dump(rank: int, kind: str = "all_reduce", state: int = STARTED, backend: str = "ccl") -> Dump:
     frames = [["step", "/home/me/train.py", 13]]
     main = {"id": 1, "name": "MainThread", "gil": False, "idle": True, "frames": frames, "left_out": 0}
-    return Dump(0, 1.0, groups(rank, kind, state), [{"pid": 9, "threads": [main]}], "")
+    return Dump(0, 1.0, groups(rank, kind, state, backend), [{"pid": 9, "threads": [main]}], "")
 
 
 def note(job: Played) -> list[str]:
@@ -90,16 +92,21 @@ RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
 
 
 @pytest.mark.parametrize("size", [8000, 4000])
-def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int) -> None:
-    """Not by lines that do, if the operation is the same."""
+@pytest.mark.parametrize("abort_first", [False, True], ids=["error first", "abort first"])
+def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abort_first: bool) -> None:
+    """Not by lines that do, if the operation is the same.  The others are asked whatever is heard first."""
     job = running()
-    job.raises(1, RESET, groups=groups(1), line=5)
-    job.says(2, dump(2))
-    job.says(3, dump(3))
-    assert not job.sent(2, End)
-    aborted = groups(0, state=STARTED)
+    aborted = groups(0, state=STARTED, backend="gloo")
     aborted[0]["operations"][0]["bytes"] = size
-    job.exits(0, signal=6, groups=aborted)
+    if abort_first:
+        job.exits(0, signal=6, groups=aborted)
+    job.raises(1, RESET, groups=groups(1, backend="gloo"), line=5)
+    job.says(2, dump(2, backend="gloo"))
+    assert not job.sent(2, End)
+    job.says(3, dump(3, backend="gloo"))
+    if not abort_first:
+        assert not job.sent(2, End)
+        job.exits(0, signal=6, groups=aborted)
     assert all(job.sent(rank, End) for rank in (2, 3))
     job.exits(1, 1)
     job.obeys(2, 3)
@@ -114,30 +121,9 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int) -> N
     assert note(job) == (sides if size == 8000 else [])
 
 
-def test_the_others_are_asked_also_where_the_end_of_the_aborted_one_is_heard_first() -> None:
-    job = running()
-    aborted = groups(0, state=STARTED)
-    aborted[0]["backend"] = "gloo"
-    aborted[0]["operations"][0]["bytes"] = 8000
-    job.exits(0, signal=6, groups=aborted)
-    assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
-    job.raises(1, RESET, groups=groups(1), line=5)
-    assert not job.sent(2, End)
-    for rank in (2, 3):
-        answer = dump(rank)
-        job.says(rank, answer._replace(groups=[{**answer.groups[0], "backend": "gloo"}]))
-    assert all(job.sent(rank, End) for rank in (2, 3))
-    job.exits(1, 1)
-    job.obeys(2, 3)
-    first = job.outcome().first_failure
-    assert first
-    assert (first.rank, first.signal) == (0, 6)
-    assert "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32" in note(job)
-
-
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
-    job.exits(0, signal=6, groups=groups(0, state=COMPLETED))
+    job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
     assert all(job.sent(rank, End) for rank in (1, 2, 3))
 
 
