@@ -7,23 +7,9 @@ from typing import Any
 
 import pytest
 
-from cpulaunch import messages
-from cpulaunch.messages import (
-    FROM_AGENT,
-    FROM_LAUNCHER,
-    FROM_RANK,
-    MAX_LINE,
-    MAX_OUTPUT,
-    MAX_TEXT,
-    Lines,
-    Message,
-    MessageError,
-    Unknown,
-    decode,
-    encode,
-    pack,
-    unpack,
-)
+from cpulaunch import messages, wire
+from cpulaunch.messages import FROM_AGENT, FROM_LAUNCHER, FROM_RANK, Message, Unknown
+from cpulaunch.wire import MAX_LINE, MAX_OUTPUT, MAX_TEXT, Lines, MessageError, decode, encode, pack, unpack
 
 ALL: list[tuple[Message, Any]] = [
     (messages.Ready([0, 2]), FROM_RANK),
@@ -121,7 +107,7 @@ def test_what_is_no_message_is_an_error(line: bytes, why: str) -> None:
 
 def test_an_unknown_kind_is_none() -> None:
     assert decode(b'{"type":"stall","rank":7}', FROM_AGENT) == Unknown("stall")
-    assert decode(json.dumps({"type": "x" * 1000}).encode(), FROM_AGENT) == Unknown("x" * messages.MAX_KIND)
+    assert decode(json.dumps({"type": "x" * 1000}).encode(), FROM_AGENT) == Unknown("x" * wire.MAX_KIND)
 
 
 def test_fields_of_later_versions_are_passed_over() -> None:

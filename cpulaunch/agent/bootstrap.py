@@ -187,7 +187,8 @@ def _raised(error: BaseException) -> bytes:
     import traceback
 
     from cpulaunch.errors import CpulaunchError
-    from cpulaunch.messages import Raised, encode
+    from cpulaunch.messages import Raised
+    from cpulaunch.wire import encode
 
     shown = _without_our_frames(error.__traceback__)
     frames = traceback.extract_tb(shown)
@@ -222,7 +223,8 @@ def _torch(torch: Any) -> bytes:
         threads = torch.get_num_threads()
     except Exception:
         return b""
-    from cpulaunch.messages import Torch, encode
+    from cpulaunch.messages import Torch
+    from cpulaunch.wire import encode
 
     return encode(Torch(threads, os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")))
 

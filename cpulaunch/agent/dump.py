@@ -25,7 +25,8 @@ from cpulaunch.agent import ledger_file, processes
 from cpulaunch.agent.stacks import fit, from_faulthandler, from_gdb, from_py_spy
 from cpulaunch.agent.start import Running, StacksHandler
 from cpulaunch.discovery.cgroup import Throttling
-from cpulaunch.messages import MAX_LINE, AskDump, Dump
+from cpulaunch.messages import AskDump, Dump
+from cpulaunch.wire import MAX_LINE
 
 MAX_STACKS = 16
 """Children whose stacks are taken, too."""

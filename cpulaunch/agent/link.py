@@ -12,18 +12,8 @@ from enum import Enum
 from typing import Any
 
 from cpulaunch import messages
-from cpulaunch.messages import (
-    FROM_LAUNCHER,
-    AgentMessage,
-    LauncherMessage,
-    Lines,
-    MessageError,
-    Unknown,
-    decode,
-    encode,
-    proof,
-    same,
-)
+from cpulaunch.messages import FROM_LAUNCHER, AgentMessage, LauncherMessage, Unknown
+from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds until the next try to connect: it doubles with each that has failed."""

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from cpulaunch import ledger, messages, variables
+from cpulaunch import ledger, messages, variables, wire
 from cpulaunch.agent import ledger_file
 from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with, set_open_files
 from cpulaunch.agent.identity import Identity, identify
@@ -25,16 +25,9 @@ from cpulaunch.agent.output import REPORTS, Pipes, Printer
 from cpulaunch.agent.report import Reports
 from cpulaunch.agent.start import Running, start_program
 from cpulaunch.errors import CpulaunchError, HostError
-from cpulaunch.messages import (
-    BEATS_PER_TIMEOUT,
-    MAX_OUTPUT,
-    UNREACHED,
-    AgentMessage,
-    LauncherMessage,
-    Report,
-    Unknown,
-)
+from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
 from cpulaunch.plan.placement import Placement, unguard
+from cpulaunch.wire import MAX_OUTPUT
 
 if TYPE_CHECKING:
     from typing import Any
@@ -252,7 +245,7 @@ class Agent:
         if self.link and not self.link.closed:
             self.link.send(message)
         elif isinstance(message, messages.Output):
-            self.printer.print(message.stream, messages.unpack(message.data))
+            self.printer.print(message.stream, wire.unpack(message.data))
         elif isinstance(message, messages.Refused):
             self.printer.print(2, f"cpulaunch: {message.error}\n".encode())
         elif isinstance(message, messages.Note):
@@ -300,7 +293,7 @@ class Agent:
                 self._reported(report)
         elif data:
             self.printed, self.printed_at = self.printed + len(data), time.monotonic()
-            self._tell(messages.Output(stream, messages.pack(data)))
+            self._tell(messages.Output(stream, wire.pack(data)))
 
     def _reported(self, report: Report | Unknown) -> None:
         if isinstance(report, messages.Raised):

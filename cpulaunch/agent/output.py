@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 
-from cpulaunch.messages import MAX_OUTPUT
+from cpulaunch.wire import MAX_OUTPUT
 
 REPORTS = 0
 """The stream of what the program's bootstrap reports; 1 is stdout, 2 is stderr."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cpulaunch.messages import FROM_RANK, Lines, MessageError, Report, Unknown, decode
+from cpulaunch.messages import FROM_RANK, Report, Unknown
+from cpulaunch.wire import Lines, MessageError, decode
 
 
 class Reports:

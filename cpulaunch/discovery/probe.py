@@ -30,7 +30,8 @@ from cpulaunch.discovery.probe_messages import (
 )
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.reach import Reach
-from cpulaunch.messages import MAX_LINE, MessageError, Unknown, decode, encode
+from cpulaunch.messages import Unknown
+from cpulaunch.wire import MAX_LINE, MessageError, decode, encode
 
 CONNECT_TIMEOUT = 2.5
 """Seconds in which all hosts try to reach the master."""

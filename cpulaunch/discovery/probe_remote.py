@@ -37,7 +37,7 @@ from cpulaunch.discovery.probe_messages import (
 )
 from cpulaunch.discovery.this_host import facts_here
 from cpulaunch.errors import CpulaunchError
-from cpulaunch.messages import decode, encode
+from cpulaunch.wire import decode, encode
 
 CONNECT_TIMEOUT = 2.0
 """Seconds that the master's port has to answer."""

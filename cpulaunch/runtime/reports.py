@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cpulaunch.messages import Resumes, Saves, SavesAt, encode
+from cpulaunch.messages import Resumes, Saves, SavesAt
+from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.messages import HasTraced, Traces, encode
+from cpulaunch.messages import HasTraced, Traces
+from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""

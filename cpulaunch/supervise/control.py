@@ -16,22 +16,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from cpulaunch import messages
-from cpulaunch.messages import (
-    FROM_AGENT,
-    MAX_LINE,
-    AgentMessage,
-    Hello,
-    LauncherMessage,
-    Lines,
-    MessageError,
-    Unknown,
-    decode,
-    encode,
-    proof,
-    same,
-)
+from cpulaunch.messages import FROM_AGENT, AgentMessage, Hello, LauncherMessage, Unknown
 from cpulaunch.supervise.observers import Observers
 from cpulaunch.supervise.start import MAX_STRANGERS
+from cpulaunch.wire import MAX_LINE, Lines, MessageError, decode, encode, proof, same
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a stranger has to prove that it is one of ours."""

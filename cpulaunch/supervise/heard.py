@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from signal import SIGKILL, SIGTERM
 
-from cpulaunch import messages
+from cpulaunch import messages, wire
 from cpulaunch.errors import STALLED_EXIT_CODE, HostError
 from cpulaunch.messages import KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import ending, launched
@@ -65,7 +65,7 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
     if isinstance(message, messages.Output):
         state.output_at = state.now
         about_stalls(state, state.stalls.printed(state.now))
-        state.actions.append(Write(rank.rank, message.stream, messages.unpack(message.data)))
+        state.actions.append(Write(rank.rank, message.stream, wire.unpack(message.data)))
         return
     if isinstance(message, messages.TracePiece):
         return

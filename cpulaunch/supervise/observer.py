@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cpulaunch.errors import HostError
-from cpulaunch.messages import VERSION, Challenge, Lines, MessageError, Welcome, same
+from cpulaunch.messages import VERSION, Challenge, Welcome
 from cpulaunch.supervise import observer_messages as protocol
 from cpulaunch.supervise.dumps import ANSWER_WITHIN, Stacks
 from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_here
+from cpulaunch.wire import Lines, MessageError, same
 
 CONNECT_WITHIN = 5.0
 """Seconds in which a launcher welcomes an observer."""

@@ -8,7 +8,8 @@ to import them.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import Challenge, Unknown, Welcome, decode, encode, proof
+from cpulaunch.messages import Challenge, Unknown, Welcome
+from cpulaunch.wire import decode, encode, proof
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
 """The roles in the proofs of both."""
@@ -125,5 +126,5 @@ def answer(line: bytes) -> Challenge | Welcome | Answer | Unknown:
 
 
 def proof_of(role: str, token: str, salt: str) -> str:
-    """That whoever has this ``role`` knows the ``token``, which is ``messages.observers_token``."""
+    """That whoever has this ``role`` knows the ``token``, which is ``wire.observers_token``."""
     return proof(token, role, salt, 0)

@@ -8,12 +8,13 @@ import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import VERSION, Lines, MessageError, Welcome, observers_token, same
+from cpulaunch.messages import VERSION, Welcome
 from cpulaunch.supervise import observer_messages as protocol
 from cpulaunch.supervise.dumps import ANSWER_WITHIN
 from cpulaunch.supervise.events import Dumped
 from cpulaunch.supervise.profiling import Profiling
 from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.wire import Lines, MessageError, observers_token, same
 
 MAX_OBSERVERS = 8
 """Observers at the same time.  One more is hung up on."""

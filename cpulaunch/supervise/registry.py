@@ -18,8 +18,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import observers_token
 from cpulaunch.supervise.directory import JobDirectory
+from cpulaunch.wire import observers_token
 
 CONTROL_FILE = "control.json"
 SCHEMA = 1

@@ -96,9 +96,10 @@ def parts() -> int:
 
 
 def launcher() -> None:
-    from cpulaunch.messages import FROM_AGENT, StepRow, Steps, decode, encode
+    from cpulaunch.messages import FROM_AGENT, StepRow, Steps
     from cpulaunch.supervise.rank import Rank
     from cpulaunch.supervise.telemetry import Telemetry
+    from cpulaunch.wire import decode, encode
 
     rows = [
         list(StepRow(n, 1, 1e5 + n / 7, 0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None))

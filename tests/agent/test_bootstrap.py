@@ -6,7 +6,8 @@ import pytest
 
 from cpulaunch.agent.bootstrap import leaving, ready
 from cpulaunch.agent.report import Reports
-from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown, encode
+from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown
+from cpulaunch.wire import encode
 
 
 @pytest.mark.parametrize("report", [Ready([]), Ready([0, 2, 17]), Leaving(0), Leaving(255)])

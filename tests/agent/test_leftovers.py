@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.agents import PlayedLauncher, placement, run_agent
 
-from cpulaunch import messages
+from cpulaunch import messages, wire
 
 NOBODY = 65534
 
@@ -179,7 +179,7 @@ def test_how_a_forked_child_ends_is_not_how_its_rank_does(tmp_path: Path, child:
             message = launcher.hear()
             assert not isinstance(message, (messages.Failure, messages.Exit))
             if isinstance(message, messages.Output):
-                seen += messages.unpack(message.data)
+                seen += wire.unpack(message.data)
         # Had the child's end been reported as the rank's, this end would be the rank's own.
         launcher.say(messages.End(signal.SIGTERM, 30.0))
         end = launcher.next(messages.Exit)

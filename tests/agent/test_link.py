@@ -11,7 +11,8 @@ import pytest
 from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 
-from cpulaunch.messages import Challenge, End, Exit, Hello, Release, Welcome, proof
+from cpulaunch.messages import Challenge, End, Exit, Hello, Release, Welcome
+from cpulaunch.wire import proof
 
 
 def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 from cpulaunch import ledger
 from cpulaunch.agent import ledger_file, traces
 from cpulaunch.agent.traces import RankTraces
-from cpulaunch.messages import MAX_LINE, HasTraced, SendTrace, Trace, Traced, TracePiece, Traces, encode
+from cpulaunch.messages import HasTraced, SendTrace, Trace, Traced, TracePiece, Traces
+from cpulaunch.wire import MAX_LINE, encode
 
 TRACE = Trace(7, 12, 14)
 

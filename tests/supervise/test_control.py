@@ -24,20 +24,10 @@ from support.jobs import job, outcome, run_changed
 from support.programs import UNTIL_TOLD
 
 from cpulaunch import messages
-from cpulaunch.messages import (
-    FROM_LAUNCHER,
-    MAX_LINE,
-    VERSION,
-    Challenge,
-    Exit,
-    Hello,
-    Welcome,
-    decode,
-    encode,
-    proof,
-)
+from cpulaunch.messages import FROM_LAUNCHER, VERSION, Challenge, Exit, Hello, Welcome
 from cpulaunch.supervise.control import MAX_HELLO, Control
 from cpulaunch.supervise.start import MAX_STRANGERS, MAX_STRANGERS_HERE, OWN_FILES
+from cpulaunch.wire import MAX_LINE, decode, encode, proof
 
 
 def control_address(launcher: subprocess.Popen[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from support.agents import TOKEN, agent, placement, rank_spec
 from support.command import TIMEOUT
 
-from cpulaunch import messages, variables
+from cpulaunch import messages, variables, wire
 from cpulaunch.messages import Exit, Hello, Release
 from cpulaunch.plan.placement import HostSpec
 from cpulaunch.supervise.control import MAX_HELLO, Control
@@ -44,9 +44,7 @@ asyncio.run(flood())
 
 WHAT_THEY_SAY = {
     "a line that never ends": "x" * (MAX_HELLO - 1),
-    "a hello without the token": messages.encode(
-        Hello(messages.VERSION, 0, "s", "0" * 64, 0.0, 1, "x")
-    ).decode(),
+    "a hello without the token": wire.encode(Hello(messages.VERSION, 0, "s", "0" * 64, 0.0, 1, "x")).decode(),
     "nothing": "",
 }
 

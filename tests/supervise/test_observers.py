@@ -13,7 +13,7 @@ import pytest
 from support.command import TIMEOUT
 
 from cpulaunch.errors import HostError
-from cpulaunch.messages import VERSION, Beat, Challenge, Dump, Hello, Welcome, encode, observers_token, proof
+from cpulaunch.messages import VERSION, Beat, Challenge, Dump, Hello, Welcome
 from cpulaunch.supervise.control import Control, Refused
 from cpulaunch.supervise.events import Dumped
 from cpulaunch.supervise.observer import Observer
@@ -21,6 +21,7 @@ from cpulaunch.supervise.observer_messages import RankSeen
 from cpulaunch.supervise.observers import MAX_OBSERVERS, Observers, status_of
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.registry import Contact
+from cpulaunch.wire import encode, observers_token, proof
 
 
 class Launcher:

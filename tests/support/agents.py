@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cpulaunch import messages, variables
-from cpulaunch.messages import FROM_AGENT, AgentMessage, LauncherMessage, decode, encode, proof
+from cpulaunch.messages import FROM_AGENT, AgentMessage, LauncherMessage
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec
 from cpulaunch.plan.request import HostRequest
+from cpulaunch.wire import decode, encode, proof
 from support.command import TIMEOUT, clean_environment
 
 AGENT = Path(__file__).parent.parent.parent / "cpulaunch" / "agent" / "run_agent.py"
