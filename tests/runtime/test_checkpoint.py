@@ -161,8 +161,10 @@ def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
         "first, steps = os.environ['CPULAUNCH_RESTART_COUNT'] == '0', []\n"
         "def stepped(*_):\n"
         "    steps.append(0)\n"
-        "    if first and len(steps) == 47 and os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    if first and len(steps) == 47 and os.environ['RANK'] == '0': time.sleep(600)\n"
+        "    if not first or len(steps) != 47: return\n"
+        "    if os.environ['RANK'] == '0': time.sleep(600)\n"
+        "    while os.environ['RANK'] == '2':\n"
+        "        if os.path.exists('struck/step-20'): os.kill(os.getpid(), signal.SIGKILL)\n"
         "register_optimizer_step_post_hook(stepped)\n"
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
@@ -173,7 +175,7 @@ def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
     struck = run_job(cpulaunch, *options, tmp_path / "struck.py", *script, "--directory", "struck")
     assert re.findall("weights .*", struck.stdout) == re.findall("weights .*", calm.stdout) != []
-    assert struck.stderr.count("cpulaunch: goes on after step 40, from ") == 1
+    assert len(re.findall(r"cpulaunch: goes on after step [24]0, from ", struck.stderr)) == 1
 
 
 @pytest.mark.slow
@@ -231,10 +233,11 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     with bounded(launcher, LIMIT):
         assert launcher.stdout
-        pids = [int(line.split()[-1]) for line in (launcher.stdout.readline(), launcher.stdout.readline())]
+        first = [launcher.stdout.readline(), launcher.stdout.readline()]
+        pids = {line[:3]: int(line.split()[-1]) for line in first}
         while not complete(tmp_path / "ckpt"):
             assert launcher.poll() is None
-        os.kill(pids[1] if to == "a rank" else launcher.pid, number)
+        os.kill(pids["[1]"] if to == "a rank" else launcher.pid, number)
         _, errors = launcher.communicate()
     began = set(re.findall(rf"{number.name} on rank (\d+): saving step \d+, then ending", errors))
     assert began == {"1"} if to == "a rank" else {"0", "1"} >= began != set()

@@ -18,7 +18,7 @@ from slurm.conftest import CPULAUNCH
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 240.0
-STEPS = 100
+STEPS = 2000
 EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
 
 
