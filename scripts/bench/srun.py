@@ -69,10 +69,11 @@ def timed(
         assert process.stdout
         line = process.stdout.readline()
         first = time.perf_counter() - started
-        rest, error = process.communicate()
+        rest = process.stdout.read()  # communicate() would lose what readline() has buffered
+        process.wait()
         ended = time.perf_counter() - started
     if (line + rest).count("hello") != len(NODES):
-        raise SystemExit(f"{command}: {line}{rest}{error}")
+        raise SystemExit(f"{command}: {line}{rest}{process.stderr and process.stderr.read()}")
     return first, ended
 
 
