@@ -69,6 +69,7 @@ def trainer() -> dict[str, Any]:
         "out", per_device_train_batch_size=2, num_train_epochs=3, save_steps=5, save_total_limit=3,
         report_to="none", disable_tqdm=True, logging_strategy="no", learning_rate=0.01, seed=1,
     )  # fmt: skip
+    torch.manual_seed(1)
     model = Net()
     trained = Trainer(model=model, args=arguments, train_dataset=Data()).train()
     return {"step": trained.global_step, "steps here": steps, "weights": digest(model)}
