@@ -194,6 +194,7 @@ TABLE = (
     Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),
     Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),
     # ---- batch systems
+    Variable("KUBERNETES_SERVICE_HOST", "<kubelet>", "discovery", "address", "whether this is a pod"),
     Variable("PBS_JOBID", "<PBS>", "cli discovery", "text", "the allocation"),
     Variable("PBS_NODEFILE", "<PBS>", "discovery", "path", "its hosts"),
     Variable("SLURM_JOB_ID", "<Slurm>", "cli discovery", "integer", "the allocation"),

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "discovery.master_port": set(),
     "discovery.check_hosts": {"discovery", "model", "config.config", "launchers", "plan.select"},
     "manifests": {"manifests"},
+    "manifests.mpijob": {"manifests", "yaml"},
     "discovery.step": {"discovery", "model", "config.config"},
     "discovery.collect": {"discovery", "model", "config", "plan", "user_file"},
     "supervise": {"supervise", "messages", "wire", "model", "plan", "launchers"},

@@ -8,48 +8,59 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from cpulaunch.cli import submit_kubernetes
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import load_config
 from cpulaunch.cli.run import MODULE, program_of, run_parser
+from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError
 from cpulaunch.manifests.sbatch import SAVING, SWITCHES, VALUES, batch_script
 from cpulaunch.wording import cannot_run
 
-QUEUES = ("slurm",)
+QUEUES = ("slurm", submit_kubernetes.NAME)
 TIMEOUT = 60.0
 """Seconds that sbatch may take."""
 
 LEFT_TO_SLURM = 10
 """Seconds before its time limit in which a job has ended that was warned of it."""
 
-USAGE = "cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
+USAGE = """cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]
+       cpulaunch submit --to kubernetes --image I [--nodes N] [RUN OPTIONS] train.py [ARGS…]"""
 EPILOG = """\
 Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
 stay those of the job.  Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
 With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
+For Kubernetes, --nodes is the number of workers and --job-name the job's name; a script without a leading /
+travels with the job.
 
 examples:
   cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
   cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
   cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only print the script
+  cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
 
-exit code: 0; 2 usage or settings; 3 sbatch refused it
+exit code: 0; 2 usage or settings; 3 sbatch or kubectl refused it
 """
 
 
 class Typed(NamedTuple):
-    """A command line: our own options, sbatch's as words such as ``--nodes=4``, the arguments of `run`."""
+    """A command line: our own options, and the settings; sbatch's options as words such as ``--nodes=4``,
+    those of `run`, and the program with its arguments."""
 
     ours: argparse.Namespace
+    config: Config
     sbatch: list[str]
     run: list[str]
+    program: list[str]
 
 
 def main(arguments: list[str]) -> int:
     typed = read(arguments)
+    if typed.ours.to == submit_kubernetes.NAME:
+        return submit_kubernetes.submit(*typed)
     grace = [] if typed.ours.grace_given else [f"--grace-period={SAVING - LEFT_TO_SLURM}"]
-    command = [sys.executable, "-m", "cpulaunch", "run", *typed.run]
+    command = [sys.executable, "-m", "cpulaunch", "run", *typed.run, *typed.program]
     script = batch_script(typed.sbatch, command, grace)
     if typed.ours.output:
         write_file(typed.ours.output, script)
@@ -68,9 +79,9 @@ def read(arguments: list[str]) -> Typed:
     parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
     parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
     parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
-    own = {"--to", "--output", "--dry-run"}
+    own = {"--to", "--output", "--dry-run"} | submit_kubernetes.add_options(parser)
     parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
-    parser.add_argument("--output", metavar="F", type=Path, help="keep the script in this file")
+    parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
     for name, letter in VALUES.items():
         letters = [letter] if letter else []
         dest = "job_name" if name == "--job-name" else "_"
@@ -80,10 +91,12 @@ def read(arguments: list[str]) -> Typed:
     words, rest = parser.split(arguments, ends=MODULE)
     options = parser.parse_args(words)
     config = load_config(options)
-    program_of(rest, options.no_python, options.wdir)
     options.grace_given = config.is_set("watch.grace_period")
     sbatch = []
-    if options.job_name is None:
+    if options.to == QUEUES[0]:
+        submit_kubernetes.refuse_options(options, options.to)
+        program_of(rest, options.no_python, options.wdir)
+    if options.to == QUEUES[0] and options.job_name is None:
         sbatch.append(f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
     long_names = {letter: name for name, letter in VALUES.items() if letter}
     run = []
@@ -95,7 +108,7 @@ def read(arguments: list[str]) -> Typed:
             sbatch.append(name + equals + value)
         elif name not in own:
             run.append(name + equals + value)
-    return Typed(options, sbatch, [*run, *rest])
+    return Typed(options, config, sbatch, run, rest)
 
 
 def _submit(script: str) -> str:

@@ -1,4 +1,4 @@
-"""The hosts that a batch system has allocated, from its environment variables."""
+"""The hosts that a batch system, or Kubernetes, has given us, from its environment variables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from itertools import chain, repeat
 from typing import NamedTuple
 
+from cpulaunch import launchers
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host, parse_hosts
+from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
 
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
@@ -30,7 +31,21 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
         return Allocation(f"Slurm job {environ.get('SLURM_JOB_ID', '?')}", _slurm(nodes, environ))
     if file := environ.get("PBS_NODEFILE"):
         return Allocation(f"PBS job {environ.get('PBS_JOBID', '?')}", _pbs(file, read(file)))
+    if file := operators_hostfile(environ):
+        return Allocation(file, _operators(file, read(file)))
     return None
+
+
+def operators_hostfile(environ: Mapping[str, str]) -> str | None:
+    """The hostfile of the MPI operator, where this is its launcher pod.
+
+    The operator mounts it at /etc/mpi/hostfile, and names it to mpiexec by the variable of the job's
+    ``mpiImplementation``.  Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environ:  # which every pod has
+        return None
+    names = (name for mpi in launchers.MPIS for name in launchers.load_mpi(mpi).hostfile_variables)
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 _COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
@@ -73,6 +88,18 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
         )
     counts = chain.from_iterable(repeat(count, times) for count, times in runs)
     return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
+
+
+def _operators(file: str, text: str | None) -> tuple[Host, ...]:
+    """``host:N``, or ``host slots=N`` for Open MPI: N is the job's ``slotsPerWorker``."""
+    if text is None:
+        raise ConfigError(
+            f"the MPI operator's hostfile {file} cannot be read", hint="--hosts names the workers"
+        )
+    hosts = parse_hostfile(text, file)
+    # Where the job says nothing, it is 1, which the user did not ask for.
+    asked = any(host.slots != 1 for host in hosts)
+    return hosts if asked else tuple(Host(host.name) for host in hosts)
 
 
 def _pbs(file: str, text: str | None) -> tuple[Host, ...]:

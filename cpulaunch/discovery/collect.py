@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.allocation import allocation
+from cpulaunch.discovery.allocation import allocation, operators_hostfile
 from cpulaunch.discovery.files import read_file
 from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.interfaces import interfaces_here
@@ -73,6 +73,10 @@ def collect_facts(
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
         why_srun="no MPI was found" if mpis == () and elsewhere and can_start(config, listed) else "",
     )
+    if program and elsewhere and operators_hostfile(config.environ):
+        from cpulaunch.discovery.workers import wait_for_workers
+
+        wait_for_workers([host.name for host in listed if host.name not in names], tell)
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
 
 

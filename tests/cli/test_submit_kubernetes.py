@@ -1,0 +1,253 @@
+"""``cpulaunch submit --to kubernetes``: what becomes of its options, and what kubectl is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.command import REPOSITORY
+
+from cpulaunch.cli.main import main
+from cpulaunch.manifests.mpijob import MAX_FILES
+
+BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
+
+KUBECTL = """#!/bin/sh
+# Notes what it is called with, and what it is to create; FAILS names a kind that it refuses.
+text=$(cat)
+printf '%s\\n' "$*" "$text" >>"$NOTES"
+case $text in *"kind: ${FAILS:-nothing}"*) echo "error: $SAYS" >&2; exit 1;; esac
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("CPULAUNCH_", "CCL_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "train.py").write_text("import torch\n")
+    return tmp_path
+
+
+@pytest.fixture
+def kubectl(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubectl without a cluster: the file that it notes its calls in."""
+    (here / "bin").mkdir()
+    (program := here / "bin" / "kubectl").write_text(KUBECTL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(here / "notes"))
+    return here / "notes"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The MPIJob's spec, and the files that go with it."""
+    assert main([*BASE, "--dry-run", *words]) == 0
+    job, *maps = yaml.safe_load_all(capsys.readouterr().out)
+    return job, maps[0]["data"] if maps else {}
+
+
+def command(job: dict[str, Any]) -> list[str]:
+    (container,) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    return container["command"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "runs", "files"),
+    [
+        (
+            "-ppn 2 --threads 1 train.py --lr 3 --cpu 4",
+            "-ppn 2 --threads=1 /etc/cpulaunch/train.py --lr 3 --cpu 4",
+            ["train.py"],
+        ),
+        ("--nodes 2 /app/train.py x", "/app/train.py x", []),
+        ("-m train x", "-m train x", []),
+        ("--no-python ./prog x", "--no-python ./prog x", []),
+    ],
+)
+def test_the_launcher_runs_what_was_typed(
+    typed: str, runs: str, files: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, maps = printed(capsys, *(["--job-name", "j"] if "./prog" in typed else []), *typed.split())
+    assert command(job) == ["cpulaunch", "run", *runs.split()]
+    assert list(maps) == files
+
+
+@pytest.mark.parametrize(
+    ("typed", "workers", "slots", "implementation"),
+    [
+        ("", 1, None, "Intel"),
+        ("--nodes 4 -ppn 2 --mpi mpich", 4, 2, "MPICH"),
+        ("-N 3 -n 6 --mpi openmpi", 3, 2, "OpenMPI"),
+        ("--nnodes 2:4 --max-restarts 1 --mpi intel", 4, None, "Intel"),
+    ],
+)
+def test_workers_slots_and_mpi(
+    typed: str,
+    workers: int,
+    slots: int | None,
+    implementation: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job, _ = printed(capsys, *typed.split(), "train.py")
+    spec = job["spec"]
+    assert spec["mpiReplicaSpecs"]["Worker"]["replicas"] == workers
+    assert (spec.get("slotsPerWorker"), spec["mpiImplementation"]) == (slots, implementation)
+
+
+def test_settings_of_yaml_and_environment_go_with_the_job(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "cpulaunch.yaml").write_text("training:\n  precision: fp32\n")
+    monkeypatch.setenv("CPULAUNCH_TRAINING_BACKEND", "gloo")
+    monkeypatch.setenv("CCL_WORKER_COUNT", "3")
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    job, files = printed(capsys, "--secret", "tokens", "-x", "HF_TOKEN", "train.py")
+    assert command(job)[2:] == [
+        "--config-file",
+        "/etc/cpulaunch/cpulaunch.yaml",
+        "-x",
+        "HF_TOKEN",
+        "/etc/cpulaunch/train.py",
+    ]
+    assert files["cpulaunch.yaml"] == "training:\n  precision: fp32\n"
+    (container,) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    assert container["env"] == [
+        {"name": "CCL_WORKER_COUNT", "value": "3"},
+        {"name": "CPULAUNCH_TRAINING_BACKEND", "value": "gloo"},
+    ]
+    assert container["envFrom"] == [{"secretRef": {"name": "tokens"}}]
+    assert "hunter2" not in str(job)
+
+
+def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "Train_my-BERT.v2.py").touch()
+    job, _ = printed(capsys, "Train_my-BERT.v2.py")
+    assert job["metadata"] == {"name": "train-my-bert-v2"}
+
+
+def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "helper.py").touch()
+    (here / "train.py").write_text("import os, torch\nfrom helper import load\n")
+    assert main([*BASE, "--dry-run", "train.py"]) == 0
+    assert "warning: train.py imports helper, which the pods don't get" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("submit --to kubernetes train.py", "--image is missing"),
+        ("--image= train.py", "--image is missing"),
+        ("--cpu 16 train.py", "--cpu without --memory"),
+        ("--memory 64Gi train.py", "--memory without --cpu"),
+        ("--cpu 1.5 --memory 64Gi train.py", "--cpu '1.5' is no number of whole CPUs"),
+        ("--cpu 500m --memory 64Gi train.py", "--cpu '500m' is no number of whole CPUs"),
+        ("--cpu 16 --memory 64GB train.py", "--memory '64GB' is no quantity"),
+        ("--cpu 16 --memory 64 train.py", "--memory 64 is 64 bytes"),
+        ("--nodes 0 train.py", "--nodes '0' is no number of workers"),
+        ("--nodes 2-4 train.py", "--nodes '2-4' is no number of workers"),
+        ("--nodes 4 -n 6 train.py", "6 ranks can't be divided evenly over 4 workers"),
+        ("--job-name My_Job train.py", "no job can be called 'My_Job'"),
+        ("--namespace Team_A train.py", "--namespace 'Team_A' is no namespace"),
+        ("--secret a/b train.py", "--secret 'a/b' is no name"),
+        ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
+        ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
+        ("--time 2:00:00 train.py", "--time is for --to slurm"),
+        ("--requeue train.py", "--requeue is for --to slurm"),
+        ("--hosts a,b train.py", "the MPI operator names the hosts"),
+        ("--launcher slurm train.py", "slurm starts nothing on the workers"),
+        ("gone.py", "gone.py: no such script here"),
+        ("sub", "sub: is a directory"),
+        ("latin.py", "latin.py: not UTF-8 text"),
+        ("big.py", "are too many for a ConfigMap, which takes 1,048,576"),
+        ("ünder.py", "a ConfigMap takes files only whose names"),
+        ("4.py", "no job can be called '4'"),
+        ("", "no script to run"),
+        ("-m", "no script to run"),
+        ("--backend nccl train.py", "'nccl' is not valid for training.backend"),
+        ("submit --image train:1 train.py", "--image is for --to kubernetes, and this job is for slurm"),
+    ],
+)
+def test_what_can_not_become_a_job_is_an_error_with_a_hint(
+    typed: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "sub").mkdir()
+    (here / "latin.py").write_bytes(b"# \xe4\n")
+    (here / "big.py").write_text("#" * MAX_FILES)
+    for name in ("4.py", "ünder.py"):
+        (here / name).touch()
+    words = shlex.split(typed)
+    assert main(words if typed.startswith("submit") else [*BASE, "--dry-run", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "hint: " in error or "nccl" in typed or "already" in says or "for slurm" in says
+
+
+def test_kubectl_creates_the_job_and_then_its_files(
+    kubectl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, "--namespace", "ml", "--output", "job.yaml", "train.py"]) == 0
+    first, second = kubectl.read_text().split("create -f -\n")[1:]
+    assert yaml.safe_load(first)["kind"] == "MPIJob"
+    assert yaml.safe_load(second)["data"] == {"train.py": "import torch\n"}
+    assert list(yaml.safe_load_all(Path("job.yaml").read_text())) == [
+        yaml.safe_load(first),
+        yaml.safe_load(second),
+    ]
+    said = capsys.readouterr().err
+    assert "`kubectl get pods -n ml -l training.kubeflow.org/job-name=train`" in said
+    assert "`kubectl logs -f -n ml job/train-launcher`" in said
+    assert "`kubectl delete -n ml mpijob/train configmap/train-files`" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "hint", "last"),
+    [
+        ("MPIJob", 'no matches for kind "MPIJob"', "the MPI operator is not installed", "create -f -"),
+        ("MPIJob", 'mpijobs "train" already exists', "--job-name gives this one another name", "create -f -"),
+        ("MPIJob", 'unknown field "spec.x"', "the MPI operator there is older", "create -f -"),
+        ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found mpijob/train"),
+    ],
+)
+def test_what_kubectl_refuses_leaves_no_half_of_a_job(
+    kind: str, says: str, hint: str, last: str, kubectl: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAILS", kind)
+    monkeypatch.setenv("SAYS", says)
+    assert main([*BASE, "train.py"]) == 3
+    error = capsys.readouterr().err
+    assert f"kubectl: {says}" in error
+    assert hint in error
+    calls = [line for line in kubectl.read_text().splitlines() if line.startswith(("create", "delete"))]
+    assert calls[-1] == last
+
+
+def test_where_there_is_no_kubectl(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main([*BASE, "train.py"]) == 3
+    error = capsys.readouterr().err
+    assert "kubectl can't be run: No such file or directory" in error
+    assert "--dry-run prints the job, and --output F keeps it" in error
+
+
+def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "examples").mkdir()
+    (here / "examples" / "digits.py").write_text((REPOSITORY / "examples" / "digits.py").read_text())
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    commands = re.findall(r"^\$ cpulaunch (submit (?:.*\\\n)*.*)$", page, re.M)
+    assert len(commands) > 2
+    for each in commands:
+        words = [word for word in shlex.split(each) if word != "--dry-run"]
+        assert main([*words[:1], "--dry-run", *words[1:]]) == 0
+        assert capsys.readouterr().out.startswith("apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\n")

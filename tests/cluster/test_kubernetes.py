@@ -1,0 +1,52 @@
+"""A job as `cpulaunch submit --to kubernetes` writes it, in pods that are hosts of the test cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from typing import Any
+
+import pytest
+import yaml
+from support.command import REPOSITORY, bounded, mpi_options, needs_two_cores
+from support.marks import repeat
+from support.namespaces import until
+from support.pods import Pods
+
+from cluster.conftest import GONE_WITHIN, need_cluster
+from cpulaunch.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+
+def manifest(*options: str) -> list[dict[str, Any]]:
+    """What is printed for a job of two workers with a CPU each."""
+    words = ["--image", "train:1", "--namespace", "ml", "--job-name", "job", "--nodes", "2"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["submit", "--to", "kubernetes", "--dry-run", *words, *options]) == 0
+    return list(yaml.safe_load_all(printed.getvalue()))
+
+
+@needs_two_cores
+@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
+def test_the_launchers_command_waits_for_its_workers_and_trains(
+    mpi: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_cluster()
+    monkeypatch.chdir(REPOSITORY / "examples")
+    job = manifest(*mpi_options(mpi), "--cpu", "1", "--memory", "2Gi", "digits.py", "--epochs", "5")
+    with Pods(job) as pods:
+        with bounded(pods.start_launcher()) as launcher:
+            assert launcher.stderr
+            said = iter(launcher.stderr.readline, "")
+            waits = next(line for line in said if "waiting for" in line)
+            assert "waiting for 2 of 2 workers, for 300 s at most: job-worker-0.job.ml.svc: " in waits
+            pods.start_workers()
+            printed, rest = launcher.communicate(timeout=60)
+        assert launcher.returncode == 0, rest
+        placed = dict(re.findall(r"\[(\d)\] rank \1 of 2: backend ccl, .*CPUs \[(\d+)\]", printed))
+        assert placed == {str(n): str(*pods.cpus(worker)) for n, worker in enumerate(pods.workers)}
+        (accuracy,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)
+        assert float(accuracy) > 95
+        until(lambda: not pods.processes(), "all processes to end", limit=GONE_WITHIN)

@@ -1,0 +1,133 @@
+"""MPIJobs: golden texts, their fields by the operator's types, and their pods by Kubernetes' own schema."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from cpulaunch.manifests.mpijob import Job, as_yaml, bytes_of, documents, half_of, why_not_a_name
+from manifests.fields import problems, templates
+
+GOLDEN = Path(__file__).parent / "golden"
+SCRIPT = 'import torch\n\nprint("it\'s done", "\\t", torch.__version__)  # ünd\n'
+RUN = ("cpulaunch", "run")
+
+JOBS = {
+    "four-workers": Job(
+        "train", "registry.example/train:1", [*RUN, "-ppn", "2", "/etc/cpulaunch/train.py", "--lr", "0.1"],
+        namespace="ml", workers=4, slots=2, cpus=16, memory="64Gi", files={"train.py": SCRIPT},
+    ),
+    "whole-nodes": Job("train", "train:1", [*RUN, "-m", "train"], mpi="MPICH"),
+    "everything": Job(
+        "train", "train:1", [*RUN, "/app/train.py", "$(date)", "a: b", ""], mpi="OpenMPI", workers=2,
+        cpus=1, memory="1500M", variables={"CPULAUNCH_TRAINING_PRECISION": "fp32", "CCL_WORKER_COUNT": "4"},
+        secrets=["tokens"], volumes={"/data": "data", "/home/mpiuser/runs": "runs"},
+        files={"cpulaunch.yaml": "training:\n  precision: fp32\n"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_is_as_its_golden_text(name: str) -> None:
+    path = GOLDEN / f"{name}.yaml"
+    text = as_yaml(documents(JOBS[name]))
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert list(yaml.safe_load_all(text)) == documents(JOBS[name])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_has_the_fields_of_v2beta1_and_no_others(name: str) -> None:
+    job, *_ = documents(JOBS[name])
+    assert problems(job) == []
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.37"])
+@pytest.mark.parametrize("name", JOBS)
+def test_pods_and_config_maps_fit_kubernetes_own_schema(name: str, version: str) -> None:
+    job, *maps = documents(JOBS[name])
+    for template in templates(job).values():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}
+        kubernetes_validate.validate(pod, version, strict=True)
+    for each in maps:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("spec.slotsperworker", 2, "spec.slotsperworker is unknown"),
+        ("spec.mpiImplementation", "intel", "spec.mpiImplementation: 'intel'"),
+        ("spec.runPolicy.backoffLimit", "0", "spec.runPolicy.backoffLimit: '0'"),
+        ("spec.mpiReplicaSpecs.Launcher.replicas", 2, "there must be one launcher"),
+        ("spec.mpiReplicaSpecs.Worker.template", None, "spec.mpiReplicaSpecs.Worker.template is missing"),
+        ("metadata.name", "n" * 55, f"{'n' * 55}-worker-3 is no DNS label"),
+    ],
+)
+def test_the_check_of_fields_sees_what_is_wrong(path: str, value: Any, says: str) -> None:
+    job, *_ = documents(JOBS["four-workers"])
+    *parts, last = path.split(".")
+    here = job
+    for part in parts:
+        here = here[part]
+    here[last] = value
+    assert problems(job) == [says]
+
+
+def test_the_schema_sees_what_is_wrong_in_a_pod() -> None:
+    job, *_ = documents(JOBS["four-workers"])
+    spec = templates(job)["Worker"]["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+    spec["containers"][0]["startupProbe"]["tcpsocket"] = {"port": 1}
+    with pytest.raises(kubernetes_validate.ValidationError, match="tcpsocket"):
+        kubernetes_validate.validate(pod, "1.37", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "why"),
+    [
+        ("a" * 54, 1, None),
+        ("a" * 55, 1, "it has 55 characters, and may have 54"),
+        ("a" * 54, 101, "it has 54 characters, and may have 52"),
+        ("4-nodes", 1, "it must begin with a letter"),
+        ("Train", 1, "it must begin with a letter"),
+        ("train-", 1, "it must begin with a letter"),
+        ("", 1, "it must begin with a letter"),
+    ],
+)
+def test_names_are_those_that_services_and_hosts_can_have(name: str, workers: int, why: str | None) -> None:
+    found = why_not_a_name(name, workers)
+    assert found == why or (why and found and found.startswith(why))
+
+
+@pytest.mark.parametrize(
+    ("quantity", "size"),
+    [("64Gi", 64 << 30), ("1.5Gi", 3 << 29), ("64G", 64 * 10**9), ("100k", 100_000), ("7", 7), ("64GB", None),
+     ("64gi", None), ("-1Gi", None), ("1e9", None), ("Gi", None), ("", None), ("1 Gi", None)],
+)  # fmt: skip
+def test_quantities(quantity: str, size: int | None) -> None:
+    assert bytes_of(quantity) == size
+
+
+@pytest.mark.parametrize(
+    ("memory", "half"), [("64Gi", "32Gi"), ("3Gi", "1536Mi"), ("2Gi", "1Gi"), ("64G", "30517Mi")]
+)
+def test_shared_memory_is_half_of_a_workers(memory: str, half: str) -> None:
+    assert half_of(memory) == half
+
+
+def test_only_whole_cpus_that_are_limits_too_make_a_pod_guaranteed() -> None:
+    """For which the kubelet's static policy asks; the launcher is one as well, and then nobody is evicted first."""
+    job, *_ = documents(JOBS["four-workers"])
+    for template in templates(job).values():
+        for container in template["spec"]["containers"]:
+            resources = container["resources"]
+            assert resources["limits"] == resources["requests"]
+            assert resources["limits"].keys() == {"cpu", "memory"}
+            assert resources["limits"]["cpu"].isdigit()

@@ -1,0 +1,222 @@
+"""An MPIJob whose pods are hosts of the test cluster, as the MPI operator and kubelets make them of it.
+
+    with Pods(documents) as pods:
+        launcher = pods.start_launcher()
+        pods.start_workers()
+
+Each pod has the image's user and its /etc (ours, with the files of examples/kubernetes), the job's secret and
+ConfigMaps, /dev/shm of the manifest's size, and as many CPUs of its own as it asks for.  It runs its manifest's
+command with the operator's variables.  What isn't played: scheduling, probes, and the isolation of files, as
+every pod reads this machine's.
+
+Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from support.command import REPOSITORY, clean_environment
+from support.faults import Cluster
+from support.namespaces import TIMEOUT
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
+
+IMAGE = REPOSITORY / "examples" / "kubernetes"
+CPUSETS = Path("/sys/fs/cgroup/cpuset")
+
+_AS_USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs",
+            "--inh-caps=-all", "--bounding-set=-all")  # fmt: skip
+
+_MAKE_POD = r"""
+set -e
+cp -a /etc "$D/etc"
+cp "$IMAGE/sshd_config" "$IMAGE/ssh_config" "$D/etc/ssh/"
+grep -v ':1000:' /etc/passwd >"$D/etc/passwd" || true
+echo 'mpiuser:x:1000:1000::/home/mpiuser:/bin/bash' >>"$D/etc/passwd"
+mkdir -p "$D/etc/mpi" "$D/etc/cpulaunch"
+cp "$D/hostfile" "$D/etc/mpi/hostfile"
+cp "$D"/files/* "$D/etc/cpulaunch/"
+mount --bind "$D/etc" /etc
+# What is installed below root's home is everybody's, as in an image.
+mkdir "$D/home"
+mount --rbind "$HOME" "$D/home"
+mount -t tmpfs -o mode=755 tmpfs "$HOME"
+for each in "$D/home"/.[!.]* "$D/home"/*; do
+    [ ! -d "$each" ] || { mkdir "$HOME/${each##*/}"; mount --rbind "$each" "$HOME/${each##*/}"; }
+done
+mount -t tmpfs -o mode=755 tmpfs /home
+mkdir -p /home/mpiuser/.ssh
+cp "$D/../secret" /home/mpiuser/.ssh/id_rsa
+cp "$D/../secret.pub" /home/mpiuser/.ssh/id_rsa.pub
+cp "$D/../secret.pub" /home/mpiuser/.ssh/authorized_keys
+chmod 644 /home/mpiuser/.ssh/*
+chown 1000:1000 /home/mpiuser
+"""
+
+
+class Pods(Cluster):
+    """The pods of the MPIJob in ``documents``, whose names can't be looked up before the workers start."""
+
+    def __init__(self, documents: Sequence[Mapping[str, Any]]) -> None:
+        self.job = next(each for each in documents if each["kind"] == "MPIJob")
+        self.maps = {
+            each["metadata"]["name"]: each["data"] for each in documents if each["kind"] == "ConfigMap"
+        }
+        self.spec = self.job["spec"]
+        name = self.job["metadata"]["name"]
+        replicas = self.spec["mpiReplicaSpecs"]
+        self.launcher = f"{name}-launcher"
+        self.workers = [f"{name}-worker-{number}" for number in range(replicas["Worker"]["replicas"])]
+        super().__init__([self.launcher, *self.workers])
+        domain = f"{name}.{self.job['metadata'].get('namespace', 'default')}.svc"
+        self.domain_names = {worker: f"{worker}.{domain}" for worker in self.workers}
+        self.sshds: list[subprocess.Popen[str]] = []
+        self.cpusets: list[Path] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            self._make_pods()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for sshd in self.sshds:
+            sshd.kill()
+            sshd.communicate(timeout=TIMEOUT)
+        super().__exit__(kind, error, tb)
+        for cpuset in self.cpusets:
+            cpuset.rmdir()
+
+    def start_launcher(self, **image: str) -> subprocess.Popen[str]:
+        """Start the launcher's command, with ``image``'s own variables besides the manifest's and the operator's."""
+        container = self._container(self.launcher)
+        given = {each["name"]: each["value"] for each in container.get("env", ())}
+        variables = {**self._image_variables(), **image, **given, **self._operators_variables()}
+        words = [word.replace("$$", "$") for word in container["command"]]
+        return self._start(self.launcher, words, variables)
+
+    def start_workers(self) -> None:
+        """Start the workers' command, and let their names be looked up."""
+        for worker in self.workers:
+            self.sshds.append(self._start(worker, self._container(worker)["command"], {}))
+        names = "".join(
+            f"{self.addresses[pod]} {self.domain_names.get(pod, pod)} {pod}\n" for pod in self.names
+        )
+        for pod in self.names:
+            with open(self.directory / pod / "etc" / "hosts", "a") as hosts:
+                hosts.write(names)
+
+    def cpus(self, pod: str) -> set[int]:
+        """The CPUs that a pod has for its own."""
+        wanted = int(self._container(pod)["resources"]["limits"]["cpu"])
+        mine = sorted(os.sched_getaffinity(0))
+        first = self.workers.index(pod) * wanted if pod in self.workers else 0
+        return {mine[number % len(mine)] for number in range(first, first + wanted)}
+
+    # ---- what the operator and the kubelets do
+
+    def _make_pods(self) -> None:
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "job"]
+        subprocess.run([*command, "-f", str(self.directory / "secret")], check=True, timeout=TIMEOUT)
+        (self.directory / "secret").chmod(0o644)
+        self.directory.chmod(0o755)
+        slots = self.spec.get("slotsPerWorker", 1)
+        form = "{} slots={}\n" if self.spec["mpiImplementation"] == "OpenMPI" else "{}:{}\n"
+        hostfile = "".join(form.format(self.domain_names[worker], slots) for worker in self.workers)
+        for pod in self.names:
+            at = self.directory / pod
+            (at / "hostfile").write_text(hostfile)
+            (at / "files").mkdir()
+            for volume in self._pod(pod).get("volumes", ()):
+                for file, text in (
+                    self.maps[volume["configMap"]["name"]].items() if "configMap" in volume else ()
+                ):
+                    (at / "files" / file).write_text(text)
+            (at / "hosts").write_text(f"127.0.0.1 localhost\n{self.addresses[pod]} {pod}\n")
+            env = {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "D": str(at), "IMAGE": str(IMAGE)}
+            size = [f"mount -o remount,size={self._shm(pod)} /dev/shm"] if self._shm(pod) else []
+            argv = self._nsenter(pod, "sh", "-c", "\n".join([_MAKE_POD, *size]))
+            subprocess.run(argv, check=True, timeout=TIMEOUT, env=env)
+
+    def _start(self, pod: str, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """In the pod's cpuset or, where none can be made, on its CPUs."""
+        cpus = ",".join(map(str, sorted(self.cpus(pod))))
+        enter = f"taskset -c {cpus}"
+        group = CPUSETS / f"cpulaunch-test-{os.getpid()}-{pod}"
+        try:
+            group.mkdir()
+            self.cpusets.append(group)
+            (group / "cpuset.mems").write_text((CPUSETS / "cpuset.mems").read_text())
+            (group / "cpuset.cpus").write_text(cpus)
+            enter = f"echo $$ >{group}/cgroup.procs && exec"
+        except OSError:
+            pass  # version 2, or not ours
+        line = (
+            f"{enter} {shlex.join([*_AS_USER, 'env', '-i', *(f'{k}={v}' for k, v in env.items()), *words])}"
+        )
+        return self.start(pod, ["sh", "-c", line], directory="/home/mpiuser")
+
+    def _image_variables(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        kept = {
+            name: value for name, value in clean_environment().items() if name in ("PYTHONPATH", "LC_ALL")
+        }
+        # The compiled group is in the image's home.
+        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        return {**kept, "PATH": path, "HOME": "/home/mpiuser", "XDG_CACHE_HOME": cache}
+
+    def _operators_variables(self) -> dict[str, str]:
+        slots = str(self.spec.get("slotsPerWorker", 1))
+        implementations = {
+            "OpenMPI": {
+                "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+                "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+                "OMPI_MCA_orte_set_default_slots": slots,
+            },
+            "Intel": {
+                "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+                "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
+                "I_MPI_PERHOST": slots,
+            },
+            "MPICH": {
+                "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+                "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10",
+            },
+        }
+        return {
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "K_MPI_JOB_ROLE": "launcher",
+            "NVIDIA_VISIBLE_DEVICES": "",
+            "NVIDIA_DRIVER_CAPABILITIES": "",
+            **implementations[self.spec["mpiImplementation"]],
+        }
+
+    def _pod(self, pod: str) -> dict[str, Any]:
+        kind = "Launcher" if pod == self.launcher else "Worker"
+        return self.spec["mpiReplicaSpecs"][kind]["template"]["spec"]
+
+    def _container(self, pod: str) -> dict[str, Any]:
+        (container,) = self._pod(pod)["containers"]
+        return container
+
+    def _shm(self, pod: str) -> str | None:
+        """The size of /dev/shm as mount takes it."""
+        sizes = [
+            each["emptyDir"]["sizeLimit"] for each in self._pod(pod).get("volumes", ()) if "emptyDir" in each
+        ]
+        return sizes[0].removesuffix("i") if sizes else None
