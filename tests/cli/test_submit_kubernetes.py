@@ -248,6 +248,6 @@ def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFix
     commands = re.findall(r"^\$ cpulaunch (submit (?:.*\\\n)*.*)$", page, re.M)
     assert len(commands) > 2
     for each in commands:
-        words = [word for word in shlex.split(each) if word != "--dry-run"]
+        words = [word for word in shlex.split(each.replace("\\\n", " ")) if word != "--dry-run"]
         assert main([*words[:1], "--dry-run", *words[1:]]) == 0
         assert capsys.readouterr().out.startswith("apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\n")

@@ -68,7 +68,7 @@ def test_it_ends_when_the_last_one_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (("no-such.invalid",), b"", "1 of 1 worker could not be reached within 0 s: no-such.invalid: "),
         (
-            ("127.0.0.1", "127.0.0.1"),
+            NAMES,
             b"HTTP/1.1 400\r\n",
             "2 of 2 workers .*127.0.0.1: port [0-9]+: no sshd answers there",
         ),

@@ -94,10 +94,9 @@ class Pods(Cluster):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for sshd in self.sshds:
-            sshd.kill()
-            sshd.communicate(timeout=TIMEOUT)
         super().__exit__(kind, error, tb)
+        for sshd in self.sshds:
+            sshd.communicate(timeout=TIMEOUT)
         for cpuset in self.cpusets:
             cpuset.rmdir()
 
