@@ -30,6 +30,7 @@ INTEL = _Hydra(
     wheel="impi_rt",
     install_hint="pip install 'impi-rt<2021.19'",
     hostfile_variables=("I_MPI_HYDRA_HOST_FILE",),
+    count_variables=("I_MPI_PERHOST",),
     ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},

@@ -50,7 +50,8 @@ class Mpiexec(Launcher):
     the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
 
     ``always``: arguments of every job.  ``hostfile_variables`` name the hostfile where no option does.
-    ``ranks_per_host`` is said where all hosts have as many; else the hostfile's counts do.
+    ``ranks_per_host`` is said where all hosts have as many; else the hostfile's counts do, which any of
+    ``count_variables`` would beat.
     ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing by itself.  ``env``
     is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of a
     Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
@@ -78,6 +79,7 @@ class Mpiexec(Launcher):
     set_variable: tuple[str, ...]
     ssh: str
     interface: tuple[str, str]
+    count_variables: tuple[str, ...] = ()
     called_by_script: str = ""
     wheel: str = ""
     always: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ class Mpiexec(Launcher):
             lines = (self.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
             files[HOSTFILE] = "".join(line + "\n" for line in lines)
             argv += self.hostfile
-        argv += ["-n", str(plan.world_size), *self._ranks_per_host(plan)]
+        argv += ["-n", str(plan.world_size), *(per_host := self._ranks_per_host(plan))]
         argv += [word.format(path=plan.program.directory) for word in self.directory]
         for name, value in plan.env.items():
             if name not in plan.private:
@@ -127,6 +129,7 @@ class Mpiexec(Launcher):
             when_orphaned=self.when_orphaned,
             orphaned_for=0 if self.when_orphaned else plan.setting("watch.grace_period") + ORPHAN_MARGIN,
             leaves=self.leaves,
+            unset=() if per_host else self.count_variables,
         )
         return (command,)
 

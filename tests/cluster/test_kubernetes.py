@@ -50,3 +50,17 @@ def test_the_launchers_command_waits_for_its_workers_and_trains(
         (accuracy,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)
         assert float(accuracy) > 95
         until(lambda: not pods.processes(), "all processes to end", limit=GONE_WITHIN)
+
+
+def test_a_host_without_the_jobs_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_cluster()
+    monkeypatch.chdir(REPOSITORY / "examples")
+    with Pods(manifest("--cpu", "1", "--memory", "1Gi", "digits.py")) as pods:
+        pods.change_key(pods.workers[1])
+        pods.start_workers()
+        for worker in pods.workers:
+            until(lambda worker=worker: pods.listens(worker), f"the sshd of {worker}")
+        assert pods.ssh(pods.workers[0]).stdout == "1000\n"
+        refused = pods.ssh(pods.workers[1])
+        assert refused.returncode == 255
+        assert "Host key verification failed" in refused.stderr

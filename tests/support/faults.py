@@ -155,6 +155,6 @@ class Cluster(Hosts):
         finally:
             self._inside(name, "tc", "qdisc", "del", *at)
 
-    def _listens(self, name: str) -> bool:
-        probe = self._nsenter(name, "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22")
+    def _listens(self, name: str, port: int = 22) -> bool:
+        probe = self._nsenter(name, "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}")
         return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0

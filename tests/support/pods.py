@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from support.command import REPOSITORY, clean_environment
+from cpulaunch.manifests import mpijob
+from support.command import REPOSITORY, bounded, clean_environment
 from support.faults import Cluster
 from support.namespaces import TIMEOUT
 
@@ -118,6 +119,22 @@ class Pods(Cluster):
         for pod in self.names:
             with open(self.directory / pod / "etc" / "hosts", "a") as hosts:
                 hosts.write(names)
+
+    def ssh(self, worker: str) -> subprocess.CompletedProcess[str]:
+        """Reach a worker from the launcher's pod, as its user."""
+        words = ["ssh", "-o", "BatchMode=yes", self.domain_names[worker], "id -u"]
+        with bounded(self._start(self.launcher, words, {})) as process:
+            out, err = process.communicate()
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def listens(self, worker: str) -> bool:
+        """Whether the worker's own sshd is up."""
+        return self._listens(worker, mpijob.SSH_PORT)
+
+    def change_key(self, worker: str) -> None:
+        """The worker's sshd gets another key than the job's."""
+        key = "rm /home/mpiuser/.ssh/id_rsa && ssh-keygen -q -t ecdsa -N '' -f /home/mpiuser/.ssh/id_rsa"
+        self._inside(worker, "sh", "-c", f"{key} && chmod 644 /home/mpiuser/.ssh/id_rsa")
 
     def cpus(self, pod: str) -> set[int]:
         """The CPUs that a pod has for its own."""
