@@ -53,7 +53,8 @@ def refuse_options(options: argparse.Namespace, queue: str) -> None:
     """Raise UsageError where an option for Kubernetes was given for another queue."""
     for name in ("image", "namespace", "cpu", "memory", "volume", "secret"):
         if getattr(options, name):
-            raise UsageError(f"--{name} is for --to {NAME}, and this job is for {queue}")
+            why = f"--{name} is for --to {NAME}, and this job is for {queue}"
+            raise UsageError(why, hint=f"leave it out, or add --to {NAME}")
 
 
 def submit(
@@ -277,7 +278,8 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
                 f"--volume {text!r} is not like CLAIM:/PATH", hint="`kubectl get pvc` lists claims"
             )
         if path in volumes:
-            raise UsageError(f"--volume {text}: {volumes[path]} is mounted there already")
+            why = f"--volume {text}: {volumes[path]} is mounted there already"
+            raise UsageError(why, hint="each volume needs a path of its own")
         volumes[path] = claim
     return volumes
 

@@ -39,6 +39,8 @@ _AS_USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-n
 
 _MAKE_POD = r"""
 set -e
+kill "$(cat /run/sshd.pid)"
+rmdir /run/sshd
 cp -a /etc "$D/etc"
 cp "$IMAGE/sshd_config" "$IMAGE/ssh_config" "$D/etc/ssh/"
 grep -v ':1000:' /etc/passwd >"$D/etc/passwd" || true
