@@ -1,4 +1,4 @@
-"""Waits for the workers of a job on Kubernetes: their pods come up when they like, and so do their names.
+"""Waits for the workers of a job on Kubernetes, whose pods and names may appear after the launcher has started.
 
 Intel MPI and MPICH try a host once.  Source: kubeflow/mpi-operator, pull request 417.
 """
