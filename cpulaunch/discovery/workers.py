@@ -1,4 +1,4 @@
-"""Waits for the workers of a job on Kubernetes, whose pods and names may appear after the launcher has started.
+"""Waits for the workers of a job on Kubernetes, whose pods and names may appear after the launcher.
 
 Intel MPI and MPICH try a host once.  Source: kubeflow/mpi-operator, pull request 417.
 """
