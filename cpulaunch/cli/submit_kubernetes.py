@@ -286,17 +286,16 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
 
 def _create(document: Mapping[str, Any], job: Job) -> None:
     """Have kubectl create one object.  Raises HostError, and leaves no half of a job."""
-    kind = document["kind"]
     try:
-        _kubectl(["create", "-f", "-"], mpijob.as_yaml([document]))
+        _kubectl(["create", "-f", "-"], job, mpijob.as_yaml([document]))
     except HostError:
-        if kind != "MPIJob":
+        if document["kind"] != "MPIJob":
             where = ["-n", job.namespace] if job.namespace else []
-            _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{job.name}"])
+            _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{job.name}"], job)
         raise
 
 
-def _kubectl(words: Sequence[str], text: str = "") -> None:
+def _kubectl(words: Sequence[str], job: Job, text: str = "") -> None:
     try:
         done = subprocess.run(
             ["kubectl", *words], input=text, capture_output=True, text=True, timeout=TIMEOUT
@@ -305,18 +304,26 @@ def _kubectl(words: Sequence[str], text: str = "") -> None:
         hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
         raise HostError(cannot_run("kubectl", e), hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"kubectl has not answered within {TIMEOUT:.0f} s") from None
+        raise HostError(
+            f"kubectl has not answered within {TIMEOUT:.0f} s", hint="`kubectl version` asks the cluster"
+        ) from None
     if done.returncode:
-        said = done.stderr.strip()
-        raise HostError(f"kubectl: {said.removeprefix('error: ')}", hint=_remedy(said))
+        lines = [
+            line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
+        ]  # its log
+        said = "\n".join(lines).strip().removeprefix("error: ")
+        raise HostError(f"kubectl: {said}", hint=_remedy(said, job))
 
 
-def _remedy(said: str) -> str | None:
+def _remedy(said: str, job: Job) -> str | None:
     """What to do about an error of kubectl."""
     if "no matches for kind" in said:
         return "the MPI operator is not installed: docs/kubernetes.md shows how"
-    if "AlreadyExists" in said or "already exists" in said:
-        return "--job-name gives this one another name; `kubectl delete mpijob NAME` removes the other"
+    if "already exists" in said:
+        left = f"mpijob/{job.name} configmap/{mpijob.files_of(job.name)}"
+        return f"--job-name gives this one another name; `kubectl delete {left}` removes the other"
     if "unknown field" in said:
         return "the MPI operator there is older than version 0.6"
+    if "connection refused" in said:
+        return "`kubectl config get-contexts` shows which clusters it knows"
     return None

@@ -212,6 +212,7 @@ def test_kubectl_creates_the_job_and_then_its_files(
     [
         ("MPIJob", 'no matches for kind "MPIJob"', "the MPI operator is not installed", "create -f -"),
         ("MPIJob", 'mpijobs "train" already exists', "--job-name gives this one another name", "create -f -"),
+        ("MPIJob", "dial tcp: connection refused", "`kubectl config get-contexts`", "create -f -"),
         ("MPIJob", 'unknown field "spec.x"', "the MPI operator there is older", "create -f -"),
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found mpijob/train"),
     ],
