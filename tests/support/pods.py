@@ -39,6 +39,7 @@ _AS_USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-n
 
 _MAKE_POD = r"""
 set -e
+until [ -s /run/sshd.pid ]; do sleep 0.02; done
 kill "$(cat /run/sshd.pid)"
 rmdir /run/sshd
 cp -a /etc "$D/etc"
@@ -62,7 +63,9 @@ cp "$D/../secret" /home/mpiuser/.ssh/id_rsa
 cp "$D/../secret.pub" /home/mpiuser/.ssh/id_rsa.pub
 cp "$D/../secret.pub" /home/mpiuser/.ssh/authorized_keys
 chmod 644 /home/mpiuser/.ssh/*
-chown 1000:1000 /home/mpiuser
+mkdir -p /home/mpiuser/.cache/cpulaunch
+mount --bind "$CACHE" /home/mpiuser/.cache/cpulaunch
+chown 1000:1000 /home/mpiuser /home/mpiuser/.cache
 """
 
 
@@ -165,7 +168,11 @@ class Pods(Cluster):
                 ):
                     (at / "files" / file).write_text(text)
             (at / "hosts").write_text(f"127.0.0.1 localhost\n{self.addresses[pod]} {pod}\n")
-            env = {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "D": str(at), "IMAGE": str(IMAGE)}
+            # The compiled group is in the image's home.
+            cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "cpulaunch")
+            cache.mkdir(parents=True, exist_ok=True)
+            env = {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "CACHE": str(cache),
+                   "D": str(at), "IMAGE": str(IMAGE)}  # fmt: skip
             size = [f"mount -o remount,size={self._shm(pod)} /dev/shm"] if self._shm(pod) else []
             argv = self._nsenter(pod, "sh", "-c", "\n".join([_MAKE_POD, *size]))
             subprocess.run(argv, check=True, timeout=TIMEOUT, env=env)
@@ -193,9 +200,7 @@ class Pods(Cluster):
         kept = {
             name: value for name, value in clean_environment().items() if name in ("PYTHONPATH", "LC_ALL")
         }
-        # The compiled group is in the image's home.
-        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-        return {**kept, "PATH": path, "HOME": "/home/mpiuser", "XDG_CACHE_HOME": cache}
+        return {**kept, "PATH": path, "HOME": "/home/mpiuser"}
 
     def _operators_variables(self) -> dict[str, str]:
         slots = str(self.spec.get("slotsPerWorker", 1))
