@@ -6,7 +6,7 @@ import argparse
 import ast
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ LEAST_MEMORY = 1 << 28
 
 SETTINGS = "cpulaunch.yaml"
 _LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims and secrets can be called
+_TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
 
 
 def add_options(parser: Parser) -> set[str]:
@@ -112,7 +114,7 @@ def _job(
             *(w for w in run if not w.startswith("--config-file=")),
         ]
         files[SETTINGS] = _text(config.file)
-    _check_size(files)
+    _check_size(files, sum(len(name) + len(text.encode()) for name, text in files.items()))
     return Job(
         name=_name(sbatch, rest, workers),
         image=options.image,
@@ -155,6 +157,10 @@ def _workers(config: Config, sbatch: Sequence[str]) -> int:
     text = given.get("--nodes") or ("1" if nnodes == "all" else nnodes.rpartition(":")[2])
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise UsageError(f"--nodes {text!r} is no number of workers", hint="such as --nodes 4")
+    if nnodes != "all" and int(nnodes.partition(":")[0]) > int(text):
+        raise UsageError(
+            f"{config.where('hosts.nnodes')}: {nnodes} of {text} workers", hint="leave one of them out"
+        )
     return int(text)
 
 
@@ -239,6 +245,7 @@ def _beside(text: str, directory: Path) -> Iterator[str]:
 
 def _text(path: Path) -> str:
     try:
+        _check_size([path.name], path.stat().st_size)  # before it is read
         text = path.read_bytes().decode()
     except OSError as e:
         raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
@@ -247,11 +254,10 @@ def _text(path: Path) -> str:
     return text
 
 
-def _check_size(files: Mapping[str, str]) -> None:
-    size = sum(len(name) + len(text.encode()) for name, text in files.items())
+def _check_size(names: Iterable[str], size: int) -> None:
     if size > MAX_FILES:
         raise UsageError(
-            f"{' and '.join(files)}: {size:,} bytes are too many for a ConfigMap, which takes {MAX_FILES:,}",
+            f"{' and '.join(names)}: {size:,} bytes are too many for a ConfigMap, which takes {MAX_FILES:,}",
             hint="put the script in the image, and name it by its path there",
         )
 
@@ -264,7 +270,7 @@ def _variables(config: Config) -> dict[str, str]:
 
 def _secrets(names: Sequence[str]) -> Sequence[str]:
     for name in names:
-        if not _LABEL.fullmatch(name):
+        if not _SUBDOMAIN.fullmatch(name):
             raise UsageError(f"--secret {name!r} is no name", hint="`kubectl get secrets` lists them")
     return names
 
@@ -272,13 +278,14 @@ def _secrets(names: Sequence[str]) -> Sequence[str]:
 def _volumes(given: Sequence[str]) -> dict[str, str]:
     volumes: dict[str, str] = {}
     for text in given:
-        claim, _, path = text.partition(":")
-        if not _LABEL.fullmatch(claim) or not re.fullmatch("/[^:]+", path):
+        claim, _, path = text.rstrip("/").partition(":")
+        if not _SUBDOMAIN.fullmatch(claim) or not re.fullmatch("/[^:]+", path):
             raise UsageError(
                 f"--volume {text!r} is not like CLAIM:/PATH", hint="`kubectl get pvc` lists claims"
             )
-        if path in volumes:
-            why = f"--volume {text}: {volumes[path]} is mounted there already"
+        if path in volumes or path in _TAKEN:
+            there = volumes.get(path, "something of the job's own")
+            why = f"--volume {text}: {there} is mounted there already"
             raise UsageError(why, hint="each volume needs a path of its own")
         volumes[path] = claim
     return volumes

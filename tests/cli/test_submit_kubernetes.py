@@ -160,6 +160,8 @@ def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
         ("--secret a/b train.py", "--secret 'a/b' is no name"),
         ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
         ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
+        ("--volume data:/dev/shm/ train.py", "something of the job's own is mounted there already"),
+        ("--nodes 2 --nnodes 4 train.py", "hosts.nnodes (--nnodes): 4 of 2 workers"),
         ("--time 2:00:00 train.py", "--time is for --to slurm"),
         ("--requeue train.py", "--requeue is for --to slurm"),
         ("--hosts a,b train.py", "the MPI operator names the hosts"),
@@ -167,7 +169,8 @@ def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
         ("gone.py", "gone.py: no such script here"),
         ("sub", "sub: is a directory"),
         ("latin.py", "latin.py: not UTF-8 text"),
-        ("big.py", "are too many for a ConfigMap, which takes 1,048,576"),
+        ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap, which takes 1,048,576"),
+        ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
         ("ünder.py", "a ConfigMap takes files only whose names"),
         ("4.py", "no job can be called '4'"),
         ("", "no script to run"),
@@ -180,7 +183,8 @@ def test_what_can_not_become_a_job_is_an_error_with_a_hint(
 ) -> None:
     (here / "sub").mkdir()
     (here / "latin.py").write_bytes(b"# \xe4\n")
-    (here / "big.py").write_text("#" * MAX_FILES)
+    (here / "big.py").write_text("#" * (MAX_FILES + 1))
+    (here / "whole.py").write_text("#" * MAX_FILES)
     for name in ("4.py", "ünder.py"):
         (here / name).touch()
     words = shlex.split(typed)

@@ -14,6 +14,7 @@ Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -100,17 +101,18 @@ class Pods(Cluster):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, tb)
-        for sshd in self.sshds:
-            sshd.communicate(timeout=TIMEOUT)
-        for cpuset in self.cpusets:
-            cpuset.rmdir()
+        with contextlib.ExitStack() as stack:  # all of it, whatever fails
+            for cpuset in self.cpusets:
+                stack.callback(cpuset.rmdir)
+            for sshd in self.sshds:
+                stack.callback(sshd.communicate, timeout=TIMEOUT)
+            super().__exit__(kind, error, tb)
 
-    def start_launcher(self, **image: str) -> subprocess.Popen[str]:
-        """Start the launcher's command, with ``image``'s own variables besides the manifest's and the operator's."""
+    def start_launcher(self) -> subprocess.Popen[str]:
+        """Start the launcher's command, with the variables of the image, the manifest and the operator."""
         container = self._container(self.launcher)
         given = {each["name"]: each["value"] for each in container.get("env", ())}
-        variables = {**self._image_variables(), **image, **given, **self._operators_variables()}
+        variables = {**self._image_variables(), **given, **self._operators_variables()}
         words = [word.replace("$$", "$") for word in container["command"]]
         return self._start(self.launcher, words, variables)
 
