@@ -73,7 +73,7 @@ TABLE = (
     Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers agent runtime <script>", "integer", "how often the job was restarted"),
-    Variable(MAX_RESTARTS, "supervise", "launchers agent <script>", "integer", "how often it may be"),
+    Variable(MAX_RESTARTS, "supervise", "launchers agent runtime <script>", "integer", "how often it may be"),
     Variable(PLACEMENT[0], "plan", "agent plan", "JSON of plan.placement, or that compressed", "who runs where, on which cores"),
     *(Variable(part, "plan", "agent plan", "text", "what the variable before it has no room for") for part in PLACEMENT[1:]),
     Variable(REPORT_FD, "agent", "agent", "integer", "descriptor on which a rank reports to its agent"),

@@ -152,6 +152,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
     "runtime": {"files", "environment", "clock", "terminal"},
     "runtime.checkpoint.signals": {"clock", "processes"},
+    "runtime.checkpoint.lock": {"clock", "environment", "files", "network"},  # the host's name
     "runtime.patches.own_groups": {"environment", "processes"},
     "integrations": set(),
     "report": set(),

@@ -407,7 +407,7 @@ _TABLE = (
         "watch.max_restarts",
         Number(0),
         0,
-        "how often a job that fails is started again; those before it got further than ever don't count",
+        "how often a job that fails is started again; restarts before its last progress don't count",
         ("--max-restarts",),
     ),
     Setting(

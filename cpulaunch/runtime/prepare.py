@@ -197,7 +197,7 @@ def _check_steps(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
         log_once(f"{name} has nothing to train: none of its parameters wants a gradient")
-    stepped, own_process = False, os.getpid()
+    stepped, own_process, weak = False, os.getpid(), weakref.ref(optimizer)
 
     def before_step(self: Optimizer, *_: Any) -> None:
         nonlocal stepped
@@ -205,8 +205,10 @@ def _check_steps(optimizer: Optimizer) -> None:
         stepped = True
 
     def warn_if_never_stepped() -> None:
-        # A failure has its own message, and a forked child trains nothing.
-        if not stepped and not hasattr(sys, "last_type") and os.getpid() == own_process:
+        # A failure has its own message, a forked child trains nothing, and a checkpoint may be that of a
+        # training that is finished.
+        restored = (own := weak()) is not None and own.state
+        if not (stepped or restored or hasattr(sys, "last_type")) and os.getpid() == own_process:
             log_once(f"{name} was prepared, but never stepped: this script has not trained")
 
     optimizer.register_step_pre_hook(before_step)

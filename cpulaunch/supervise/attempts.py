@@ -47,7 +47,7 @@ def run_attempts(running: RunningAttempt, console: Console, decide: Decide | Non
                 return ended.outcome
             running = start_attempt(following, console)
         except CpulaunchError as e:
-            console.tell(f"the job can't be started once more: {e}" + (f" ({e.hint})" if e.hint else ""))
+            console.tell(f"the job can't be started again: {e}" + (f" ({e.hint})" if e.hint else ""))
             return ended.outcome
         except KeyboardInterrupt:
             return _interrupted(ended.outcome, signal.SIGINT)

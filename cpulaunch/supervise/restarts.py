@@ -121,6 +121,8 @@ class Restarts:
             return "" if self.count else "what can't be started couldn't be the next time"
         if failure is None:
             return "its ranks were not watched"
+        if kind == kinds.ERROR and (failure.error or "").startswith("UsageError: "):
+            return "this error would come back"
         if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
             return ""
         if kind == kinds.ERROR:

@@ -118,7 +118,7 @@ def test_where_too_few_hosts_are_left_the_job_ends_with_the_host(cluster: Cluste
     ended = Ended(cluster, tmp_path, "node2", *mpi_options("openmpi"))
     assert ended.code == 4, ended.stderr
     assert ended.told[1].startswith(
-        "the job can't be started once more: 3 hosts of at least 4 are left (node2: "
+        "the job can't be started again: 3 hosts of at least 4 are left (node2: "
     )
     assert (ended.outcome["kind"], ended.outcome["restarts"]) == ("node_lost", 0)
     assert "host node2 was lost" in ended.stderr

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import cpulaunch
 from cpulaunch.errors import UsageError
+from cpulaunch.runtime.checkpoint import lock
 
 
 class Noisy(Dataset):
@@ -261,7 +262,7 @@ def damaged(directory: str) -> dict[str, Any]:
             continue
         same = digest(cpulaunch.unwrap(model)) == weights[step - 1]
         dist.barrier()
-        found[name] = [step, same, sorted(path.name for path in where.iterdir())]
+        found[name] = [step, same, sorted(path.name for path in where.glob("step-*"))]
     return found
 
 
@@ -375,6 +376,11 @@ def refused(directory: str) -> dict[str, Any]:
     checkpoint.resume()
     checkpoint.save_if_due()
     checkpoint.wait()
+    sgd, adam = (kind(model.parameters()) for kind in (torch.optim.SGD, torch.optim.AdamW))
+    other = cpulaunch.Checkpoint("other", model=model, optimizer=sgd)
+    other.resume()
+    model(torch.randn(4, 8)).sum().backward()
+    sgd.step()
     Path("file").write_text("")
     wrong: dict[str, Any] = {
         "every": lambda: cpulaunch.Checkpoint(directory, model=model, every="often"),
@@ -383,6 +389,17 @@ def refused(directory: str) -> dict[str, Any]:
         "optimizer": lambda: cpulaunch.Checkpoint(directory, model=model, optimizer=[model]),
         "loader": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps(epochs=3)),
         "directory": lambda: cpulaunch.Checkpoint("file/below", model=model),
+        "file": lambda: cpulaunch.Checkpoint("file", model=model),
+        "no directory": lambda: cpulaunch.Checkpoint("", model=model),
+        "no model": lambda: cpulaunch.Checkpoint(directory, model=None),
+        "no loader": lambda: cpulaunch.Checkpoint(directory, model=model, loader=3),
+        "epochs": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps([], epochs=-1)),
+        "which step": other.save,
+        "another optimizer": lambda: (
+            other.save(step=5),
+            other.wait(),
+            cpulaunch.Checkpoint("other", model=model, optimizer=adam).resume(),
+        ),
         "names": lambda: cpulaunch.Checkpoint(directory, model=nn.Linear(8, 8)).resume(),
         "shapes": lambda: cpulaunch.Checkpoint(
             directory, model=nn.Sequential(nn.Linear(8, 9), nn.BatchNorm1d(9), nn.Dropout(), nn.Linear(9, 1))
@@ -403,6 +420,37 @@ def refused(directory: str) -> dict[str, Any]:
     except UsageError as error:
         said["version"] = [str(error), error.hint]
     return said
+
+
+def gone(directory: str) -> dict[str, Any]:
+    """A file takes the directory's place before the second save."""
+    model = network()
+    checkpoint = cpulaunch.Checkpoint(directory, model=model)
+    checkpoint.resume()
+    checkpoint.save(step=1)
+    checkpoint.wait()
+    shutil.rmtree(directory)
+    Path(directory).write_text("")
+    checkpoint.save(step=2)
+    checkpoint.wait()
+    return {}
+
+
+def holds(directory: str) -> dict[str, Any]:
+    cpulaunch.Checkpoint(directory, model=network()).resume()
+    print("holds", flush=True)
+    sys.stdin.read()
+    return {}
+
+
+def refused_lock(directory: str) -> dict[str, Any]:
+    """What is said of a directory that another job may have, without patience."""
+    lock.PATIENCE = 0.0
+    try:
+        cpulaunch.Checkpoint(directory, model=network()).resume()
+    except UsageError as error:
+        return {"error": str(error), "hint": error.hint}
+    return {"error": "", "hint": ""}
 
 
 if __name__ == "__main__":

@@ -58,13 +58,18 @@ def digest(model: nn.Module) -> str:
 
 
 def trainer() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13.  An interrupted save lies there."""
+    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13.
+
+    A save that was interrupted lies there, and a checkpoint of another job.
+    """
     from transformers import Trainer, TrainingArguments
 
     die_at(13)
     if COUNT:
         (Path("out") / "checkpoint-12").mkdir(exist_ok=True)
         (Path("out") / "checkpoint-12" / "trainer_state.json").write_text('{"global_step": 1')
+        (Path("out") / "checkpoint-16").mkdir(exist_ok=True)
+        (Path("out") / "checkpoint-16" / "cpulaunch.json").write_text('{"job": "another"}')
     arguments = TrainingArguments(
         "out", per_device_train_batch_size=2, num_train_epochs=3, save_steps=5, save_total_limit=3,
         report_to="none", disable_tqdm=True, logging_strategy="no", learning_rate=0.01, seed=1,
@@ -76,12 +81,15 @@ def trainer() -> dict[str, Any]:
 
 
 def accelerate() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13."""
+    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13.  Another job's state lies there."""
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration, set_seed
 
     die_at(13)
     set_seed(1)
+    others = Path("project") / "checkpoints" / "checkpoint_7"
+    others.mkdir(parents=True, exist_ok=True)
+    (others / "cpulaunch.json").write_text('{"job": "another"}')
     project = ProjectConfiguration(project_dir="project", automatic_checkpoint_naming=True)
     accelerator = Accelerator(project_config=project)
     model, optimizer = Net(), None

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
     last = alone(tmp_path, "killed", "struck", "none")
     assert result(last.stdout) == {"weights": calm["weights"], "first": 25}
     assert "cpulaunch: goes on after step 25, from " in last.stderr
-    assert sorted(path.name for path in (tmp_path / "struck").iterdir()) == ["step-30", "step-35"]
+    assert sorted(path.name for path in (tmp_path / "struck").iterdir()) == [".lock", "step-30", "step-35"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
@@ -124,21 +125,67 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
         for name, (text, hint) in result(done.stdout).items()
     }
     texts = {name: text for name, (text, _) in said.items()}
-    other = "ckpt/step-1 is a checkpoint of another model: "
+    other = "ckpt/step-1 doesn't fit this script: "
     assert texts == {
         "every": "Checkpoint: every is 'often': expected a number of steps such as 500, or a time such as 90s, "
         "10m or 2h",
-        "keep": "Checkpoint: keep is 0; it takes at least 1",
+        "keep": "Checkpoint: keep is 0; it takes a whole number of at least 1",
         "scheduler": "Checkpoint: a scheduler has no state_dict and load_state_dict",
         "optimizer": "Checkpoint: optimizer takes Optimizers, not Sequential",
         "loader": "Checkpoint.steps: which data loader? steps(loader, epochs=3)",
         "directory": "file/below can't be written: Not a directory",
+        "file": "file is a file, not a directory",
+        "no directory": "Checkpoint: the directory has no name",
+        "no model": "Checkpoint: model takes Modules, not NoneType",
+        "no loader": "Checkpoint: loader takes a data loader, not int",
+        "epochs": "Checkpoint.steps: epochs is -1; it takes at least 0",
+        "which step": "Checkpoint.save: how many steps were made?",
+        "another optimizer": "other/step-5 doesn't fit this script: it was saved with SGD, and this script has AdamW",
         "names": f"{other}it has no weight",
         "shapes": f"{other}0.weight has the shape 16×8 in it, and 9×8 in this script",
-        "optimizers": f"{other}it holds 0 optimizers and 0 schedulers, and this script has 1 and 0",
+        "optimizers": f"{other}it holds 0 optimizers and 0 schedulers, and this script has 1 optimizer and 0 schedulers",
         "version": "ckpt/step-1 was written by another version of cpulaunch (schema 0, not 1)",
     }
-    assert all(said[name][1] for name in ("directory", "names", "shapes", "optimizers", "version"))
+    assert all(
+        said[name][1]
+        for name in (
+            "which step",
+            "another optimizer",
+            "directory",
+            "names",
+            "shapes",
+            "optimizers",
+            "version",
+        )
+    )
+
+
+def test_a_directory_that_is_gone_costs_a_line_for_each_save(tmp_path: Path) -> None:
+    done = alone(tmp_path, "gone", "disk")
+    assert done.returncode == 0, done.stderr
+    lost = "cpulaunch: the checkpoint of step 2 was not saved: Not a directory; training goes on\n"
+    assert done.stderr.count(lost) == 1, done.stderr
+
+
+def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
+    """The second waits for the first, which may be ranks whose launcher was killed, and says for whom."""
+    first = subprocess.Popen([sys.executable, PROGRAMS, "holds", "ckpt"], cwd=tmp_path, env=clean_environment(),
+                             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    with bounded(first, LIMIT):
+        assert first.stdout
+        assert first.stdin
+        assert first.stdout.readline() == "holds\n"
+        who = f"process {first.pid} on {socket.gethostname()}"
+        done = alone(tmp_path, "refused_lock", "ckpt")
+        assert result(done.stdout) == {
+            "error": f"{tmp_path}/ckpt is in use: {who} writes its checkpoints there",
+            "hint": "end it, or give each job a directory of its own",
+        }
+        waits = f"cpulaunch: {tmp_path}/ckpt is in use by {who}: waiting for its end, for 0 s at most\n"
+        assert done.stderr.count(waits) == 1
+        first.kill()
+        first.wait()
+    assert result(alone(tmp_path, "refused_lock", "ckpt").stdout) == {"error": "", "hint": ""}
 
 
 def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -148,7 +148,7 @@ def test_where_no_second_attempt_can_start_the_firsts_outcome_is_the_jobs(
     with bounded(start(tmp_path, marked)) as launcher:
         _, stderr = launcher.communicate(timeout=TIMEOUT)
     assert launcher.returncode == 1
-    assert "the job can't be started once more: no host is free" in stderr
+    assert "the job can't be started again: no host is free" in stderr
     result = outcome(tmp_path)
     assert (result["kind"], result["restarts"]) == ("error", 0)
     assert "no such luck" in result["first_failure"]["error"]

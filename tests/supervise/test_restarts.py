@@ -50,6 +50,7 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         ({"kind": kinds.NODE_LOST, "lost": "b"}, {}, None),
         (RAISED, {}, "--restart-on error"),
         (RAISED, {"on": "error"}, None),
+        (RAISED | {"error": "UsageError: ckpt is in use"}, {"on": "error"}, "would come back"),
         (RAISED | {"error": RESET}, {}, None),
         (RAISED | {"error": RESET, "note": "rank 1 had exited with code 0"}, {}, "--restart-on error"),
         ({"kind": kinds.EXIT, "exit_code": 3}, {}, "exit code 3"),

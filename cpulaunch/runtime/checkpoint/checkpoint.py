@@ -20,7 +20,7 @@ from cpulaunch.config.kinds import Interval
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.runtime import distributed
-from cpulaunch.runtime.checkpoint import buckets, directory, position, randomness, state
+from cpulaunch.runtime.checkpoint import buckets, directory, lock, position, randomness, state
 from cpulaunch.runtime.checkpoint.directory import Facts, unseen
 from cpulaunch.runtime.checkpoint.due import Agreement
 from cpulaunch.runtime.checkpoint.failures import Damaged, together
@@ -69,8 +69,12 @@ class Checkpoint:
         self._schedulers = list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
         if any(not position.is_stateful(each) for each in self._schedulers):
             raise UsageError("Checkpoint: a scheduler has no state_dict and load_state_dict")
-        if keep < 1:
-            raise UsageError(f"Checkpoint: keep is {keep}; it takes at least 1")
+        if not isinstance(keep, int) or keep < 1:
+            raise UsageError(f"Checkpoint: keep is {keep!r}; it takes a whole number of at least 1")
+        if loader is not None and not hasattr(loader, "__iter__"):
+            raise UsageError(f"Checkpoint: loader takes a data loader, not {type(loader).__name__}")
+        if not os.fspath(directory):
+            raise UsageError("Checkpoint: the directory has no name")
         self._every_steps, self._every_seconds = _interval(every)
         distributed.init()
         self._rank, self._ranks = distributed.rank(), distributed.world_size()
@@ -84,8 +88,8 @@ class Checkpoint:
         self._bucket_orders: list[list[str] | None] | None = None
         self._step = self._saved_step = 0
         self._saved_at = time.monotonic()
-        self._resumed = self._counts = False
-        self._optimizer_steps = 0
+        self._resumed = self._iterates = self._counts = False
+        self._optimizer_steps = self._uncounted_from = 0
         for each in self._optimizers:
             each.register_step_post_hook(self._count_step)
         self._make_root()
@@ -102,6 +106,11 @@ class Checkpoint:
         if self._resumed:
             return self._step
         self._resumed = True
+        if used := self._from_rank_0(self._rank == 0 and lock.claim(self._root)):
+            raise UsageError(
+                f"{self._root} is in use: {used} writes its checkpoints there",
+                hint="end it, or give each job a directory of its own",
+            )
         self._load_newest()
         resumed_from(self._optimizer_steps)
         self._saved_at = time.monotonic()
@@ -116,7 +125,9 @@ class Checkpoint:
         loader = self._loader if loader is None else loader
         if loader is None:
             raise UsageError("Checkpoint.steps: which data loader? steps(loader, epochs=3)")
-        self._loader, self._counts = loader, True
+        if epochs < 0:
+            raise UsageError(f"Checkpoint.steps: epochs is {epochs}; it takes at least 0")
+        self._loader, self._iterates, self._counts = loader, True, True
         self.resume()
         start, first = position.normalized(self._position, loader), self._step
         try:
@@ -149,8 +160,9 @@ class Checkpoint:
         After SIGTERM, SIGUSR1 or SIGUSR2, it saves at once, and ends the program with exit code 75.
         """
         self._signals.watch()
-        if not self._counts:
+        if not self._iterates:
             self._step += 1
+            self._counts = True
         self._saver.check()
         overdue = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
         agreed = self._agreement.turn(self._signals.arrived, overdue and self._rank == 0)
@@ -159,8 +171,18 @@ class Checkpoint:
         if agreed.save or (self._every_steps and self._step - self._saved_step >= self._every_steps):
             self.save()
 
-    def save(self) -> None:
-        """Save now, while training goes on; waits for the save before, if that is under way."""
+    def save(self, step: int | None = None) -> None:
+        """Save now, while training goes on; waits for the save before, if that is under way.
+
+        ``step``: how many steps were made, in a loop of your own that doesn't call ``save_if_due``.
+        """
+        if step is not None:
+            self._step = step
+        elif self._optimizer_steps > self._uncounted_from and not self._counts:
+            raise UsageError(
+                "Checkpoint.save: how many steps were made?",
+                hint="save(step=N), or call save_if_due() after each step, which counts them",
+            )
         self._save()
 
     def _save(self, *, urgent: bool = False) -> None:
@@ -193,21 +215,30 @@ class Checkpoint:
         damaged: dict[int, str] = {}
         for step in reversed(found):
             try:
-                self._load(self._root / f"step-{step}")
+                facts = self._load(self._root / f"step-{step}")
                 break
             except Damaged as reason:
                 damaged[step] = str(reason)
         else:
             if damaged:
                 raise directory.none_readable(self._root, damaged)
+            if os.environ.get(variables.RESTART_COUNT, "0") != "0":
+                log_once(f"{self._root} holds no checkpoint yet: this attempt starts from the beginning")
+            return
         for step, why in damaged.items() if self._rank == 0 else ():
             aside = directory.set_aside(self._root / f"step-{step}")
             log_once(
                 f"{self._root}/step-{step} is damaged: {why}; it is now {aside.name}, and the run goes on "
                 f"after step {self._step}"
             )
+        log_once(f"goes on after step {self._step}, from {self._root}/step-{self._step}")
+        if facts.world_size != self._ranks:
+            log_once(
+                f"the checkpoint was saved by {counted(facts.world_size, 'rank')}, this job has "
+                f"{self._ranks}: the order of the data and random numbers are new from here on"
+            )
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> Facts:
         saved = state.Saved(path, self._group)
         facts = together(lambda: directory.read_facts(path), self._group)
         same = facts.world_size == self._ranks
@@ -218,18 +249,12 @@ class Checkpoint:
                     buckets.rebuild(model, names)
         saved.load(self._models, self._optimizers, self._schedulers, shared)
         self._step = self._saved_step = facts.step
-        self._optimizer_steps = facts.optimizer_steps
+        self._optimizer_steps = self._uncounted_from = facts.optimizer_steps
         here = Position(facts.epoch, facts.batch)
         self._position = Position(*own) if same else position.for_ranks(here, facts.world_size, self._ranks)
-        log_once(f"goes on after step {facts.step}, from {path}")
-        if not same:
-            saved_by = counted(facts.world_size, "rank")
-            log_once(
-                f"the checkpoint was saved by {saved_by}, this job has {self._ranks}: "
-                "the order of the data and random numbers are new from here on"
-            )
-        elif self._position.now and not self._counts:
+        if same and self._position.now and not self._iterates:
             randomness.restore(self._position.now, self._loader)
+        return facts
 
     def _save_and_exit(self, number: int, rank: int) -> None:
         name = signal.Signals(number).name
@@ -253,8 +278,12 @@ class Checkpoint:
         return grace - min(1.0, grace / 5)
 
     def _is_late(self, number: int, seconds: float) -> None:
-        last = next(reversed(directory.complete(self._root)), None)
-        left = "there is no checkpoint" if last is None else f"the last checkpoint is that of step {last}"
+        last = directory.newest(self._root)
+        left = (
+            f"the last checkpoint is that of {last.name.replace('-', ' ')}"
+            if last
+            else "there is no checkpoint"
+        )
         log_once(f"{signal.Signals(number).name}: not saved within {seconds:g} s; {left}")
 
     def _count_step(self, *_: Any) -> None:
@@ -274,6 +303,8 @@ class Checkpoint:
             try:
                 self._root.mkdir(parents=True, exist_ok=True)
                 (self._root / sign).touch()
+            except FileExistsError:
+                error = f"{self._root} is a file, not a directory"
             except OSError as e:
                 error = f"{self._root} can't be written: {e.strerror}"
         said = [(error, sign)]
@@ -292,7 +323,7 @@ class Checkpoint:
 
 
 def _several(given: Any, kind: type, name: str) -> list[Any]:
-    things = [given] if isinstance(given, kind) else list(given)
+    things = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
     for thing in things:
         if not isinstance(thing, kind):
             raise UsageError(f"Checkpoint: {name} takes {kind.__name__}s, not {type(thing).__name__}")

@@ -51,6 +51,13 @@ def complete(root: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def newest(root: Path) -> Path | None:
+    """The newest complete checkpoint; None where there is none, or nobody can see any."""
+    with suppress(OSError):
+        return next(reversed(complete(root).values()), None)
+    return None
+
+
 def read_facts(path: Path) -> Facts:
     """The facts of the checkpoint in ``path``.
 
@@ -123,7 +130,7 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
 
 def remove_rest(root: Path) -> None:
     """Remove what jobs have left that ended while they wrote a checkpoint, or removed one."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # the save that follows says what is wrong there
         for name in os.listdir(root):
             if _REST.fullmatch(name):
                 shutil.rmtree(root / name, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -57,6 +58,8 @@ def why(error: BaseException) -> str:
                 return os.strerror(cause.errno) + _place(rank)
             cause = cause.__cause__ or cause.__context__
     rank, first = next(iter(found.items()))
+    if isinstance(first, pickle.UnpicklingError):  # whose text is about an argument of torch.load
+        return f"its contents can't be read{_place(rank)}"
     sentence = str(first).partition("\n")[0].partition(". ")[0]
     return f"{type(first).__name__}: {sentence}{_place(rank)}"
 

@@ -32,8 +32,11 @@ def is_stateful(loader: Any) -> bool:
 
 
 def for_ranks(position: Position, before: int, ranks: int) -> Position:
-    """The position for another number of ranks: as many examples of the epoch are used up."""
-    return Position(position.epoch, position.batch * before // ranks)
+    """The position for another number of ranks: as many examples of the epoch are used, in whole batches.
+
+    Rounded up: an epoch of which all was used is not begun once more.
+    """
+    return Position(position.epoch, -(-position.batch * before // ranks))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

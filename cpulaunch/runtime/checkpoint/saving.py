@@ -76,7 +76,7 @@ class Saver:
             return True
         if self._rank == 0:
             directory.remove_rest(self._root)
-        last = next(reversed(directory.complete(self._root).values()), None)
+        last = directory.newest(self._root)
         log_once(
             f"the checkpoint of step {self._facts.step} was not saved: {why(error)}; training goes on"
             + (f", and {last} stays the last one" if last else "")

@@ -26,6 +26,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.runtime.checkpoint.directory import unseen
 from cpulaunch.runtime.checkpoint.failures import Damaged, together, why
 from cpulaunch.runtime.distributed import unwrap
+from cpulaunch.wording import counted
 
 Tensors = dict[str, torch.Tensor]
 
@@ -117,11 +118,13 @@ class Saved:
         parameters = {name: each for model in models for name, each in _named(models, model).items()}
         if len(optimizers) != len(shared["optimizers"]) or len(schedulers) != len(shared["schedulers"]):
             raise self._other(
-                f"it holds {len(shared['optimizers'])} optimizers and {len(shared['schedulers'])} schedulers,"
-                f" and this script has {len(optimizers)} and {len(schedulers)}"
+                f"it holds {_counts(shared['optimizers'], shared['schedulers'])}, and this script has "
+                f"{_counts(optimizers, schedulers)}"
             )
         names = _names(models)
         for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
+            if (kind := type(optimizer).__name__) != structure["kind"]:
+                raise self._other(f"it was saved with {structure['kind']}, and this script has {kind}")
             if _groups(optimizer, names) != [group["params"] for group in structure["groups"]]:
                 raise self._other(
                     f"its {type(optimizer).__name__} trains other parameters than this script's"
@@ -154,12 +157,16 @@ class Saved:
 
     def _other(self, why: str) -> UsageError:
         return UsageError(
-            f"{self.path} is a checkpoint of another model: {why}",
+            f"{self.path} doesn't fit this script: {why}",
             hint=f"give Checkpoint another directory, or remove {self.path.parent} to start anew",
         )
 
     def _read(self, tensors: Tensors) -> None:
         load(tensors, storage_reader=FileSystemReader(self.path), process_group=self._group)
+
+
+def _counts(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> str:
+    return f"{counted(len(optimizers), 'optimizer')} and {counted(len(schedulers), 'scheduler')}"
 
 
 def _shape(size: Sequence[int]) -> str:
@@ -222,7 +229,7 @@ def _of_optimizer(
             else:
                 others[name][key] = value
     options = [{**group, "params": own} for group, own in zip(kept["param_groups"], groups, strict=True)]
-    return {"groups": options, "state": others}, tensors
+    return {"kind": type(optimizer).__name__, "groups": options, "state": others}, tensors
 
 
 def _restore_optimizer(

@@ -1,16 +1,15 @@
 """accelerate in restarted jobs: what ``save_state()`` has saved last is loaded, and its batches are left out.
 
-This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is it known where states are.
-A state gets a file ``cpulaunch.json`` when all ranks have saved theirs: how often each prepared loader was
-gone through, and how far.  The newest state with this file is loaded before the first batch.  Loaders that
-batches were trained on (``accelerator.backward``) give none in passes that are done, and in the one that
-isn't, only those that are left.
+This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is it known where states
+are.  A state gets a file ``cpulaunch.json`` when all ranks have saved theirs: which job has saved it, how
+often each prepared loader was gone through, and how far.  The job's newest state is loaded before the first
+batch.  Loaders that batches were trained on (``accelerator.backward``) give none in passes that are done,
+and in the one that isn't, only those that are left.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches import resume
 from cpulaunch.runtime.reports import resumed_from
 from cpulaunch.runtime.settings import TrainingSettings
-
-FACTS = "cpulaunch.json"
 
 
 @dataclass
@@ -108,9 +105,7 @@ def _note_states(kind: Any) -> None:
         if self.project_configuration.automatic_checkpoint_naming:
             self.wait_for_everyone()
             if self.is_main_process:
-                path = _root(self) / f"checkpoint_{number}"
-                (path / f"{FACTS}.new").write_text(json.dumps(_facts(self)))
-                (path / f"{FACTS}.new").rename(path / FACTS)
+                resume.write_facts(_root(self) / f"checkpoint_{number}", **_facts(self))
         return saved
 
     kind.save_state = save_state
@@ -119,7 +114,7 @@ def _note_states(kind: Any) -> None:
 def _facts(accelerator: Any) -> dict[str, Any]:
     places = [(loader, _place(loader)) for loader in accelerator._dataloaders]
     loaders = [[loader.iteration, place.taken, place.trains] for loader, place in places]
-    return {"schema": 1, "optimizer_steps": _steps[0], "loaders": loaders}
+    return {"optimizer_steps": _steps[0], "loaders": loaders}
 
 
 def _root(accelerator: Any) -> Path:
@@ -170,14 +165,14 @@ def _pass_without_batches(loader: Any, synchronize: Any) -> None:
 def _go_on(accelerator: Any, load_state: Any) -> None:
     """Load the newest whole state, and have its batches left out."""
     found = resume.numbered(_root(accelerator), r"checkpoint_(\d+)")
-    whole = [number for number, path in found.items() if resume.read_json(path / FACTS)]
+    whole = [number for number, path in found.items() if resume.read_facts(path)]
     number = resume.agreed(whole[-1] if whole else None)
     # Names that an interrupted save has taken are not to be had again.
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:
         resumed_from(0)
         return
-    facts = resume.read_json(found[number] / FACTS)
+    facts = resume.read_facts(found[number])
     load_state(accelerator, str(found[number]))
     states = randomness.capture(None)
     for loader, (passes, batches, trains) in zip(accelerator._dataloaders, facts["loaders"], strict=False):

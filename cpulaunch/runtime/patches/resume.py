@@ -11,6 +11,27 @@ from typing import Any
 
 from cpulaunch import variables
 
+FACTS = "cpulaunch.json"
+"""The file that makes a library's checkpoint one of this job: what an earlier job has left is none."""
+
+
+def may_restart() -> bool:
+    """Whether this rank's job is started again if it fails."""
+    return os.environ.get(variables.MAX_RESTARTS, "0") != "0"
+
+
+def write_facts(path: Path, **facts: Any) -> None:
+    """Note in the checkpoint in ``path`` that this job has written it.  One rank calls it, at the end."""
+    new = path / f"{FACTS}.new"
+    new.write_text(json.dumps({"job": os.environ.get(variables.JOB_ID), **facts}))
+    new.rename(path / FACTS)
+
+
+def read_facts(path: Path) -> Any:
+    """What ``write_facts`` has noted; None where this job has not."""
+    facts = read_json(path / FACTS)
+    return facts if facts and facts["job"] == os.environ.get(variables.JOB_ID) else None
+
 
 def is_restarted() -> bool:
     """Whether this rank's job was started again after a failure."""

@@ -28,14 +28,21 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
 
 
 def _resume(trainer: Any, settings: TrainingSettings) -> None:
-    """In a restarted job, a Trainer that is told nothing takes the last whole checkpoint of its own."""
-    if not resume.is_restarted():
+    """In a restarted job, a Trainer that is told nothing takes the last whole checkpoint of this job."""
+    if not resume.may_restart():
         return
     original = trainer.Trainer.train
 
+    class Note(trainer.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if state.is_world_process_zero and path.is_dir():  # as it is not in a search's trials
+                resume.write_facts(path)
+
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if resume_from_checkpoint is None:
+        self.add_callback(Note())
+        if resume_from_checkpoint is None and resume.is_restarted():
             step, path = resume.agreed(_last_whole(self.args))
             if path is not None:
                 resume_from_checkpoint = path
@@ -47,13 +54,11 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
 
 
 def _last_whole(arguments: Any) -> tuple[int, str | None]:
-    """The step and directory of the last checkpoint that is whole; 0 and None without one."""
+    """The step and directory of this job's last checkpoint that is whole; 0 and None without one."""
     found = resume.numbered(Path(arguments.output_dir), r"checkpoint-(\d+)")
     for step, path in reversed(found.items()):
-        # The state is what rank 0 writes last.
-        if resume.read_json(path / "trainer_state.json") is None or not resume.is_whole(path):
-            continue
-        return step, str(path)
+        if resume.read_facts(path) and resume.is_whole(path):
+            return step, str(path)
     return 0, None
 
 
@@ -67,6 +72,8 @@ CHANGES = (
 
 OF_TRAINER = (
     Change(
-        ("Trainer.train",), "a restarted job trains from the start unless the script goes on itself", _resume
+        ("Trainer.train", "TrainerCallback.on_save"),
+        "a restarted job trains from the start unless the script goes on itself",
+        _resume,
     ),
 )
