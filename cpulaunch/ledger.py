@@ -228,13 +228,6 @@ def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
     return found if found.number == number and found.ended_at else None
 
 
-def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
-    """Those of the groups that there are, or were."""
-    places = (FIRST_GROUP + number * GROUP_BYTES for number in range(GROUPS))
-    found = (GROUP.unpack_from(ledger, at) for at in places)
-    return {_text(backend) for state, backend, *_ in found if state in (OPEN, CLOSED)}
-
-
 def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
     """The groups that are open."""
     found = []

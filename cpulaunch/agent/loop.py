@@ -121,8 +121,10 @@ class Agent:
     def _watch_steps(self, running: Running) -> None:
         if self.placement.telemetry and self.link:
             from cpulaunch.agent.telemetry import Telemetry
+            from cpulaunch.agent.usage import Usage
 
-            self.telemetry = Telemetry(running.ledger, running.program.pid, self.identity.size, self.period)
+            usage = Usage(running.program.pid, running.planned.cores, time.monotonic())
+            self.telemetry = Telemetry(running.ledger, usage, self.identity.size, self.period)
 
     def _refuse(self, error: str) -> None:
         self.refused = True

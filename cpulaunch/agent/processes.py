@@ -11,7 +11,7 @@ import signal
 from typing import Any, NamedTuple
 
 from cpulaunch.agent.child import command_line
-from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling
+from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling, share_lost
 from cpulaunch.discovery.files import read_file
 
 MAX_BLOCKED = 8
@@ -140,11 +140,8 @@ def throttling(pid: int) -> Throttling | None:
 
 def throttled(before: Throttling, after: Throttling, seconds: float) -> dict[str, Any]:
     """What came of a quota in the ``seconds`` between two looks: the share of them that was lost."""
-    periods = after.periods - before.periods
-    # Where several CPUs wait at the same time, their waiting is added up.
-    lost = (after.seconds - before.seconds) / seconds if seconds > 0 else 0.0
-    hit = (after.throttled - before.throttled) / periods if periods > 0 else 0.0
-    return {"share": round(min(lost, hit, 1.0), 3), "seconds": round(after.seconds, 1), "quota": after.quota}
+    share = round(share_lost(before, after, seconds), 3)
+    return {"share": share, "seconds": round(after.seconds, 1), "quota": after.quota}
 
 
 def _waits_in(pid: int, thread: int) -> dict[str, Any]:

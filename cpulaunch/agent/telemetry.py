@@ -1,18 +1,13 @@
-"""What the launcher is told of the program's steps, from its ledger, and of its process, from the kernel.
-
-Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
-"""
+"""What the launcher is told of the program: its steps, from its ledger, and what its process uses."""
 
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.agent import processes
-from cpulaunch.discovery.files import read_file
+from cpulaunch.agent.usage import Usage
 from cpulaunch.messages import StepRow, Steps
 
 MAX_ROWS = 32
@@ -27,16 +22,13 @@ SETTLED = 0.5
 PROCESS_PERIOD = 5.0
 """Seconds between two looks at the process, at least."""
 
-MAX_THREADS = 256
-"""Of a program, those whose switches are counted."""
-
 
 class Telemetry:
     """Reads one program's ledger, and looks at its process.  ``due`` is when, on the monotonic clock."""
 
-    def __init__(self, kept: mmap.mmap | None, pid: int, world_size: int, beats: float) -> None:
+    def __init__(self, kept: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
         """``beats`` is the time between two heartbeats, in seconds."""
-        self._kept, self._pid = kept, pid
+        self._kept, self._usage = kept, usage
         self._period = min(max(1.0, world_size / PER_SECOND), beats)
         self.due = time.monotonic() + self._period
         self._process_due = self.due + PROCESS_PERIOD - self._period
@@ -51,7 +43,7 @@ class Telemetry:
         process: dict[str, Any] = {}
         if now >= self._process_due:
             self._process_due = now + max(PROCESS_PERIOD, self._period)
-            process = process_row(self._pid)
+            process = self._usage.row(now)
         return self._message(now, self._rows(int((now - SETTLED) * 1e9)), process)
 
     def last(self) -> Steps | None:
@@ -82,7 +74,6 @@ class Telemetry:
         stride = 1
         while last - self._before.number > MAX_ROWS * stride:
             stride *= 2
-        communicates = ledger.backends(kept) in ({"ccl"}, {"ccl", "gloo"}, set())
         rows = []
         # The oldest one may be written anew at any moment.
         for number in range(max(self._before.number + 1, last - ledger.STEPS + 2), last + 1):
@@ -93,11 +84,11 @@ class Telemetry:
                 break
             self._loss, self._flops = _finite(step.loss, self._loss), _finite(step.flops, self._flops)
             if number % stride == 0 or (until is None and number == last):
-                rows.append(self._row(self._before, step, communicates))
+                rows.append(self._row(self._before, step))
                 self._before, self._loss, self._flops = step, None, None
         return rows
 
-    def _row(self, before: ledger.Step, step: ledger.Step, communicates: bool) -> list[Any]:
+    def _row(self, before: ledger.Step, step: ledger.Step) -> list[Any]:
         count = step.number - before.number
 
         def mean(field: str, unit: float = 1e9, digits: int = 7) -> float:
@@ -109,9 +100,9 @@ class Telemetry:
             steps=count,
             ended_at=step.ended_at / 1e9,
             seconds=mean("seconds"),
-            communication=mean("communication") if communicates else None,
-            waiting=mean("waiting") if communicates else None,
-            bytes=mean("bytes", 1, 1) if communicates else None,
+            communication=mean("communication"),
+            waiting=mean("waiting"),
+            bytes=mean("bytes", 1, 1),
             input=mean("input"),
             samples=mean("samples", 1, 3),
             tokens=mean("tokens", 1, 3),
@@ -123,36 +114,3 @@ class Telemetry:
 
 def _finite(value: float, otherwise: float | None) -> float | None:
     return value if abs(value) < float("inf") else otherwise
-
-
-def process_row(pid: int) -> dict[str, Any]:
-    """What the kernel says of a process by now; empty where it has ended."""
-    text = read_file(f"/proc/{pid}/stat")
-    if text is None:
-        return {}
-    words = text.rpartition(")")[2].split()
-    row: dict[str, Any] = {
-        "rss": int(words[21]) * os.sysconf("SC_PAGE_SIZE"),
-        "cpu_seconds": (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"),
-        "major_faults": int(words[9]),
-    }
-    row["voluntary_switches"], row["switches"] = _switches(pid)
-    if quota := processes.throttling(pid):
-        row["throttled_seconds"] = quota.seconds
-    return row
-
-
-def _switches(pid: int) -> tuple[int, int]:
-    """How often its threads have waited, and were preempted."""
-    counts = {"voluntary_ctxt_switches": 0, "nonvoluntary_ctxt_switches": 0}
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        threads = []
-    for thread in threads[:MAX_THREADS]:
-        for line in (read_file(f"/proc/{pid}/task/{thread}/status") or "").splitlines()[-2:]:
-            name, _, value = line.partition(":")
-            if name in counts:
-                counts[name] += int(value)
-    voluntary, involuntary = counts.values()
-    return voluntary, involuntary

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import RUNS, Running, printable, running_jobs
+from cpulaunch.cli.running import Running, printable, running_jobs, runs
 from cpulaunch.errors import HostError
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
         metavar="DIR",
         nargs="*",
         type=Path,
-        help="a job's directory, or a directory of jobs; default: runs",
+        help="a job's directory, or a directory of jobs; default: the setting output.log_dir",
     )
     options = parser.parse_args(arguments)
-    directories = options.directories or [RUNS] * RUNS.is_dir()
+    directories = options.directories or [place for place in (runs(),) if place.is_dir()]
     running = [each for each in running_jobs(directories) if not is_gone(each[1])]
     for each in running:
         print(printable("\n".join(_running(each))))
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     for job in others:
         print(printable(_line(job)))
     if not running and not others:
-        where = ", ".join(map(str, options.directories)) or f"{RUNS}/"
+        where = ", ".join(map(str, options.directories)) or f"{runs()}/"
         print(f"no job of yours is running here, and none has been run in {where}")
     return 0
 

@@ -13,8 +13,12 @@ from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
 
-RUNS = Path("runs")
-"""Where the directories of jobs are if nothing else is said."""
+
+def runs() -> Path:
+    """Where jobs that are run here have their directories: ``output.log_dir``.  Raises ConfigError."""
+    from cpulaunch.config.load import load
+
+    return Path(load()["output.log_dir"])
 
 
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
@@ -71,14 +75,14 @@ def find_directory(named: str | None) -> Path:
         for place in jobs_below(Path(named)):
             return place
         raise UsageError(f"{named}: no job has been run there", hint="a job's directory has a file plan.json")
-    # A job that runs here is both in the list and below runs/.
-    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *jobs_below(RUNS))}
+    # A job that runs here is both in the list and below that directory.
+    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *jobs_below(runs()))}
     found = [place for place in known.values() if named is None or place.name.startswith(named)]
     if found and (named is None or len(found) == 1):
         return max(found, key=lambda place: place.name)
     hint = "`cpulaunch jobs` lists them; the directory of a job will do, too"
     if named is None:
-        raise UsageError(f"no job is running, and none has been run in {RUNS}/", hint=hint)
+        raise UsageError(f"no job is running, and none has been run in {runs()}/", hint=hint)
     raise UsageError(f"{named}: {'several jobs match' if found else 'no such job'}", hint=hint)
 
 

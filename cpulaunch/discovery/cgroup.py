@@ -41,6 +41,18 @@ def cgroup_throttling(read: Read) -> Throttling | None:
     return min(found, default=None)
 
 
+def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
+    """Which part of the ``seconds`` between two looks a quota has taken.
+
+    Where several CPUs wait at the same time, their waiting is added up: it is no more than the part of the
+    periods in which any did.
+    """
+    periods = after.periods - before.periods
+    lost = (after.seconds - before.seconds) / seconds if seconds > 0 else 0.0
+    hit = (after.throttled - before.throttled) / periods if periods > 0 else 0.0
+    return min(lost, hit, 1.0)
+
+
 def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
     """The cpuset, and the quota in CPUs, of the process whose files ``read`` gives; None where unlimited.
 

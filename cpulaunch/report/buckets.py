@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpulaunch.report.processes import Processes
+from cpulaunch.report.processes import is_number as _is_number
+
 BUCKETS = 320
 """Buckets at most; from so many on, each is twice as long."""
 
@@ -39,6 +42,7 @@ class Buckets:
         self.of: dict[str, Floats] = {name: np.zeros((ranks, BUCKETS)) for name in (*SUMS, *MOST)}
         self.known: set[str] = set()  # fields that rows have had
         self.last_step = 0
+        self.processes = Processes()
         self._ended: dict[int, float] = {}  # when each rank's last step did, where rows don't say so
 
     @property
@@ -56,6 +60,7 @@ class Buckets:
                 steps.append((row["rank"], self._time(row), row))
             elif "rss" in row and _is_rank(rank) and timed:
                 memory.append((row["rank"], row["time"], row))
+                self.processes.add(row["rank"], row)
         if steps:
             self._add_steps(*self._placed(steps))
         if memory:
@@ -117,10 +122,6 @@ def _column(rows: list[Row], name: str) -> Floats:
     except (TypeError, ValueError):
         column = np.array([value if _is_number(value) else np.nan for value in values], dtype=np.float64)
     return np.where(np.abs(column) < 1e300, column, np.nan)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor infinite
 
 
 def _is_rank(value: Any) -> bool:

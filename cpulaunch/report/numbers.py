@@ -15,6 +15,7 @@ from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
 HIDDEN = "communication hidden behind computing"
+EXPOSED, SLOWER_RANKS = "communication that all wait for", "waiting for slower ranks"
 
 STEPS_EACH = 2
 """Steps that a time which is looked at should have: else curves would have holes."""
@@ -115,6 +116,16 @@ class Numbers:
         seconds = self.sums("seconds") - (self.sums("waiting") if self.knows_waiting else 0.0)
         return _ratio(np.maximum(seconds, 0.0), self.sums("steps"))
 
+    @property
+    def own_of_ranks(self) -> Floats:
+        """The same of each rank: the median over time."""
+        return np.array([_median(row) or np.nan for row in self.own_per_step])
+
+    @property
+    def input_of_ranks(self) -> Floats:
+        """Seconds of a step in which each rank waits for its input."""
+        return np.nan_to_num(_ratio(self.sums("input").sum(axis=1), self.sums("steps").sum(axis=1)))
+
     def shares(self) -> dict[str, Floats]:
         """Parts of the time of each rank's steps; none where only that is known."""
         known = self.job.buckets.known & {"communication", "waiting", "input"}
@@ -128,8 +139,8 @@ class Numbers:
         parts = {
             "input": self.sums("input").sum(axis=1),
             HIDDEN: np.maximum(under_way - waiting, 0.0),
-            "communication that all wait for": exposed,
-            "waiting for slower ranks": waiting - exposed,
+            EXPOSED: exposed,
+            SLOWER_RANKS: waiting - exposed,
         }
         parts = {name: np.minimum(part / np.maximum(total, 1e-9), 1.0) for name, part in parts.items()}
         rest = np.maximum(1.0 - sum(parts.values()), 0.0)
@@ -138,7 +149,7 @@ class Numbers:
     @property
     def slowest(self) -> tuple[int, float] | None:
         """The rank whose own steps take longest, and by which part longer than the median rank's."""
-        own = np.array([_median(row) or np.nan for row in self.own_per_step])
+        own = self.own_of_ranks
         if len(own) < 2 or not np.isfinite(own).all() or (median := float(np.median(own))) <= 0:
             return None
         rank = int(np.argmax(own))
@@ -168,6 +179,10 @@ class Numbers:
                 yield name, f"{100 * mean:.1f} %", mean
         if slowest := self.slowest:
             yield "slowest", f"rank {slowest[0]} (+{100 * slowest[1]:.0f} %)", None
+        if (per_cycle := job.buckets.processes.per_cycle("instructions")) is not None:
+            yield "instructions per cycle", f"{per_cycle:.2f}", per_cycle
+        if (busy := job.buckets.processes.per_cycle("amx_busy")) is not None:
+            yield "cycles with AMX busy", f"{100 * busy:.0f} %", busy
         if np.isfinite(self.rss).any():
             most = float(np.nanmax(self.rss))
             unit, divisor = unit_of_memory(most)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cpulaunch.report import figures
 from cpulaunch.report.figures import Spec, TimeAxis
+from cpulaunch.report.findings import findings
 from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
@@ -79,6 +80,7 @@ def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
 def _one(page: Page, numbers: Numbers) -> None:
     job = numbers.job
     page.add(_header(numbers))
+    _findings(page, numbers)
     cards = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
         for name, text, _ in numbers.key_figures()
@@ -110,6 +112,7 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
     page.figure("loss", "Loss", figures.over_time(losses, "loss", axis, zero=False))
     for name, numbers in zip(names, several, strict=True):
         page.add(f"<h1>{escape(name)}</h1>")
+        _findings(page, numbers)
         _marks(page, numbers.job)
         page.figure("heat", *_heat(numbers, TimeAxis(numbers.longest)))
         page.figure("share", *_share(numbers))
@@ -134,6 +137,12 @@ def _context(job: Job) -> str:
     precision = precision or values.get("training.precision")
     transport = f"{backend} over {job.transport}" if backend and job.transport else backend
     return " · ".join(filter(None, (size(job), values.get("launcher"), transport, precision)))
+
+
+def _findings(page: Page, numbers: Numbers) -> None:
+    if found := findings(numbers):
+        items = "".join(f"<li>{escape(each.text)}</li>" for each in found)
+        page.section("What stands out", f'<ol class="findings">{items}</ol>')
 
 
 def _figures(page: Page, numbers: Numbers) -> None:

@@ -87,6 +87,7 @@ th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid var(--line)
  overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:500}
 .figures td:not(:first-child){font-weight:600}
+.findings{margin:4px 0 0;padding-left:20px}
 .marks{margin:4px 0 0;padding-left:18px}
 .marks .failure b{color:var(--bad)}.marks .stall b{color:var(--stall)}.marks .restart b{color:var(--restart)}
 .marks li{white-space:pre-line;overflow-wrap:anywhere}

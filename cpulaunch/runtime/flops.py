@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,7 @@ from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
 """The steps that are counted: the third one, as the first ones differ, and, of programs without
-torch.compile, one in so many."""
+torch.compile, one in so many.  Where such a step is traced, the next one that isn't takes its place."""
 
 PRECISIONS = {
     "torch.bfloat16": "bf16",
@@ -42,13 +43,19 @@ class Flops:
         self._counting: Any = None  # the mode
         self._stance: Any = None  # torch.compile's
         self._gave_up = False
+        self._due = False
+        self.traced: Callable[[], bool] = lambda: False
+        """Whether the step that begins now is traced: a counted one takes longer than others."""
 
     def stepped(self, number: int) -> int | None:
         """Step ``number`` has ended.  Its FLOPs if they were counted; None for others."""
         flops = self._end() if self._counting else None
         if number + 1 == FIRST or (number + 1) % EVERY == 0:
+            self._due = True
+        if self._due and not self.traced():
+            self._due = False
             compiled = _has_compiled()
-            if not compiled or (number + 1 == FIRST and not reports.resumed_step):
+            if not compiled or (number + 1 < EVERY and not reports.resumed_step):
                 self._begin(eagerly=compiled)
         return flops
 

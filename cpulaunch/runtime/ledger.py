@@ -10,6 +10,7 @@ from typing import Any
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime import telemetry, tracing
+from cpulaunch.runtime.communication import Communication
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.patches.groups import replace_everywhere
 
@@ -23,9 +24,12 @@ def keep(torch: Any) -> None:
     if memory is None:
         return
     header = Header(memory)
-    _count_steps(torch, header, telemetry.record(torch, memory) if _is_recorded() else None)
-    _mirror_groups(torch, header, memory)
-    tracing.watch(torch, memory)
+    recorder = telemetry.record(torch, memory) if _is_recorded() else None
+    _count_steps(torch, header, recorder)
+    _watch_groups(torch, header, memory, recorder)
+    tracer = tracing.watch(torch, memory)
+    if recorder:
+        recorder.flops.traced = tracer.wants_next
 
 
 def _is_recorded() -> bool:
@@ -61,7 +65,7 @@ def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None
     register_optimizer_step_post_hook(after_step)
 
 
-def _mirror_groups(torch: Any, header: Header, memory: Any) -> None:
+def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.Recorder | None) -> None:
     """Groups of other backends than ccl are in the ledger, too, from when the first one is made."""
     c10d = torch.distributed.distributed_c10d
     make = getattr(c10d, "_new_process_group_helper", None)
@@ -79,6 +83,8 @@ def _mirror_groups(torch: Any, header: Header, memory: Any) -> None:
 
             mirrors.append(Mirror(torch, header, memory))
             mirrors[0].start()
+            if recorder:
+                recorder.communication = Communication(torch)
         return made
 
     replace_everywhere(make, make_group)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import ledger
+from cpulaunch.runtime.communication import Communication
 from cpulaunch.runtime.flops import Flops
 
 OTHERS = 20
@@ -106,7 +107,9 @@ class Recorder:
         self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
         self._groups = memoryview(memory)[ledger.FIRST_GROUP : ledger.FIRST_STEP].cast("Q")
         self._ended_at = self._waited = 0  # the last step, and the time that was waited by then
-        self._flops = flops
+        self.communication: Communication | None = None  # of other groups than ccl's, once there are any
+        self._others_busy = self._others_bytes = 0  # what that has come to
+        self.flops = flops
         self._number = 0  # of the last step
         self._counted: weakref.ref[Any] | None = None  # the optimizer
         self._others = 0  # steps of others since its last one
@@ -159,21 +162,27 @@ class Recorder:
             self._samples += samples
             self._tokens += tokens
             self._batches.clear()
-        flops = self._flops.stepped(self._number)
+        flops = self.flops.stepped(self._number)
         self._write(now, self._loss, NAN if flops is None else flops)
         self._loss = NAN
-        if self._flops.precision and not self._flops.peak:
-            self._flops.measure_peak()
-            peak = self._flops.peak, self._flops.precision.encode()
+        if self.flops.precision and not self.flops.peak:
+            self.flops.measure_peak()
+            peak = self.flops.peak, self.flops.precision.encode()
             ledger.PEAK.pack_into(self._memory, ledger.RECORDED_AT + 8, *peak)
             self._base += time.monotonic_ns() - now
 
     def _count_waiting(self) -> None:
         """DDP waits for a future of its last bucket, which ccl doesn't see: from its call to its end.
 
-        Nothing is left to compute then.  What ccl has seen may be of the same operation.
+        Nothing is left to compute then.  What ccl has seen may be of the same operation.  Where there is no
+        group of ccl, whose records come first, what the others take is counted.
         """
         groups, called, ended = self._groups, 0, 0
+        if self.communication and groups[0] & 0xFFFFFFFF == ledger.FREE:
+            self.communication.stepped()
+            self._waiting[0] = self.communication.waiting
+            self._others_busy, self._others_bytes = self.communication.busy, self.communication.bytes
+            return
         for at in range(0, len(groups), _GROUP):
             state = groups[at] & 0xFFFFFFFF
             if state == ledger.FREE:
@@ -197,9 +206,9 @@ class Recorder:
             number,
             now,
             now - self._base,
-            busy,
+            busy + self._others_busy,
             self._waiting[0],
-            size,
+            size + self._others_bytes,
             self._input,
             self._samples,
             self._tokens,
@@ -213,4 +222,4 @@ class Recorder:
         """A forked process is not the rank: what it does goes nowhere."""
         self._memory = nowhere = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
-        self._flops.leave()
+        self.flops.leave()

@@ -1,7 +1,8 @@
 """Traces steps of this rank by torch's profiler, when its agent asks for it through the ledger.
 
-A step goes from the end of one optimizer step to the end of the next.  Until something is asked, a step costs
-a comparison of two numbers.
+A step goes from the end of one optimizer step to the end of the next.  They are numbered as the job's are: a
+program that goes on from a saved state counts on from there.  Until something is asked, a step costs a
+comparison of two numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cpulaunch import ledger
+from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling, share_lost
+from cpulaunch.discovery.far_memory import far_nodes, far_share
+from cpulaunch.discovery.files import read_file
 from cpulaunch.messages import HasTraced, Traces
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.runtime import reports
 from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
@@ -30,7 +36,7 @@ _SILENT = "6"
 """Of KINETO_LOG_LEVEL: torch's profiler would print a line when it starts, and one when it stops."""
 
 
-def watch(torch: Any, memory: Any) -> None:
+def watch(torch: Any, memory: Any) -> Tracer:
     """From now on, trace what is asked for."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -46,6 +52,7 @@ def watch(torch: Any, memory: Any) -> None:
             tracer.after_step()
 
     register_optimizer_step_post_hook(after_step)
+    return tracer
 
 
 class Tracer:
@@ -64,14 +71,25 @@ class Tracer:
         self._borders: list[tuple[int, int]] = []  # steps that are completed, and when
         self._operations = Operations(torch, memory)
         self._migrations = 0
+        self._held_back: tuple[int, Throttling | None] = 0, None
 
     def after_step(self) -> None:
         """An optimizer has made a step, and the header counts it."""
         if self._asked[0] != self._done:
             try:
-                self._go_on(self._steps[0])
+                self._go_on(self._steps[0] + reports.resumed_step)
             except Exception as e:  # which is no reason for the program to fail
                 self._fail(f"{type(e).__name__}: {e}"[:MAX_ERROR])
+
+    def wants_next(self) -> bool:
+        """Whether the step that begins now is one to trace, or the one before the first."""
+        if self._asked[0] == self._done:
+            return False
+        request = ledger.trace_request(self._memory)
+        step = self._steps[0] + reports.resumed_step + 1
+        if not request.first or step < request.first - 1:
+            return False
+        return not self._first or step <= self._first + request.last - request.first
 
     def forget(self) -> None:
         """A forked process is not the rank."""
@@ -111,6 +129,7 @@ class Tracer:
         self._first = completed + 1
         self._migrations = migrations()
         self._operations.begin()
+        self._held_back = time.monotonic_ns(), cgroup_throttling(read_file)
         self._borders = [(completed, time.monotonic_ns())]
         self._say(Traces(self._request.number, self._first))
 
@@ -126,6 +145,8 @@ class Tracer:
             "wall": wall,
             "operations": self._operations.seen(wall),
             "migrations": migrations() - self._migrations,
+            "throttled": self._throttled(),
+            "far_memory": far_share(os.getpid(), far) if (far := far_nodes(_cores())) else None,
             "threads": self._torch.get_num_threads(),
         }
         self._torch.autograd._add_metadata_json(METADATA, json.dumps(about))
@@ -134,6 +155,11 @@ class Tracer:
         profiler.kineto_results.save(os.path.join(request.directory, ledger.TRACE_FILE))
         self._end()
         self._say(HasTraced(request.number, first, last, ""))
+
+    def _throttled(self) -> float:
+        (began, before), after = self._held_back, cgroup_throttling(read_file)
+        lasted = (time.monotonic_ns() - began) / 1e9
+        return share_lost(before, after, lasted) if before and after else 0.0
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
@@ -228,6 +254,10 @@ class Operations:
             return []
         entries: list[dict[str, Any]] = json.loads(dump(True, False)).get("entries", [])
         return entries
+
+
+def _cores() -> CoreSet:
+    return CoreSet(os.sched_getaffinity(0))
 
 
 def migrations() -> int:

@@ -18,11 +18,15 @@ from cpulaunch.supervise.sweep import Unswept
 
 
 class Ended(NamedTuple):
-    """An attempt that has ended, the job's outcome by then, and hosts that may have something of it left."""
+    """An attempt that has ended, the job's outcome by then, and hosts that may have something of it left.
+
+    ``traced``: it, or one before, has traced the steps that ``--profile`` names.
+    """
 
     attempt: Attempt
     outcome: Outcome
     unswept: Sequence[Unswept] = ()
+    traced: bool = False
 
 
 Decide = Callable[[Ended], Attempt | None]
@@ -64,9 +68,10 @@ async def _run(
     """
     earlier = before.outcome if before else None
     attempts, stalls = (earlier.attempts, earlier.stalls) if earlier else ((), ())
-    loop = AttemptLoop(running, console, began, stalls=len(stalls), thorough=thorough)
+    traced = before is not None and before.traced
+    loop = AttemptLoop(running, console, began, stalls=len(stalls), thorough=thorough, traced=traced)
     outcome = (await loop.run()).after(attempts, stalls)
-    return Ended(running.attempt, outcome, loop.unswept), loop.job.user_signals > 0
+    return Ended(running.attempt, outcome, loop.unswept, loop.traced), loop.job.user_signals > 0
 
 
 def _interrupted(outcome: Outcome, number: int) -> Outcome:

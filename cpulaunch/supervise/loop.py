@@ -76,10 +76,12 @@ class AttemptLoop:
         *,
         stalls: int = 0,
         thorough: bool = False,
+        traced: bool = False,
     ) -> None:
         """``began`` is when the job's first attempt did, on the monotonic clock; ``stalls`` it had before.
 
-        ``thorough``: look at every host if it fails, as another attempt may follow.
+        ``thorough``: look at every host if it fails, as another attempt may follow.  ``traced``: an earlier
+        one has traced the steps that ``--profile`` names.
         """
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
         self._address = running.address
@@ -96,6 +98,7 @@ class AttemptLoop:
         self.control = Control(token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
         self._began, self._stalls, self._thorough = began, stalls, thorough
+        self.traced = traced
         self._started = time.monotonic()
         self._recorded = False  # anything of this attempt
         self._hosts_here: set[str] = set()  # names of this one
@@ -132,7 +135,7 @@ class AttemptLoop:
         starting = asyncio.create_task(self._start_others())
         try:
             self.output.screen.serve_loop()
-            if window := profiled_steps(self.attempt.plan):
+            if not self.traced and (window := profiled_steps(self.attempt.plan)):
                 self.profiling.from_start(*window, self._profiled)
             await self._watch()
             await self.profiling.finish(failed=self._error is not None or self.job.ending)
@@ -253,6 +256,7 @@ class AttemptLoop:
         if profile.error:
             self.console.tell(f"no trace: {profile.error}")
             return
+        self.traced = True
         first, advice, *_ = profile.text.split("\n\n")
         for line in (f"traced {first}", *advice.splitlines()):
             self.console.tell(line)

@@ -135,7 +135,7 @@ class Profiling:
     def from_start(self, first: int, last: int, done: Callable[[Profile], None]) -> None:
         """Trace these steps of all ranks, or of the first `MAX_RANKS`; ``done`` gets what comes of it.
 
-        None has started yet.
+        None has started yet.  Ranks that go on from a later state trace as many of their next steps.
         """
         wanted = [rank.rank for rank in self._ranks[:MAX_RANKS]]
         window = self._window = self._ask(first, last)
@@ -180,8 +180,8 @@ class Profiling:
     async def _samples(self, wanted: Collection[int]) -> list[Sample]:
         """How far the ranks are; those that don't answer count with what they have said last."""
         await asyncio.gather(*(self._hear(rank, AskProgress(), Beat, ANSWER_WITHIN) for rank in wanted))
-        beats = [(each.beat, each.beat_at) for rank in wanted if (each := self._ranks[rank]).beat]
-        return [Sample(beat.steps, at) for beat, at in beats if beat]
+        known = [(each, each.beat) for rank in wanted if (each := self._ranks[rank]).beat]
+        return [Sample(beat.steps + (each.resumed_from or 0), each.beat_at) for each, beat in known if beat]
 
     async def _hear(self, rank: int, question: Any, answer: type[Any], within: float) -> Any:
         """The agent's answer; None where it has gone, or says nothing in time."""

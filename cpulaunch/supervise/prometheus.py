@@ -38,6 +38,10 @@ _OF_PROCESSES = (
     ("cpu_seconds_total", "counter", "CPU seconds that the program has used.", "cpu_seconds"),
     ("resident_memory_bytes", "gauge", "Memory of the program that is resident.", "rss"),
     ("throttled_seconds_total", "counter", "Seconds that its cgroup was held back.", "throttled_seconds"),
+    ("cycles_total", "counter", "CPU cycles in user mode.", "cycles"),
+    ("instructions_total", "counter", "Instructions in user mode.", "instructions"),
+    ("amx_busy_cycles_total", "counter", "Cycles in which the AMX unit was busy.", "amx_busy"),
+    ("far_memory_ratio", "gauge", "Part of its memory on other NUMA nodes than its cores.", "far_memory"),
 )
 _LATEST = (
     ("step", "gauge", "The optimizer step that was made last.", "step"),
@@ -82,7 +86,7 @@ class Metrics:
         self._keep(row)
 
     def _keep(self, row: Row) -> None:
-        for name in ("step", "loss", "rss", "cpu_seconds", "throttled_seconds"):
+        for *_, name in (*_LATEST, *_OF_PROCESSES):
             if (value := row.get(name)) is not None:
                 self._latest.setdefault(name, {})[row["rank"]] = value
 

@@ -13,6 +13,9 @@ NOTABLE = 0.05
 MUCH = 0.15
 """The same for what can hardly be less."""
 
+MUCH_FAR = 0.2
+"""Part of a rank's memory on other NUMA nodes that is worth a line."""
+
 MIGRATIONS = 10.0
 """Of a rank's threads per second: pinned ones of OpenMP make none."""
 
@@ -26,16 +29,20 @@ WORDS = {
 
 
 class Advice(NamedTuple):
-    """The part of the time that it is about, and a line."""
+    """The part of the time, or of memory, that it is about, and a line."""
 
     share: float
     text: str
 
 
 def advice(found: Figures) -> list[Advice]:
-    """The advice that follows from the figures, what costs most first."""
+    """The advice that follows from the figures.
+
+    What holds a rank back from outside comes first, as it is the reason for much else; then what costs most.
+    """
     rules = (_waiting, _input, _communication, _operations, _optimizer, _other, _migrations)
-    return sorted((each for rule in rules for each in rule(found)), key=lambda each: -each.share)
+    inside = sorted((each for rule in rules for each in rule(found)), key=lambda each: -each.share)
+    return [*_outside(found), *inside]
 
 
 def mean(ranks: Sequence[Shares], part: str) -> float:
@@ -50,6 +57,18 @@ def usual(found: Figures, part: str) -> float:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _outside(found: Figures) -> Iterator[Advice]:
+    hosts = {each.rank: each.host for each in found.ranks}
+    rank, share = found.throttled
+    if share >= NOTABLE:
+        why = "is lost to the CPU quota of its control group: it is throttled"
+        yield Advice(share, f"{percent(share)} of the time of rank {rank} on {hosts[rank]} {why}")
+    rank, share = found.far_memory
+    if share >= MUCH_FAR:
+        why = "is on other NUMA nodes than its cores"
+        yield Advice(share, f"{percent(share)} of the memory of rank {rank} on {hosts[rank]} {why}")
 
 
 def _waiting(found: Figures) -> Iterator[Advice]:

@@ -54,8 +54,10 @@ class Figures(NamedTuple):
     """What a trace says.
 
     ``waited_for`` is the rank that the others have waited for most in collectives, and for which part of all
-    such waiting.  ``imbalance`` is the longest computation of a rank ÷ their mean.  ``sources`` are how the
-    ranks read their data, as torch names it; ``backends`` those of their collectives.
+    such waiting.  ``throttled`` and ``far_memory`` name the rank with the largest share of its time that a
+    CPU quota has taken, or of its memory on other NUMA nodes, and that share.  ``imbalance`` is the longest
+    computation of a rank ÷ their mean.  ``sources`` are how the ranks read their data, as torch names it;
+    ``backends`` those of their collectives.
     """
 
     first: int
@@ -68,6 +70,8 @@ class Figures(NamedTuple):
     backends: list[str]
     threads: int
     migrations: float  # per rank and second
+    throttled: tuple[int, float]
+    far_memory: tuple[int, float]
     uncertain: float  # seconds, of clocks
     joined: int  # collectives of which more than one rank's part is known
     alone: int  # parts that have none
@@ -92,6 +96,8 @@ def figures(ranks: Sequence[RankTrace]) -> Figures:
         sorted({each.backend for each in parts}),
         max(rank.threads for rank in ranks),
         sum(rank.migrations for rank in ranks) / seconds if seconds else 0.0,
+        max(((rank.rank, rank.throttled) for rank in ranks), key=lambda each: each[1]),
+        max(((rank.rank, rank.far_memory or 0.0) for rank in ranks), key=lambda each: each[1]),
         max(rank.uncertain for rank in ranks) / 1e6,
         len(joined),
         sum(each.last is None for each in parts),

@@ -71,6 +71,8 @@ class Source:
             ],
             threads=self.about.get("threads", 0),
             migrations=self.about.get("migrations", 0),
+            throttled=self.about.get("throttled", 0.0),
+            far_memory=self.about.get("far_memory"),
             uncertain=self.uncertain * 1e6,
         )
 

@@ -53,7 +53,10 @@ class Note(NamedTuple):
 @dataclass
 class RankTrace:
     """One rank's trace: the time in which ``steps`` were traced, the spans of torch, and those of its loader
-    and its optimizers.  ``steps`` are numbers and the times of their ends; the first one is not traced.
+    and its optimizers.
+
+    ``steps`` are numbers and the times of their ends; the first one is not traced.  ``throttled`` is the part
+    of that time which a CPU quota has taken, ``far_memory`` that of its memory on other NUMA nodes.
     """
 
     rank: int
@@ -66,6 +69,8 @@ class RankTrace:
     notes: list[Note] = field(default_factory=list)
     threads: int = 0
     migrations: int = 0
+    throttled: float = 0.0
+    far_memory: float | None = None
     uncertain: float = 0.0
 
     @property

@@ -64,7 +64,10 @@ def parts() -> int:
     import torch
 
     from cpulaunch import ledger
-    from cpulaunch.agent.telemetry import Telemetry, process_row
+    from cpulaunch.agent.telemetry import Telemetry
+    from cpulaunch.agent.usage import Usage
+    from cpulaunch.discovery.far_memory import far_share
+    from cpulaunch.model.cores import CoreSet
     from cpulaunch.runtime.flops import Flops
     from cpulaunch.runtime.telemetry import Recorder, sizes
 
@@ -81,7 +84,9 @@ def parts() -> int:
     print("nanoseconds, in the program:")
     print(f"  a step   {fastest(lambda: recorder.stepped(optimizer)):6.0f}")
     print(f"  a batch  {fastest(took):6.0f}")
-    agent = Telemetry(memory, os.getpid(), 1, 10.0)
+    usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), 0.0)
+    agent = Telemetry(memory, usage, 1, 10.0)
+    far = frozenset({1})  # so that its pages are asked for, on a machine without another node, too
 
     def look() -> None:
         for _ in range(12):
@@ -90,7 +95,8 @@ def parts() -> int:
 
     print("microseconds, in the agent:")
     print(f"  12 steps {(fastest(look, 200) - 12 * fastest(lambda: recorder.stepped(optimizer))) / 1e3:6.0f}")
-    print(f"  /proc    {fastest(lambda: process_row(os.getpid()), 50) / 1e3:6.0f}")
+    print(f"  kernel   {fastest(lambda: usage.row(1.0), 50) / 1e3:6.0f}")
+    print(f"  far memory {fastest(lambda: far_share(os.getpid(), far), 50) / 1e3:4.0f}")
     launcher()
     return 0
 

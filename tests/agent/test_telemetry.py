@@ -13,8 +13,10 @@ import pytest
 from support.agents import PlayedLauncher, placement
 
 from cpulaunch import ledger, messages
-from cpulaunch.agent.telemetry import MAX_ROWS, SETTLED, Telemetry, process_row
+from cpulaunch.agent.telemetry import MAX_ROWS, SETTLED, Telemetry
+from cpulaunch.agent.usage import Usage
 from cpulaunch.messages import StepRow
+from cpulaunch.model.cores import CoreSet
 
 MS = 10**6
 
@@ -22,9 +24,8 @@ MS = 10**6
 class Written:
     """A ledger, written as ``runtime.telemetry`` does: steps of 10 ms with 2 samples."""
 
-    def __init__(self, backend: str = "ccl") -> None:
+    def __init__(self) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
-        ledger.GROUP.pack_into(self.memory, ledger.FIRST_GROUP, ledger.OPEN, backend.encode(), b"0", 2, 0, 0)
         self.last = -1
         self.steps(1)
 
@@ -43,7 +44,7 @@ class Written:
 
 
 def telemetry(written: Written) -> Telemetry:
-    return Telemetry(written.memory, os.getpid(), 1, math.inf)
+    return Telemetry(written.memory, Usage(os.getpid(), CoreSet([0]), 0.0), 1, math.inf)
 
 
 def test_each_step_is_told_once() -> None:
@@ -55,13 +56,6 @@ def test_each_step_is_told_once() -> None:
     assert first == StepRow(1, 1, 0.011, 0.01, 0.004, 0.001, 100, 0, 2, 0, None, None)
     assert second.number == 2
     assert written.told(reader) == []
-
-
-def test_what_gloo_takes_is_not_known() -> None:
-    written = Written("gloo")
-    written.steps(1)
-    (row,) = written.told(telemetry(written))
-    assert (row.communication, row.waiting, row.bytes, row.seconds) == (None, None, None, 0.01)
 
 
 def test_of_many_steps_those_with_round_numbers_are_told_and_all_count() -> None:
@@ -123,17 +117,9 @@ def test_a_big_job_speaks_less_often() -> None:
     periods = []
     for size in (1, 400, 100_000):
         before = time.monotonic()
-        periods.append(Telemetry(None, 1, size, 10).due - before)
+        periods.append(Telemetry(None, Usage(1, CoreSet([0]), 0.0), size, 10).due - before)
     assert all(one < other for one, other in pairwise(periods))
     assert periods == pytest.approx([1, 4, 10], abs=0.5)
-
-
-def test_the_kernel_says_what_a_process_has_used() -> None:
-    row = process_row(os.getpid())
-    assert 1 << 20 < row["rss"] < 1 << 34
-    assert 0 < row["cpu_seconds"] <= time.process_time() + 0.1
-    assert row["switches"] >= 0 < row["voluntary_switches"]
-    assert process_row(2**22 + 1) == {}
 
 
 PROGRAM = """

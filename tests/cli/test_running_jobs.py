@@ -211,6 +211,31 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
     assert ask("jobs", others[0]).stdout == lines[0].replace("runs/", f"{tmp_path}/runs/") + "\n"
 
 
+def test_jobs_are_found_where_the_settings_put_them(
+    env: dict[str, str], ask: Ask, cpulaunch: Run, tmp_path: Path
+) -> None:
+    """By the YAML file or the environment, as `cpulaunch run` finds the directory itself."""
+    (tmp_path / "works.py").write_text("print('it works')")
+    (tmp_path / "cpulaunch.yaml").write_text("output:\n  log_dir: elsewhere/yaml\n")
+    cpulaunch("run", "-n", "1", "works.py", env=env)
+    (first,) = tmp_path.glob("elsewhere/yaml/*")
+    assert ask("jobs").stdout.startswith(f"elsewhere/yaml/{first.name}  ok · ")
+    assert ask("logs").stdout == "[0] it works\n"
+    assert ask("logs", first.name[:20], "--rank", "0").stdout == "it works\n"
+    env["CPULAUNCH_OUTPUT_LOG_DIR"] = "by-variable"
+    assert "none has been run in by-variable/" in ask("jobs").stdout
+    assert "none has been run in by-variable/" in ask("report").stderr
+    cpulaunch("run", "-n", "1", "works.py", env=env)
+    (second,) = tmp_path.glob("by-variable/*")
+    assert ask("jobs").stdout.startswith(f"by-variable/{second.name}  ok · ")
+    del env["CPULAUNCH_OUTPUT_LOG_DIR"]
+    (tmp_path / "cpulaunch.yaml").write_text("output:\n  log_dirs: x\n")
+    done = ask("logs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "log_dirs" in done.stderr
+    assert ask("logs", second).stdout == "[0] it works\n"
+
+
 def test_steps_of_all_attempts_make_the_rate() -> None:
     attempts = [{"steps": 30, "seconds": 20.0}, {"steps": 10, "seconds": 5.0, "resumed_from": 25}]
     end = ended({"kind": "ok", "attempts": attempts, "ranks": [{"host": "a"}, {"host": "b"}], "restarts": 1})

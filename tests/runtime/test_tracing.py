@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,10 @@ import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
 from support.traced import PROGRAM, check, events_of
+
+from cpulaunch.report.findings import findings
+from cpulaunch.report.numbers import Numbers
+from cpulaunch.report.read import read_job
 
 pytestmark = pytest.mark.slow
 
@@ -41,17 +47,34 @@ def files(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.glob("runs/*/trace*"))
 
 
+def found_first(job: Path) -> str:
+    """What the job's report names first, which takes telemetry alone."""
+    return findings(Numbers(read_job(job)))[0].text
+
+
 @pytest.mark.parametrize(
-    ("backend", "case", "says"),
+    ("backend", "case", "says", "reported"),
     [
-        ("ccl", "slow loader", "waiting for input: num_workers=0"),
-        ("gloo", "slow rank", "waiting for the slowest: rank 1 on localhost: it is in Python, or idle,"),
+        ("ccl", "slow loader", "waiting for input: num_workers=0", "waiting for input: more workers"),
+        (
+            "gloo",
+            "slow rank",
+            "waiting for the slowest: rank 1 on localhost: it is in Python, or idle,",
+            "waiting for slower ranks: rank 1 on localhost takes 1",
+        ),
     ],
 )
 def test_steps_from_the_start(
-    backend: str, case: str, says: str, cpulaunch: Run, built, env: dict[str, str], tmp_path: Path
+    backend: str,
+    case: str,
+    says: str,
+    reported: str,
+    cpulaunch: Run,
+    built,
+    env: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    """The program ends right after them.  What it is slow by is said first."""
+    """The program ends right after them.  What it is slow by is said first, and by the report, too."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", backend, "--profile", "4-6")
     done = cpulaunch("run", *options, "train.py", backend, case, "6", env=env)
@@ -65,6 +88,26 @@ def test_steps_from_the_start(
     assert f"more of what it says: {trace}\n" in done.stderr
     assert f"cpulaunch: {lines[2]}\n" in done.stderr
     assert "profiler_start" not in done.stderr
+    assert reported in found_first(trace.parent)
+
+
+def test_a_throttled_rank_is_named_first(
+    cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
+) -> None:
+    """Its control group, which it enters when it begins to train, may use a fifth of a CPU."""
+    if (cpu_group / "cpu.max").exists():
+        (cpu_group / "cpu.max").write_text("20000 100000")
+    else:
+        (cpu_group / "cpu.cfs_quota_us").write_text("20000")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-n", "2", "--backend", "gloo", "--profile", "4-63")
+    env["GROUP"] = str(cpu_group / "cgroup.procs")
+    done = cpulaunch("run", *options, "train.py", "gloo", "throttled", "400", env=env)
+    assert done.returncode == 0, done.stderr
+    (text,) = tmp_path.glob("runs/*/trace.txt")
+    lost = r"\d\d % of the time of rank 1 on localhost is lost to the CPU quota of its control group"
+    assert re.search(lost, text.read_text().splitlines()[2])
+    assert re.match(lost, found_first(text.parent))
 
 
 def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, str], tmp_path: Path) -> None:
@@ -73,6 +116,55 @@ def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, 
     assert done.returncode == 0, done.stderr
     (trace,) = tmp_path.glob("runs/*/trace.json.gz")
     assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
+
+
+def test_a_script_of_accelerate_as_it_is(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
+    script = Path(__file__).with_name("programs_telemetry.py")
+    done = cpulaunch(
+        "run", "-n", "2", "--backend", "gloo", "--profile", "5-6", script, "accelerated", "gloo", env=env
+    )
+    assert done.returncode == 0, done.stderr
+    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
+    assert check(events_of(trace), 2, backend="gloo") == ["step 5", "step 6"]
+
+
+RESTARTS = """
+import os, pathlib, time, torch, torch.distributed as dist
+from cpulaunch.runtime.reports import resumed_from
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+begins, dies = ((0, 7), (4, 11), (11, 99))[attempt]
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+if begins:
+    resumed_from(begins)
+for step in range(begins + 1, 15):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    if step == dies:
+        while attempt == 1 and not list(pathlib.Path("runs").glob("*/trace.txt")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_job_that_is_started_again_traces_its_steps_once(
+    cpulaunch: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    """The first attempt dies within them, and the second one makes them, counted from the job's start.
+
+    Nor are the model's FLOPs counted in them: that would make the third step of the second attempt longer.
+    """
+    (tmp_path / "train.py").write_text(RESTARTS)
+    options = ("-n", "2", "--backend", "gloo", "--profile", "6-8", "--max-restarts", "2")
+    done = cpulaunch("run", *options, "train.py", env=env)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
+    assert left_in(tmp_path / "tmp") == []
+    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
+    assert check(events_of(trace), 2, backend="gloo") == ["step 6", "step 7", "step 8"]
+    rows = [json.loads(line) for line in trace.with_name("telemetry.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "flops" in row and row["rank"] == 0] == [3, 9, 14]
 
 
 def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

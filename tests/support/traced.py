@@ -30,6 +30,8 @@ net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.
 model = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 print("ready", flush=True)
+if case == "throttled" and rank == 1:
+    pathlib.Path(os.environ["GROUP"]).write_text(str(os.getpid()))
 for done, (x, y) in enumerate(DataLoader(Data(), batch_size=8), 1):
     torch.nn.functional.cross_entropy(model(x), y).backward()
     if case == "slow rank" and rank == 1:

@@ -30,6 +30,8 @@ class Recorded:
         self.borders = [(9 + n, self.began + int(n * length * 1e3)) for n in range(steps + 1)]
         self.events: list[dict[str, Any]] = []
         self.notes: list[tuple[str, str, int, str, int]] = []
+        self.throttled = 0.0
+        self.far_memory: float | None = None
 
     def add(
         self, name: str, at: float, duration: float, *, thread: int = 0, cat: str = "cpu_op", **args: Any
@@ -62,7 +64,8 @@ class Recorded:
 
     def text(self) -> str:
         about = {
-            "steps": self.borders, "wall": self.wall, "operations": self.notes, "migrations": 3, "threads": 1
+            "steps": self.borders, "wall": self.wall, "operations": self.notes, "migrations": 3, "threads": 1,
+            "throttled": self.throttled, "far_memory": self.far_memory,
         }  # fmt: skip
         named = {
             "ph": "M", "name": "thread_name", "ts": 0.0, "pid": self.pid, "tid": self.pid,

@@ -109,6 +109,17 @@ def test_a_slow_loader_is_named_first(loader: str, hint: str) -> None:
     assert hint in line
 
 
+def test_what_holds_a_rank_back_from_outside_comes_first() -> None:
+    ranks = [Recorded(rank, steps=1).add(LOADER, 0, 600, cat="user_annotation") for rank in range(2)]
+    ranks[1].throttled, ranks[1].far_memory = 0.3, 0.9
+    first, second, third = [each.text for each in advice(of(*ranks))][:3]
+    assert first.startswith(
+        "30 % of the time of rank 1 on node0 is lost to the CPU quota of its control group"
+    )
+    assert second == "90 % of the memory of rank 1 on node0 is on other NUMA nodes than its cores"
+    assert third.startswith("60 % waiting for input")
+
+
 def test_more_is_advised_where_there_is_a_figure() -> None:
     rank = Recorded(0, steps=1)
     rank.add("aten::bernoulli_", 0, 120).add("aten::copy_", 120, 130)

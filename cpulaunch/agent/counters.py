@@ -1,0 +1,96 @@
+"""What the CPU has counted for the program: cycles, instructions, and cycles in which AMX was busy.
+
+The kernel counts for the agent (``perf_event_open``), in user mode and in all threads that the program makes
+from then on; nothing is done in the program.  Where that is not allowed, or the machine has no counters, as
+most virtual machines, there are none.
+
+Sources: perf_event_open(2); ``include/uapi/linux/perf_event.h`` of Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Mapping
+
+from cpulaunch.discovery.files import Read, read_file
+
+_CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
+"""Numbers of the system call, of Linux's own tables."""
+
+_HARDWARE, _RAW = 0, 4
+"""Types of events (``PERF_TYPE_…``)."""
+
+_CYCLES, _INSTRUCTIONS = 0, 1
+
+_AMX_BUSY = 0x02B7
+"""EXE.AMX_BUSY, event 0xb7 with umask 0x02: "cycles where the AMX unit is busy performing an operation".
+
+Source: ``SPR/events/sapphirerapids_core.json`` of github.com/intel/perfmon; newer CPUs with AMX have it, too.
+"""
+
+_ATTRIBUTES = struct.Struct("=IIQQQQQ16x")
+"""``struct perf_event_attr``, its first version: type, size, config, 0, 0, read format, flags."""
+
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 6, 1 << 35
+_TIMES = 1 | 2  # the read format: when it was to count, and when it did
+_CLOSE_ON_EXEC = 8
+
+Events = Mapping[str, tuple[int, int]]
+"""Name → type and number of an event."""
+
+
+def events_of_cpu(read: Read = read_file) -> Events:
+    """What the program's CPU is asked to count."""
+    found = {"cycles": (_HARDWARE, _CYCLES), "instructions": (_HARDWARE, _INSTRUCTIONS)}
+    first = (read("/proc/cpuinfo") or "").partition("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    cpu = {name.strip(): value.split() for name, _, value in lines}
+    if cpu.get("vendor_id") == ["GenuineIntel"] and "amx_tile" in cpu.get("flags", ()):
+        found["amx_busy"] = (_RAW, _AMX_BUSY)
+    return found
+
+
+class Counters:
+    """Those of one program, from when it was started."""
+
+    def __init__(self, pid: int, events: Events | None = None) -> None:
+        """Events that the kernel refuses are left out."""
+        self._files: dict[str, int] = {}
+        for name, event in (events_of_cpu() if events is None else events).items():
+            # Kernels before 5.13 can't leave out the processes that the program starts.
+            fd = _open(pid, event, _INHERIT | _INHERIT_THREAD)
+            if (fd := _open(pid, event, _INHERIT) if fd < 0 else fd) >= 0:
+                self._files[name] = fd
+
+    def read(self) -> dict[str, int]:
+        """What was counted so far.  Where the CPU has too few counters, they take turns: then scaled up."""
+        found = {}
+        for name, fd in self._files.items():
+            try:
+                count, wanted, counted = struct.unpack("=QQQ", os.read(fd, 24))
+            except (OSError, struct.error):
+                continue
+            if counted:
+                found[name] = count if counted == wanted else round(count * wanted / counted)
+        return found
+
+    def close(self) -> None:
+        """Count no more."""
+        for fd in self._files.values():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._files = {}
+
+
+def _open(pid: int, event: tuple[int, int], flags: int) -> int:
+    """The event's descriptor, or -1."""
+    if (number := _CALL.get(os.uname().machine)) is None:
+        return -1
+    kind, config = event
+    flags |= _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+    text = _ATTRIBUTES.pack(kind, _ATTRIBUTES.size, config, 0, 0, _TIMES, flags)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    return int(call(number, text, pid, -1, -1, _CLOSE_ON_EXEC))

@@ -1,0 +1,112 @@
+"""What stands out in a job's telemetry, each with the figure that it comes from.
+
+What holds a rank back from outside comes first, as it is the reason for much else, and then what costs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cpulaunch.report.buckets import Floats
+from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds
+from cpulaunch.wording import counted
+
+NOTABLE = 0.05
+"""Part of the time that is worth a line."""
+
+MUCH_FAR = 0.2
+"""Part of a rank's memory on other NUMA nodes that is."""
+
+
+class Finding(NamedTuple):
+    """A line, and the part of the time, or of memory, that it is about."""
+
+    share: float
+    text: str
+
+
+def findings(numbers: Numbers) -> list[Finding]:
+    """Those of a job, the first one first."""
+    outside = [*_throttled(numbers), *_far_memory(numbers)]
+    shares = numbers.shares()
+    inside = [
+        *_slow_rank(numbers, shares.get(SLOWER_RANKS)),
+        *_input(shares.get("input")),
+        *_communication(numbers, shares.get(EXPOSED)),
+    ]
+    return [*outside, *sorted(inside, key=lambda each: -each.share)]
+
+
+def _throttled(numbers: Numbers) -> Iterator[Finding]:
+    found = numbers.job.buckets.processes.mean("throttled")
+    if most := _most(found, NOTABLE):
+        rank, share, others = most
+        what = "CPU quota of its control group"
+        text = (
+            f"{_percent(share)} of the time of {_named(numbers, rank)} is lost to the {what}: it is throttled"
+        )
+        yield Finding(share, text + others)
+
+
+def _far_memory(numbers: Numbers) -> Iterator[Finding]:
+    found = numbers.job.buckets.processes.mean("far_memory")
+    if most := _most(found, MUCH_FAR):
+        rank, share, others = most
+        what = "is on other NUMA nodes than its cores"
+        yield Finding(share, f"{_percent(share)} of the memory of {_named(numbers, rank)} {what}{others}")
+
+
+def _most(found: dict[int, float], limit: float) -> tuple[int, float, str] | None:
+    """The rank with most of it, and how many others have as much as is worth a line."""
+    if not found or (share := max(found.values())) < limit:
+        return None
+    others = sum(each >= limit for each in found.values()) - 1
+    same = f"; the same of {counted(others, 'other rank')}" if others else ""
+    return max(found, key=lambda rank: found[rank]), share, same
+
+
+def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
+    if waiting is None or (share := float(np.mean(waiting))) < NOTABLE:
+        return
+    text = f"{_percent(share)} waiting for slower ranks: "
+    if (slowest := numbers.slowest) is None:
+        yield Finding(share, text + "another one each time (batches of unequal length, or busy hosts)")
+        return
+    rank, _ = slowest
+    own, others = _of_and_others(numbers.own_of_ranks, rank)
+    read, others_read = _of_and_others(numbers.input_of_ranks, rank)
+    what = f"takes {milliseconds(own)} a step without waiting, the others {milliseconds(others)}"
+    if read - others_read > (own - others) / 2:
+        what = f"waits {milliseconds(read)} a step for its input, the others {milliseconds(others_read)}"
+    yield Finding(share, f"{text}{_named(numbers, rank)} {what}")
+
+
+def _of_and_others(seconds: Floats, rank: int) -> tuple[float, float]:
+    return float(seconds[rank]), float(np.median(np.delete(seconds, rank)))
+
+
+def _input(share: Floats | None) -> Iterator[Finding]:
+    """What most ranks have of it: the others' waiting says it where a single one has."""
+    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
+        do = "more workers of the DataLoader (num_workers), or a cheaper __getitem__"
+        yield Finding(usual, f"{_percent(usual)} waiting for input: {do}")
+
+
+def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
+    if share is not None and (mean := float(np.mean(share))) >= NOTABLE:
+        settings = {key: value for key, value, _ in numbers.job.settings}
+        do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
+        do = "--backend ccl is faster" if settings.get("training.backend") == "gloo" else do
+        yield Finding(mean, f"{_percent(mean)} in communication that nothing hides: {do}")
+
+
+def _named(numbers: Numbers, rank: int) -> str:
+    host = next((each.host for each in numbers.job.ranks if each.rank == rank), "")
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

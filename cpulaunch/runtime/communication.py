@@ -1,0 +1,125 @@
+"""What groups of other backends than ccl take of a step: time under way, waiting, bytes.  ccl counts its own.
+
+Two places are watched, as both know when an operation is over: where the program waits for it
+(``Work.wait``), and DistributedDataParallel, whose own timer says when its first bucket was handed over, when
+the last gradient was computed, and when the last bucket was reduced.  No thread, no system call.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from typing import Any
+
+from cpulaunch.runtime.log import log_once
+
+TAKES_OUTPUT_FIRST = (
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "gather",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "alltoall",
+    "alltoall_base",
+)  # fmt: skip
+"""Methods of a process group whose second argument is what this rank gives."""
+
+OTHERS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+)
+
+
+class Communication:
+    """Sums from the program's start, in nanoseconds and bytes; what is under way is added when it is over."""
+
+    def __init__(self, torch: Any) -> None:
+        self.busy = self.waiting = self.bytes = 0
+        self._parallel: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._pending = 0  # operations that were called, and not waited for
+        self._since = 0  # when the first of them was, or the last one before that was over
+        self._tensor = torch.Tensor
+        c10d = torch._C._distributed_c10d
+        for name in (*TAKES_OUTPUT_FIRST, *OTHERS):
+            if hasattr(c10d.ProcessGroup, name):
+                self._watch_calls(c10d.ProcessGroup, name, int(name in TAKES_OUTPUT_FIRST))
+        self._watch_waits(c10d.Work)
+        self._watch_parallel(torch.nn.parallel.DistributedDataParallel)
+
+    def stepped(self) -> None:
+        """An optimizer step has ended: add what DistributedDataParallel took, and begin anew."""
+        self._pending = self._since = 0
+        try:
+            self._add_parallel()
+        except Exception as e:  # its timer is no interface that torch keeps stable
+            self._parallel.clear()
+            log_once(f"waiting in DistributedDataParallel can't be seen: {type(e).__name__}: {e}")
+
+    def _add_parallel(self) -> None:
+        for parallel, before in tuple(self._parallel.items()):
+            logger = parallel.logger
+            logger.set_runtime_stats_and_log()
+            data = logger._get_ddp_logging_data()
+            found = data.ints_map
+            ended = found.get("backward_comm_time_end", 0)
+            if ended == before:
+                continue  # it has only accumulated gradients
+            self._parallel[parallel] = ended
+            took = found["backward_comm_time"]
+            self.busy += took
+            self.waiting += max(0, took - found["backward_compute_comm_overlap_time"])
+            if "comm_hook" not in data.strs_map:  # which calls what is watched
+                self.bytes += found["total_parameter_size_bytes"]
+
+    def _watch_calls(self, process_group: Any, name: str, gives: int) -> None:
+        original = getattr(process_group, name)
+        now = time.monotonic_ns
+
+        @functools.wraps(original)
+        def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            self._pending += 1
+            if not self._since:
+                self._since = now()
+            if len(args) > gives:
+                self.bytes += self._bytes(args[gives])
+            return original(pg, *args, **kwargs)
+
+        setattr(process_group, name, call)
+
+    def _bytes(self, given: Any) -> int:
+        if isinstance(given, self._tensor):
+            return int(given.nbytes)
+        return sum(map(self._bytes, given)) if isinstance(given, (list, tuple)) else 0
+
+    def _watch_waits(self, work: Any) -> None:
+        original = work.wait
+        now = time.monotonic_ns
+
+        @functools.wraps(original)
+        def wait(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            began = now()
+            try:
+                return original(self_, *args, **kwargs)
+            finally:
+                ended = now()
+                self.waiting += ended - began
+                self.busy += ended - (self._since or began)
+                self._pending = max(0, self._pending - 1)
+                self._since = ended if self._pending else 0
+
+        work.wait = wait
+
+    def _watch_parallel(self, parallel: Any) -> None:
+        original = parallel.__init__
+
+        @functools.wraps(original)
+        def init(module: Any, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            if hasattr(module, "logger") and hasattr(module, "_set_ddp_runtime_logging_sample_rate"):
+                module._set_ddp_runtime_logging_sample_rate(1)
+                self._parallel[module] = 0
+
+        parallel.__init__ = init

@@ -1,0 +1,96 @@
+"""What a report says first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.telemetry import write_job
+
+from cpulaunch.report.findings import findings
+from cpulaunch.report.numbers import Numbers
+from cpulaunch.report.page import render
+from cpulaunch.report.read import read_job
+
+
+def job(
+    tmp_path: Path, *rows: dict[str, Any], waiting: float = 0.0, reading: dict[int, float] | None = None
+) -> Path:
+    """20 steps of 0.1 s of 4 ranks; those but rank 1 wait for the ``waiting`` seconds in each."""
+    place = write_job(tmp_path, steps=0)
+    lines = [
+        {
+            "rank": rank, "step": n, "time": n / 10, "seconds": 0.1, "communication": 0.001 + waiting,
+            "waiting": 0.001 + (waiting if rank != 1 else 0), "input": (reading or {}).get(rank, 0.0),
+        }
+        for n in range(1, 21)
+        for rank in range(4)
+    ]  # fmt: skip
+    processes = [{"time": 1.0 + n, "rss": 1 << 30, **row} for n, row in enumerate(rows)]
+    text = "".join(json.dumps(row) + "\n" for row in [{"schema": 1}, *lines, *processes])
+    (place / "telemetry.jsonl").write_text(text)
+    return place
+
+
+def texts(place: Path) -> list[str]:
+    return [each.text for each in findings(Numbers(read_job(place)))]
+
+
+def test_a_slow_rank_and_by_how_much(tmp_path: Path) -> None:
+    assert texts(job(tmp_path, waiting=0.08)) == [
+        "60 % waiting for slower ranks: rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms"
+    ]
+
+
+def test_a_slow_rank_that_waits_for_its_input(tmp_path: Path) -> None:
+    assert texts(job(tmp_path, waiting=0.08, reading={1: 0.07})) == [
+        "60 % waiting for slower ranks: rank 1 on node0 waits 70 ms a step for its input, the others 0 ms"
+    ]
+
+
+def test_a_loader_that_is_slow_on_all_ranks(tmp_path: Path) -> None:
+    (first,) = texts(job(tmp_path, reading=dict.fromkeys(range(4), 0.06)))
+    assert first.startswith("60 % waiting for input: more workers of the DataLoader")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("throttled", "40 % of the time of rank 1 on node0 is lost to the CPU quota of its control group"),
+        ("far_memory", "40 % of the memory of rank 1 on node0 is on other NUMA nodes than its cores"),
+    ],
+)
+def test_what_holds_a_rank_back_from_outside_comes_first(tmp_path: Path, name: str, says: str) -> None:
+    """Though more time is lost by what follows from it."""
+    rows = [{"rank": 1, name: 0.3}, {"rank": 1, name: 0.5}, {"rank": 3, name: 0.3}, {"rank": 0, name: 0.01}]
+    first, second = texts(job(tmp_path, *rows, waiting=0.08))
+    assert first.startswith(says)
+    assert first.endswith("; the same of 1 other rank")
+    assert second.startswith("60 % waiting for slower ranks")
+
+
+def test_nothing_stands_out(tmp_path: Path) -> None:
+    place = job(tmp_path, {"rank": 0, "throttled": 0.02, "far_memory": 0.1})
+    assert texts(place) == []
+    assert "What stands out" not in render([read_job(place)], "", "test")
+
+
+def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:
+    """Where another program counts from 0."""
+    rows = [
+        {"rank": 0, "cycles": 1000, "instructions": 1500, "amx_busy": 100},
+        {"rank": 0, "cycles": 2000, "instructions": 3500, "amx_busy": 300},
+        {"rank": 0, "cycles": 500, "instructions": 500, "amx_busy": 200},
+        {"rank": 1, "cycles": 1500, "instructions": 4000, "amx_busy": float("nan")},
+        {"rank": 1, "cycles": "many"},
+    ]
+    figures = {name: text for name, text, _ in Numbers(read_job(job(tmp_path, *rows))).key_figures()}
+    assert figures["instructions per cycle"] == "2.00"
+    assert figures["cycles with AMX busy"] == "12 %"
+
+
+def test_without_counters_there_are_no_such_figures(tmp_path: Path) -> None:
+    figures = {name for name, *_ in Numbers(read_job(job(tmp_path, {"rank": 0}))).key_figures()}
+    assert not {"instructions per cycle", "cycles with AMX busy"} & figures
