@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -84,6 +85,7 @@ def parts() -> int:
     print("nanoseconds, in the program:")
     print(f"  a step   {fastest(lambda: recorder.stepped(optimizer)):6.0f}")
     print(f"  a batch  {fastest(took):6.0f}")
+    print(f"  a step on gloo, more {gloo(torch):6.0f}")
     usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), 0.0)
     agent = Telemetry(memory, usage, 1, 10.0)
     far = frozenset({1})  # so that its pages are asked for, on a machine without another node, too
@@ -99,6 +101,21 @@ def parts() -> int:
     print(f"  far memory {fastest(lambda: far_share(os.getpid(), far), 50) / 1e3:4.0f}")
     launcher()
     return 0
+
+
+def gloo(torch: Any) -> float:
+    """Nanoseconds that a step of DistributedDataParallel takes more where its group is gloo's."""
+    from cpulaunch.runtime.communication import Communication
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    watched = Communication(torch)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    for _ in range(3):
+        model(torch.ones(1, 8)).sum().backward()
+    taken = fastest(watched.stepped, 1000)
+    torch.distributed.destroy_process_group()
+    return taken
 
 
 def launcher() -> None:

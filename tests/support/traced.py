@@ -36,6 +36,9 @@ for done, (x, y) in enumerate(DataLoader(Data(), batch_size=8), 1):
     torch.nn.functional.cross_entropy(model(x), y).backward()
     if case == "slow rank" and rank == 1:
         time.sleep(0.1)
+    if case == "throttled" and rank == 1:
+        until = time.thread_time() + 0.005
+        while time.thread_time() < until: pass
     optimizer.step()
     optimizer.zero_grad()
     if pathlib.Path("go").exists():
@@ -50,11 +53,43 @@ def events_of(path: Path) -> list[dict[str, Any]]:
         return json.load(file)["traceEvents"]
 
 
+def check_format(events: list[dict[str, Any]]) -> None:
+    """The rules of Chrome's trace format by which Perfetto draws what is meant.
+
+    Of a thread, events with a duration nest, as Perfetto drops those that only overlap, and each end of an
+    arrow is within one of them.  Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google), "Duration
+    Events" and "Flow Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
+    """
+    threads: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        assert event["ph"] in "XMstf"
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "X":
+            begin, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            assert duration >= 0
+            threads[event["pid"], event["tid"]].append((begin, begin + duration))
+    for spans in threads.values():
+        around: list[int] = []  # the ends of those that go on
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
+    flows: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "stf":
+            at = round(event["ts"] * 1000)
+            assert any(begin <= at <= end for begin, end in threads[event["pid"], event["tid"]])
+            flows[event["cat"], event["id"]].append(event["ph"])
+    assert all(phases.count("s") == 1 == phases.count("f") for phases in flows.values())
+
+
 def check(events: list[dict[str, Any]], ranks: int, *, backend: str, late: float = 1.0) -> list[str]:
     """The merged trace of so many ranks is whole.  Returns the names of its steps.
 
     ``late``: milliseconds by which a collective may seem to end before the last rank has begun it.
     """
+    check_format(events)
     rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert [name.partition(" ·")[0] for _, name in sorted(rows.items())] == [
         f"rank {n}" for n in range(ranks)
