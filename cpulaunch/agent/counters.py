@@ -15,8 +15,6 @@ import os
 import struct
 from collections.abc import Mapping
 
-from cpulaunch.discovery.files import Read, read_file
-
 _CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
 """Numbers of the system call, of Linux's own tables."""
 
@@ -42,11 +40,10 @@ Events = Mapping[str, tuple[int, int]]
 """Name → type and number of an event."""
 
 
-def events_of_cpu(read: Read = read_file) -> Events:
-    """What the program's CPU is asked to count."""
+def events_of_cpu(cpuinfo: str) -> Events:
+    """What a CPU is asked to count, of which ``/proc/cpuinfo`` begins so."""
     found = {"cycles": (_HARDWARE, _CYCLES), "instructions": (_HARDWARE, _INSTRUCTIONS)}
-    first = (read("/proc/cpuinfo") or "").partition("\n\n")[0]
-    lines = (line.partition(":") for line in first.splitlines())
+    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
     cpu = {name.strip(): value.split() for name, _, value in lines}
     if cpu.get("vendor_id") == ["GenuineIntel"] and "amx_tile" in cpu.get("flags", ()):
         found["amx_busy"] = (_RAW, _AMX_BUSY)
@@ -59,7 +56,7 @@ class Counters:
     def __init__(self, pid: int, events: Events | None = None) -> None:
         """Events that the kernel refuses are left out."""
         self._files: dict[str, int] = {}
-        for name, event in (events_of_cpu() if events is None else events).items():
+        for name, event in (events_of_cpu(_first_cpu()) if events is None else events).items():
             # Kernels before 5.13 can't leave out the processes that the program starts.
             fd = _open(pid, event, _INHERIT | _INHERIT_THREAD)
             if (fd := _open(pid, event, _INHERIT) if fd < 0 else fd) >= 0:
@@ -83,6 +80,15 @@ class Counters:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._files = {}
+
+
+def _first_cpu() -> str:
+    """Of hundreds of CPUs, the kernel would take long to describe all."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return file.read(8192)
+    except OSError:
+        return ""
 
 
 def _open(pid: int, event: tuple[int, int], flags: int) -> int:

@@ -96,7 +96,7 @@ def test_what_the_kernel_refuses_is_left_out() -> None:
 )
 def test_amx_is_counted_where_its_event_is_known(vendor: str, flags: str, asked: set[str]) -> None:
     cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
-    assert events_of_cpu(lambda path: cpuinfo).keys() == asked
+    assert events_of_cpu(cpuinfo).keys() == asked
 
 
 def test_far_memory_is_that_on_other_nodes() -> None:

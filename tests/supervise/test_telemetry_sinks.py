@@ -37,7 +37,7 @@ ROWS: list[dict[str, Any]] = [
     {"rank": 0, "step": 1, "time": 1.0, "seconds": 0.5, "waiting": 0.25, "samples": 4, "loss": 2.0},
     {"rank": 1, "step": 1, "time": 1.0, "seconds": 0.7, "waiting": 0.0, "samples": 4, "loss": 4.0},
     {"rank": 0, "step": 5, "steps": 4, "time": 3.0, "seconds": 0.5, "waiting": 0.25, "samples": 4},
-    {"rank": 0, "time": 3.0, "rss": 2**30, "cpu_seconds": 7.5},
+    {"rank": 0, "time": 3.0, "rss": 2**30, "cpu_seconds": 7.5, "cycles": 9, "far_memory": 0.5},
     {"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11, "precision": "bf16"},
 ]
 
@@ -92,6 +92,7 @@ def test_rows_become_metrics_of_ranks() -> None:
     assert found["cpulaunch_loss", "1"] == 4
     assert found["cpulaunch_step", "0"] == 5
     assert found["cpulaunch_resident_memory_bytes", "0"] == 2**30
+    assert (found["cpulaunch_cycles_total", "0"], found["cpulaunch_far_memory_ratio", "0"]) == (9, 0.5)
     assert (found["cpulaunch_peak_flops", ""], found["cpulaunch_ranks", ""]) == (1e12, 2)
     assert 'cpulaunch_loss{job="job",rank="1",host="b\\"\\\\"} 4.0' in text
 
