@@ -9,9 +9,13 @@ from statistics import median
 
 import pytest
 from runtime.programs_telemetry import SLOW_RANK, STEPS
+from support.marks import repeat
 
 from cluster.conftest import Run
 from cpulaunch.ccl.installed import state
+from cpulaunch.report.findings import findings
+from cpulaunch.report.numbers import Numbers
+from cpulaunch.report.read import read_job
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,12 +25,13 @@ pytestmark = [
 PROGRAMS = Path(__file__).parent.parent / "runtime" / "programs_telemetry.py"
 
 
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_the_slow_rank_of_four_hosts_is_the_one_that_waits_least(
-    cpulaunch: Run, four: Path, tmp_path: Path
+    backend: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """On one clock: a step of all ranks ends at about one time."""
+    """On one clock: a step of all ranks ends at about one time.  The report names that rank first."""
     placed = ("-f", four, "-ppn", 1, "--threads", 1, "--oversubscribe")
-    done = cpulaunch("run", *placed, "--backend", "ccl", PROGRAMS, "slow_rank", "ccl", timeout=120)
+    done = cpulaunch("run", *placed, "--backend", backend, PROGRAMS, "slow_rank", backend, timeout=120)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("runs/*/telemetry.jsonl")
     _, *rows = (json.loads(line) for line in file.read_text().splitlines())
@@ -39,3 +44,5 @@ def test_the_slow_rank_of_four_hosts_is_the_one_that_waits_least(
         own[rank] = median(row["seconds"] - row["waiting"] for row in steps)
     assert max(own, key=lambda rank: own[rank]) == SLOW_RANK
     assert own.pop(SLOW_RANK) > 0.2 > median(own.values())
+    first, *_ = findings(Numbers(read_job(file.parent)))
+    assert f"waiting for slower ranks: rank {SLOW_RANK} on 10.77.0.4 takes 2" in first.text
