@@ -24,7 +24,7 @@ _HARDWARE, _RAW = 0, 4
 _CYCLES, _INSTRUCTIONS = 0, 1
 
 _AMX_BUSY = 0x02B7
-"""EXE.AMX_BUSY, event 0xb7 with umask 0x02: "cycles where the AMX unit is busy performing an operation".
+"""EXE.AMX_BUSY, event 0xb7 with umask 0x02.
 
 Source: ``SPR/events/sapphirerapids_core.json`` of github.com/intel/perfmon; newer CPUs with AMX have it, too.
 """

@@ -44,11 +44,8 @@ def _throttled(numbers: Numbers) -> Iterator[Finding]:
     found = numbers.job.buckets.processes.mean("throttled")
     if most := _most(found, NOTABLE):
         rank, share, others = most
-        what = "CPU quota of its control group"
-        text = (
-            f"{_percent(share)} of the time of {_named(numbers, rank)} is lost to the {what}: it is throttled"
-        )
-        yield Finding(share, text + others)
+        what = "is lost to the CPU quota of its control group: it is throttled"
+        yield Finding(share, f"{_percent(share)} of the time of {_named(numbers, rank)} {what}{others}")
 
 
 def _far_memory(numbers: Numbers) -> Iterator[Finding]:

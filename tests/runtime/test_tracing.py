@@ -98,7 +98,7 @@ def test_a_throttled_rank_is_named_first(
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", "4-23")
     env["GROUP"] = str(cpu_group / "cgroup.procs")
-    done = cpulaunch("run", *options, "train.py", "gloo", "throttled", "60", env=env)
+    done = cpulaunch("run", *options, "train.py", "gloo", "throttled", "40", env=env, timeout=2 * TIMEOUT)
     assert done.returncode == 0, done.stderr
     (text,) = tmp_path.glob("runs/*/trace.txt")
     lost = r"\d\d % of the time of rank 1 on localhost is lost to the CPU quota of its control group"
@@ -153,7 +153,7 @@ def test_a_job_that_is_started_again_traces_its_steps_once(
     """
     (tmp_path / "train.py").write_text(RESTARTS)
     options = ("-n", "2", "--backend", "gloo", "--profile", "6-8", "--max-restarts", "2")
-    done = cpulaunch("run", *options, "train.py", env=env)
+    done = cpulaunch("run", *options, "train.py", env=env, timeout=3 * TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
     assert left_in(tmp_path / "tmp") == []
