@@ -10,19 +10,23 @@ as the terminal showed it, and what the trace of five steps says.  It takes some
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "bert_accelerate.py"
 LIMIT = 1800.0
 SIZE = "1100,1560"
-STATUS = re.compile(r"cpulaunch: 2 of 2 ranks up[^\r\n\x1b]*tokens/s[^\r\n\x1b]*")
+ROWS, COLUMNS = 24, 160
+STATUS = re.compile(r"cpulaunch: 2 of 2 ranks up[^\r\n\x1b]*MFU[^\r\n\x1b]*")
 
 
 def main() -> None:
@@ -41,7 +45,7 @@ def main() -> None:
         shown = on_terminal(
             directory, "run", "-n", "2", "--profile", window, EXAMPLE.name, "--steps", str(options.steps)
         )
-        print(max(STATUS.findall(shown)[-3:], key=len))
+        print(*STATUS.findall(shown)[-1:])
         (trace,) = directory.glob("runs/*/trace.txt")
         print(trace.read_text())
         on_terminal(directory, "report")
@@ -60,12 +64,13 @@ def main() -> None:
 
 
 def on_terminal(directory: Path, *arguments: str) -> str:
-    """What `cpulaunch ARGUMENTS` shows on a terminal of 160 columns."""
+    """What `cpulaunch ARGUMENTS` shows on a terminal of `COLUMNS`."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     shown = bytearray()
     process = subprocess.Popen(
         [sys.executable, "-m", "cpulaunch", *arguments], cwd=directory, stdin=subprocess.DEVNULL,
-        stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "160", "TERM": "xterm-256color"},
+        stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"},
     )  # fmt: skip
     os.close(theirs)
     try:
