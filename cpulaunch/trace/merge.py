@@ -78,7 +78,7 @@ class Source:
 
     def events(self, origin: float) -> Iterator[dict[str, Any]]:
         """Those of its process, with our times."""
-        shift = self._to_ours - origin
+        shift = round(self._to_ours - origin, 3)  # whole nanoseconds, so that what nests goes on to
         for event in self._read:
             if isinstance(event.get("pid"), int) and event.get("ph") in ("X", "s", "t", "f", "M"):
                 if "ts" in event:
