@@ -17,8 +17,12 @@ from cpulaunch.wording import counted
 NOTABLE = 0.05
 """Part of the time that is worth a line."""
 
-MUCH_FAR = 0.2
-"""Part of a rank's memory on other NUMA nodes that is."""
+OUTSIDE = (
+    ("throttled", NOTABLE, "time", "is lost to the CPU quota of its control group: it is throttled"),
+    ("far_memory", 0.2, "memory", "is on other NUMA nodes than its cores"),
+)
+"""What holds a rank back from outside: the share in telemetry.jsonl, from where on it is worth a line, what
+it is a part of, and the line's end."""
 
 
 class Finding(NamedTuple):
@@ -30,39 +34,25 @@ class Finding(NamedTuple):
 
 def findings(numbers: Numbers) -> list[Finding]:
     """Those of a job, the first one first."""
-    outside = [*_throttled(numbers), *_far_memory(numbers)]
     shares = numbers.shares()
     inside = [
         *_slow_rank(numbers, shares.get(SLOWER_RANKS)),
         *_input(shares.get("input")),
         *_communication(numbers, shares.get(EXPOSED)),
     ]
-    return [*outside, *sorted(inside, key=lambda each: -each.share)]
+    return [*_outside(numbers), *sorted(inside, key=lambda each: -each.share)]
 
 
-def _throttled(numbers: Numbers) -> Iterator[Finding]:
-    found = numbers.job.buckets.processes.mean("throttled")
-    if most := _most(found, NOTABLE):
-        rank, share, others = most
-        what = "is lost to the CPU quota of its control group: it is throttled"
-        yield Finding(share, f"{_percent(share)} of the time of {_named(numbers, rank)} {what}{others}")
-
-
-def _far_memory(numbers: Numbers) -> Iterator[Finding]:
-    found = numbers.job.buckets.processes.mean("far_memory")
-    if most := _most(found, MUCH_FAR):
-        rank, share, others = most
-        what = "is on other NUMA nodes than its cores"
-        yield Finding(share, f"{_percent(share)} of the memory of {_named(numbers, rank)} {what}{others}")
-
-
-def _most(found: dict[int, float], limit: float) -> tuple[int, float, str] | None:
-    """The rank with most of it, and how many others have as much as is worth a line."""
-    if not found or (share := max(found.values())) < limit:
-        return None
-    others = sum(each >= limit for each in found.values()) - 1
-    same = f"; the same of {counted(others, 'other rank')}" if others else ""
-    return max(found, key=lambda rank: found[rank]), share, same
+def _outside(numbers: Numbers) -> Iterator[Finding]:
+    """Of each, the rank with most of it, and how many others have as much as is worth a line."""
+    for name, limit, of, what in OUTSIDE:
+        found = numbers.job.buckets.processes.mean(name)
+        if not found or (share := max(found.values())) < limit:
+            continue
+        rank = max(found, key=found.__getitem__)
+        others = sum(each >= limit for each in found.values()) - 1
+        same = f"; the same of {counted(others, 'other rank')}" if others else ""
+        yield Finding(share, f"{_percent(share)} of the {of} of {_named(numbers, rank)} {what}{same}")
 
 
 def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
