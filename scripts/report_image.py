@@ -48,7 +48,7 @@ def main() -> None:
         print(*STATUS.findall(shown)[-1:])
         (trace,) = directory.glob("runs/*/trace.txt")
         print(trace.read_text())
-        on_terminal(directory, "report")
+        on_terminal(directory, "report", "runs")  # the newest job of this user may be another one
         page = directory / "report.html"
         for private in (made, str(Path.home())):
             if private in page.read_text():
