@@ -195,8 +195,11 @@ TABLE = (
     Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),
     # ---- batch systems
     Variable("KUBERNETES_SERVICE_HOST", "<kubelet>", "discovery", "address", "whether this is a pod"),
+    Variable("SLURM_JOB_CPUS_PER_NODE", "<Slurm>", "discovery", "2(x3),1", "CPUs of the allocation"),
     Variable("PBS_JOBID", "<PBS>", "cli discovery", "text", "the allocation"),
     Variable("PBS_NODEFILE", "<PBS>", "discovery", "path", "its hosts"),
+    Variable("LSB_JOBID", "<LSF>", "discovery", "text", "the allocation"),
+    Variable("LSB_DJOB_HOSTFILE", "<LSF>", "discovery", "path", "its hosts"),
     Variable("SLURM_JOB_ID", "<Slurm>", "cli discovery", "integer", "the allocation"),
     Variable("SLURM_JOB_NODELIST", "<Slurm>", "discovery", "hosts, folded", "its hosts"),
     Variable("SLURM_NTASKS", "<Slurm>", "discovery launchers plan", "integer", "whether the user asked for tasks"),

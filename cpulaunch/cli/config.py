@@ -158,10 +158,14 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     if hostfile := draft.values.get("hosts.hostfile"):
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
         tell(f"then:    cpulaunch run {option}train.py")
-    else:
-        tell(f"Next:    cpulaunch run {option}train.py")
-        if draft.values.get("launcher") != "local" and which("sbatch") and "SLURM_JOB_ID" not in os.environ:
-            tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}train.py")
+        return
+    submits = which("sbatch") and "SLURM_JOB_ID" not in os.environ
+    if submits and draft.values.get("launcher") == "slurm":
+        tell(f"Next:    cpulaunch submit --nodes 4 {option}train.py")
+        return
+    tell(f"Next:    cpulaunch run {option}train.py")
+    if submits and draft.values.get("launcher") != "local":
+        tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}train.py")
 
 
 # ---- show, validate, import

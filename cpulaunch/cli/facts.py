@@ -16,6 +16,14 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Program
 
 
+def _import_supervision() -> None:
+    """What a run imports next, which takes tens of milliseconds."""
+    import cpulaunch.supervise.attempts
+    import cpulaunch.supervise.execute
+    import cpulaunch.supervise.output
+    import cpulaunch.supervise.telemetry_sinks  # noqa: F401
+
+
 def gather(
     config: Config,
     *,
@@ -36,7 +44,7 @@ def gather(
         return recorded_facts(config, facts_file)
     ccl = Ccl(partial(ensure_ccl, config, build=program is not None, tell=tell), partial(ccl_files, config))
     try:
-        return collect_facts(config, ccl, tell, AskingProgress(), program)
+        return collect_facts(config, ccl, tell, AskingProgress(_import_supervision), program)
     except HostError as e:
         # Imported here, as a job on this machine alone needs neither.
         from cpulaunch.cli.preflight import complaints

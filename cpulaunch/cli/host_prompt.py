@@ -11,13 +11,14 @@ from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.machine import Machine, hosts_in_short
 from cpulaunch.config.settings import Setting
 from cpulaunch.discovery.hostfile import read_hostfile
+from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
     from cpulaunch.cli.wizard import Draft
 
-HERE, ALLOCATION, OTHER, TYPED = "here", "allocation", "other", "typed"
+HERE, ALLOCATION, QUEUE, OTHER, TYPED = "here", "allocation", "queue", "other", "typed"
 HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, host:N or host slots=N\n"
 
 
@@ -56,6 +57,8 @@ class HostPrompt:
         known = self.draft.values.get("hosts.hostfile")
         if known and known not in files and not self.draft.typed:
             options.append(Option(("file", known), known, "as before"))
+        if self.machine.submits and not self.machine.allocation:
+            options.append(Option(QUEUE, "nodes that Slurm gives", "`cpulaunch submit` asks for them"))
         return [*options, Option(OTHER, "another hostfile"), Option(TYPED, "enter hosts now")]
 
     def default(self) -> Any:
@@ -63,6 +66,8 @@ class HostPrompt:
             return TYPED
         if known := self.draft.values.get("hosts.hostfile"):
             return ("file", known)
+        if self.draft.values.get("launcher") == STEPS and not self.machine.allocation:
+            return QUEUE
         return ALLOCATION if several(self.draft.values, self.machine) else HERE
 
     def note(self, answer: Any) -> None:
@@ -71,8 +76,10 @@ class HostPrompt:
             self.set(hostfile=hostfile)
         elif answer == TYPED:
             self.type_in()
-        elif answer in (HERE, ALLOCATION):
+        elif answer in (HERE, ALLOCATION, QUEUE):
             self.set()
+            if answer == QUEUE:
+                self.draft.values["launcher"] = STEPS  # so that a run on this machine is refused
             if answer == HERE and self.machine.allocation:
                 self.draft.values["launcher"] = "local"  # or a job's hosts would be taken
         else:
@@ -103,7 +110,7 @@ class HostPrompt:
         if values.get("hosts.hostfile", "") != hostfile or "hosts.list" in values:
             for key in ("hosts.hostfile", "hosts.list", "hosts.exclude", "hosts.nnodes", "hosts.master_addr"):
                 values.pop(key, None)
-        if values.get("launcher") == "local":
+        if values.get("launcher") in ("local", STEPS):
             del values["launcher"]
         if hostfile:
             values["hosts.hostfile"] = hostfile

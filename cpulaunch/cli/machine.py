@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
+from shutil import which
 
 from cpulaunch import launchers
 from cpulaunch.discovery.allocation import Allocation, allocation
@@ -31,7 +32,7 @@ class Machine:
     ``mpis``: all that were found, best first.  ``interfaces``: names and addresses of those that are up and
     not the loopback.  ``allocation``: that of a batch system.  ``hostfiles``: those found here that can be
     read.  ``ipex``: its version, if installed.  ``ccl_missing``: why ccl can't be used; ``ccl_note``: what
-    there is to say of it where it can.
+    there is to say of it where it can.  ``submits``: whether jobs can be submitted to Slurm.
     """
 
     facts: HostFacts
@@ -42,6 +43,7 @@ class Machine:
     ipex: str | None
     ccl_missing: str | None
     ccl_note: str = ""
+    submits: bool = False
 
     def mpi(self, flavour: str) -> Mpi | None:
         """The MPI of a flavour, or the one that ``auto`` takes."""
@@ -94,6 +96,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         ipex=_version(ENGINE_PACKAGES["ipex"]),
         ccl_missing=missing,
         ccl_note=" ".join(notes),
+        submits=which("sbatch") is not None,
     )
 
 

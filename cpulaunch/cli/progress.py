@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpulaunch.cli.main import say
@@ -45,15 +47,24 @@ class BuildProgress:
 
 
 class AskingProgress:
-    """In the terminal's last line, else in a line now and then."""
+    """In the terminal's last line, else in a line now and then.
 
-    def __init__(self) -> None:
+    ``meanwhile`` is called by a thread once the hosts are being asked, when there is nothing else to do.
+    """
+
+    def __init__(self, meanwhile: Callable[[], object] | None = None) -> None:
+        self._meanwhile, self._told = meanwhile, False
         self._on_terminal = has_last_line()
         self._drawn = False
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
     def __call__(self, asked: Asked | None) -> None:
-        """How far it is; None where it is done."""
+        """How far it is; None where it is done.  The start, which may well be the end soon, isn't shown."""
+        if not self._told:
+            self._told = True
+            if self._meanwhile:
+                threading.Thread(target=self._meanwhile, daemon=True).start()
+            return
         if asked is None:
             if self._drawn:
                 _draw("")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from cpulaunch.cli.options import (
     tell_of_restricted,
 )
 from cpulaunch.config.config import Config
-from cpulaunch.errors import UsageError
+from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.plan import Plan, Program
@@ -80,7 +81,29 @@ def main(arguments: list[str]) -> int:
     if config["watch.profile"] != "none" and not program.python:
         why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
         raise UsageError(why, hint="leave out --no-python, or --profile")
+    if config["watch.restartable"] and not options.dry_run:
+        with _signals_lose_nothing():
+            return _plan_and_run(options, config, program)
+    return _plan_and_run(options, config, program)
 
+
+@contextmanager
+def _signals_lose_nothing() -> Iterator[None]:
+    """A signal before the ranks run ends us as one that comes before their first step."""
+    from cpulaunch.supervise.attempt import let_signals_raise
+    from cpulaunch.supervise.outcome import WARNING
+
+    let_signals_raise()
+    try:
+        yield
+    except SystemExit as e:
+        if e.code not in {128 + number for number in WARNING}:
+            raise
+        say("interrupted before the ranks were started; nothing is lost if it is started again")
+        raise SystemExit(SAVED_EXIT_CODE) from None
+
+
+def _plan_and_run(options: argparse.Namespace, config: Config, program: Program) -> int:
     from cpulaunch import launchers
     from cpulaunch.cli.facts import gather
     from cpulaunch.discovery.installation import installation_here
@@ -260,6 +283,8 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
 
     try:
         outcome = execute(attempt, console, meanwhile, following)
+        if plan.setting("watch.restartable"):
+            outcome = outcome.if_restartable()
     except BaseException:
         output.close(LAST_WORDS)
         screen.close(LAST_WORDS)

@@ -36,6 +36,11 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
         f"logs in {shown_path(directory)}",
     )
     yield (" · " if has_unicode() else " - ").join(parts)
+    yield from notes_of(plan, verbose)
+
+
+def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
+    """All notes on the plan, or a few of them."""
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
         yield f"{len(plan.notes) - FEW} more notes: -v shows them"
@@ -81,15 +86,11 @@ def plan_as_text(
 
     ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
     """
-    names = partial(_names, dots="…" if unicode else "...")
+    names = _names_of(unicode)
     where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
-    lines += ["", "Placement"]
-    for layout, group in groupby(plan.hosts, key=_layout):
-        assumed, *ranks = layout
-        lines.append(f"  {names(group)}{f', assumed to match {like}' if assumed else ''}")
-        lines += _ranks_as_text(ranks)
+    lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
     lines += ["", "Environment of every rank", *_environment_as_text(plan, names)]
@@ -108,7 +109,19 @@ def plan_as_text(
     return "\n".join(lines) + "\n"
 
 
+def placement_as_text(plan: Plan, like: str, *, unicode: bool) -> Iterator[str]:
+    """Each host's ranks; ``like`` is what hosts that nobody looked at are assumed to match."""
+    for layout, group in groupby(plan.hosts, key=_layout):
+        assumed, *ranks = layout
+        yield f"  {_names_of(unicode)(group)}{f', assumed to match {like}' if assumed else ''}"
+        yield from _ranks_as_text(ranks)
+
+
 Names = Callable[[Iterable[HostPlan]], str]
+
+
+def _names_of(unicode: bool) -> Names:
+    return partial(_names, dots="…" if unicode else "...")
 
 
 def _layout(host: HostPlan) -> tuple[Any, ...]:

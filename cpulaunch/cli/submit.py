@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from cpulaunch.cli import submit_kubernetes
-from cpulaunch.cli.files import write_file
-from cpulaunch.cli.main import say
+from cpulaunch.cli import submit_kubernetes, submit_slurm
 from cpulaunch.cli.options import load_config
 from cpulaunch.cli.run import MODULE, program_of, run_parser
 from cpulaunch.config.config import Config
-from cpulaunch.errors import HostError
-from cpulaunch.manifests.sbatch import SAVING, SWITCHES, VALUES, batch_script
-from cpulaunch.wording import cannot_run
+from cpulaunch.manifests.sbatch import SWITCHES, VALUES
 
-QUEUES = ("slurm", submit_kubernetes.NAME)
-TIMEOUT = 60.0
-"""Seconds that sbatch may take."""
-
-LEFT_TO_SLURM = 10
-"""Seconds before its time limit in which a job has ended that was warned of it."""
+QUEUES = (submit_slurm.NAME, submit_kubernetes.NAME)
 
 USAGE = """cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]
        cpulaunch submit --to kubernetes --image I [--nodes N] [RUN OPTIONS] train.py [ARGS…]"""
@@ -37,10 +26,12 @@ travels with the job.
 examples:
   cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
   cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
-  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only print the script
+  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
+  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
   cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
 
-exit code: 0; 2 usage or settings; 3 sbatch or kubectl refused it
+exit code: 0, with --follow the job's; 2 usage or settings; 3 sbatch or kubectl refused it; 130 --follow
+interrupted
 """
 
 
@@ -59,18 +50,7 @@ def main(arguments: list[str]) -> int:
     typed = read(arguments)
     if typed.ours.to == submit_kubernetes.NAME:
         return submit_kubernetes.submit(*typed)
-    grace = [] if typed.ours.grace_given else [f"--grace-period={SAVING - LEFT_TO_SLURM}"]
-    command = [sys.executable, "-m", "cpulaunch", "run", *typed.run, *typed.program]
-    script = batch_script(typed.sbatch, command, grace)
-    if typed.ours.output:
-        write_file(typed.ours.output, script)
-    if typed.ours.dry_run:
-        print(script, end="")
-        return 0
-    job = _submit(script)
-    say(f"Slurm job {job}: what it prints is in slurm-{job}.out")
-    say(f"squeue -j {job} shows its state, and scancel {job} ends it")
-    return 0
+    return submit_slurm.submit(*typed)
 
 
 def read(arguments: list[str]) -> Typed:
@@ -79,7 +59,8 @@ def read(arguments: list[str]) -> Typed:
     parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
     parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
     parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
-    own = {"--to", "--output", "--dry-run"} | submit_kubernetes.add_options(parser)
+    own = {"--to", "--output", "--dry-run"}
+    own |= submit_slurm.add_options(parser) | submit_kubernetes.add_options(parser)
     parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
     for name, letter in VALUES.items():
@@ -91,11 +72,14 @@ def read(arguments: list[str]) -> Typed:
     words, rest = parser.split(arguments, ends=MODULE)
     options = parser.parse_args(words)
     config = load_config(options)
-    options.grace_given = config.is_set("watch.grace_period")
+    if options.format:
+        parser.error("--format is for `cpulaunch run --dry-run`")
     sbatch = []
     if options.to == QUEUES[0]:
         submit_kubernetes.refuse_options(options, options.to)
         program_of(rest, options.no_python, options.wdir)
+    else:
+        submit_slurm.refuse_options(options, options.to)
     if options.to == QUEUES[0] and options.job_name is None:
         sbatch.append(f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
     long_names = {letter: name for name, letter in VALUES.items() if letter}
@@ -109,19 +93,3 @@ def read(arguments: list[str]) -> Typed:
         elif name not in own:
             run.append(name + equals + value)
     return Typed(options, config, sbatch, run, rest)
-
-
-def _submit(script: str) -> str:
-    """The number of the job.  Raises HostError."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=TIMEOUT
-        )
-    except OSError as e:
-        hint = "--dry-run prints the script, to be submitted elsewhere"
-        raise HostError(cannot_run("sbatch", e), hint=hint) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"sbatch has not answered within {TIMEOUT:.0f} s") from None
-    if done.returncode:
-        raise HostError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
-    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow

@@ -23,6 +23,7 @@ from cpulaunch.config.kinds import Choice, Switch, Variables, Words
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
 from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.training import decide_precision, without_bf16
@@ -316,7 +317,9 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         if e.hint:
             yield _with_keys(f"hint: {e.hint}")
         return
-    yield from summary(plan)
+    for line in summary(plan):
+        unknown_nodes = plan.launcher == STEPS and plan.here_alone  # those that Slurm is yet to give
+        yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
     for key, value in draft.values.items():
         if config[key] != value and config.origins[key].startswith("$"):
             origin = config.origins[key]

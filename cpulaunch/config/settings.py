@@ -426,6 +426,14 @@ _TABLE = (
         ("--restart-always",),
     ),
     Setting(
+        "watch.restartable",
+        Switch(),
+        False,
+        "SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step ends the job with exit code 75, as after "
+        "a save: nothing is lost, and it can be started again",
+        ("--restartable",),
+    ),
+    Setting(
         "watch.checkpoint_every",
         Interval("auto"),
         "auto",

@@ -24,13 +24,16 @@ class Allocation(NamedTuple):
 def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) -> Allocation | None:
     """The allocation that ``environ`` describes; None outside of one.  ``read`` gives a file's text.
 
-    Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE".
+    Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE"; Using
+    Platform LSF HPC, "Automatic generation of the job host file".
     """
     _refuse_heterogeneous(environ)
     if nodes := environ.get("SLURM_JOB_NODELIST"):
         return Allocation(f"Slurm job {environ.get('SLURM_JOB_ID', '?')}", _slurm(nodes, environ))
-    if file := environ.get("PBS_NODEFILE"):
-        return Allocation(f"PBS job {environ.get('PBS_JOBID', '?')}", _pbs(file, read(file)))
+    for system, variable, number in _NODE_FILES:
+        if file := environ.get(variable):
+            hosts = _in_node_file(f"${variable}", file, read(file))
+            return Allocation(f"{system} job {environ.get(number, '?')}", hosts)
     if file := operators_hostfile(environ):
         return Allocation(file, _operators(file, read(file)))
     return None
@@ -47,6 +50,9 @@ def operators_hostfile(environ: Mapping[str, str]) -> str | None:
     names = (name for mpi in launchers.MPIS for name in launchers.load_mpi(mpi).hostfile_variables)
     return next((environ[name] for name in names if environ.get(name)), None)
 
+
+# Who writes one, the variable with its path, and that with the job's number.
+_NODE_FILES = (("PBS", "PBS_NODEFILE", "PBS_JOBID"), ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID"))
 
 _COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
 
@@ -74,11 +80,7 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     if not tasks or not asked:
         return hosts
-    runs: list[tuple[int, int]] = []  # tasks, and on how many hosts in turn
-    for part in tasks.split(","):
-        if not (match := _TASKS.fullmatch(part.strip())):
-            raise ConfigError(f"$SLURM_TASKS_PER_NODE: {part!r} is not like 2(x3)", part=part)
-        runs.append((int(match[1]), int(match[2] or 1)))
+    runs = _runs("$SLURM_TASKS_PER_NODE", tasks)
     nodes_counted = sum(times for _, times in runs)
     if nodes_counted != len(hosts):
         raise ConfigError(
@@ -102,22 +104,41 @@ def _operators(file: str, text: str | None) -> tuple[Host, ...]:
     return hosts if asked else tuple(Host(host.name) for host in hosts)
 
 
-def _pbs(file: str, text: str | None) -> tuple[Host, ...]:
+def _runs(variable: str, text: str) -> list[tuple[int, int]]:
+    """Of ``2(x3),1``: a number, and for how many hosts in turn it holds."""
+    runs: list[tuple[int, int]] = []
+    for part in text.split(","):
+        if not (match := _TASKS.fullmatch(part.strip())):
+            raise ConfigError(f"{variable}: {part!r} is not like 2(x3)", part=part)
+        runs.append((int(match[1]), int(match[2] or 1)))
+    return runs
+
+
+def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
+    """How many CPUs of each node a Slurm job has been given, so far as its variables say."""
+    nodes, text = nodes_for_steps(environ), environ.get("SLURM_JOB_CPUS_PER_NODE")
+    if not nodes or not text:
+        return {}
+    runs = _runs("$SLURM_JOB_CPUS_PER_NODE", text)
+    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
+    return {host.name: count for host, count in zip(nodes, counts, strict=False)}
+
+
+def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
     """One line for each rank; a host's lines need not follow each other."""
     if text is None:
         raise ConfigError(
-            f"$PBS_NODEFILE: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
+            f"{variable}: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
         )
     lines: dict[str, int] = {}
     for line in text.split():
         lines[line] = lines.get(line, 0) + 1
     if not lines:
         raise ConfigError(
-            f"$PBS_NODEFILE: {file} names no host", hint="name the hosts with --hosts or a hostfile"
+            f"{variable}: {file} names no host", hint="name the hosts with --hosts or a hostfile"
         )
     # One line per host says which hosts, but not how many ranks each should have.
     has_counts = max(lines.values()) > 1
     return tuple(
-        Host(parse_hosts(name, "$PBS_NODEFILE")[0].name, n if has_counts else None)
-        for name, n in lines.items()
+        Host(parse_hosts(name, variable)[0].name, n if has_counts else None) for name, n in lines.items()
     )

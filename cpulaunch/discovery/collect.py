@@ -16,10 +16,10 @@ from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.discovery.mpi import find_mpis
-from cpulaunch.discovery.step import can_start, demand_allocation
+from cpulaunch.discovery.step import can_start, demand_allocation, part_of_nodes
 from cpulaunch.discovery.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.facts import Facts, HostFacts, read_record
+from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
@@ -71,13 +71,27 @@ def collect_facts(
         here=names,
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
-        why_srun="no MPI was found" if mpis == () and elsewhere and can_start(config, listed) else "",
+        why_srun=_why_srun(config, listed, mpis, tell) if elsewhere else "",
     )
     if program and elsewhere and operators_hostfile(config.environ):
         from cpulaunch.discovery.workers import wait_for_workers
 
         wait_for_workers([host.name for host in listed if host.name not in names], tell)
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
+
+
+def _why_srun(config: Config, listed: Sequence[Host], mpis: Sequence[Mpi], tell: Tell) -> str:
+    """Why srun has to start the ranks, whether or not ssh leads to their hosts."""
+    if launcher_setting(config, here_alone=False) != "mpirun":
+        return ""
+    part, can = part_of_nodes(config, listed), can_start(config, listed)
+    if part and not can:
+        tell(
+            f"warning: {part}, and ranks that ssh starts can use all of them: --launcher slurm keeps to those"
+        )
+    if not can:
+        return ""
+    return "no MPI was found" if not mpis else part
 
 
 def ask_hosts(

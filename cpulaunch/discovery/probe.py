@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
 
 Progress = Callable[[Asked | None], None]
-"""Is told about every second how far it is, and None at the end."""
+"""Is told at the start and about every second how far it is, and None at the end."""
 
 
 def probe_hosts(
@@ -111,9 +111,9 @@ async def _probe_all(
 
 async def _tell(hosts: Sequence[_ProbedHost], progress: Progress) -> None:
     while True:
-        await asyncio.sleep(TELL_EVERY)
         heard = [host.has_answered for host in hosts]
         progress(Asked(len(hosts), heard.count(True), heard.count(False)))
+        await asyncio.sleep(TELL_EVERY)
 
 
 class _Gate:

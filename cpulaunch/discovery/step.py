@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Sequence
 from shutil import which
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.allocation import nodes_for_steps
+from cpulaunch.discovery.allocation import cpus_of_nodes, nodes_for_steps
 from cpulaunch.discovery.preflight import Report
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host
@@ -14,6 +15,10 @@ from cpulaunch.wording import shortened
 
 NAME = "slurm"
 """What the setting calls this launcher."""
+
+
+TIMEOUT = 10.0
+"""Seconds that scontrol may take."""
 
 
 def why_instead_of_ssh(config: Config, hosts: Sequence[Host], reports: Iterable[Report]) -> str:
@@ -25,6 +30,30 @@ def why_instead_of_ssh(config: Config, hosts: Sequence[Host], reports: Iterable[
     if not obstacles or not can_start(config, hosts):
         return ""
     return f"ssh doesn't reach the allocation's nodes ({obstacles[0].what.removeprefix('ssh: ')})"
+
+
+def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
+    """What a Slurm job has of a node of which it hasn't all CPUs, in words; empty where it has whole nodes.
+
+    A step is kept to these CPUs.  Over ssh, ranks could use all of them, as other jobs on the node do.
+    """
+    given = cpus_of_nodes(config.environ)
+    named = [host.name for host in hosts if host.name in given]
+    if not named:
+        return ""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner", ",".join(named)],
+            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    for line in done.stdout.splitlines():
+        words = dict(word.partition("=")[::2] for word in line.split())
+        name, total = words.get("NodeName", ""), words.get("CPUEfctv") or words.get("CPUTot", "")
+        if name in given and total.isdecimal() and given[name] < int(total):
+            return f"Slurm has given this job {given[name]} of the {total} CPUs of {name}"
+    return ""
 
 
 def can_start(config: Config, hosts: Sequence[Host]) -> bool:

@@ -76,4 +76,4 @@ async def _run(
 
 def _interrupted(outcome: Outcome, number: int) -> Outcome:
     """The job's, where the user has asked for its end between two attempts."""
-    return replace(outcome, kind=INTERRUPTED, exit_code=128 + number, first_failure=None)
+    return replace(outcome, kind=INTERRUPTED, exit_code=128 + number, first_failure=None, told=True)

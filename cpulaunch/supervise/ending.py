@@ -125,7 +125,8 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
     waited = (*slow_to_end(state.ranks, state.end_at), *waited)
     attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
     stalls = tuple(state.stalls.stalls)
-    return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,))
+    told = state.interrupted is not None or bool(first and cause and cause.by_signal)
+    return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,), told=told)
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:

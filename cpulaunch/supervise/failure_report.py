@@ -62,7 +62,8 @@ def failure_report(
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
             saved = "; its state is saved, so the same command goes on from there"
-            more = saved if outcome.exit_code == SAVED_EXIT_CODE else ""
+            early = "; it had made no step, so nothing is lost if it is started again"
+            more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
     if outcome.kind == STALLED:  # which was shown in a box of its own

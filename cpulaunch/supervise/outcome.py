@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cpulaunch.errors import SAVED_EXIT_CODE
+
 SCHEMA = 1
 OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
 NODE_LOST, STALLED = "node_lost", "stalled"
 INTERRUPTED, START_FAILED = "interrupted", "start_failed"
+
+WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which a batch system says that a job's time is up."""
 
 WITHOUT_A_WORD = "its agent ended without a word"
 """The error of a rank whose agent was killed."""
@@ -95,7 +100,11 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job's end, as in ``outcome.json``.  ``attempts`` are all of them, the rest is the last one's."""
+    """A job's end, as in ``outcome.json``.  ``attempts`` are all of them, the rest is the last one's.
+
+    ``told``: a signal from outside has ended it, or its ranks.  ``began``: whether it made any step;
+    False only where such a signal has ended a job that can be started again.
+    """
 
     exit_code: int
     kind: str
@@ -105,6 +114,20 @@ class Outcome:
     restarts: int = 0
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[AttemptOutcome, ...] = ()
+    told: bool = False
+    began: bool = True
+
+    def if_restartable(self) -> Outcome:
+        """The outcome, if the job can be started again: a signal that came early has lost nothing.
+
+        It came between two attempts, or before any step of the last one that could be seen.
+        """
+        if not self.told or self.exit_code not in {128 + number for number in WARNING}:
+            return self
+        last = self.attempts[-1]
+        if last.steps and last.kind == self.kind:
+            return self
+        return replace(self, exit_code=SAVED_EXIT_CODE, kind=INTERRUPTED, first_failure=None, began=False)
 
     def after(self, earlier: Sequence[AttemptOutcome], stalls: Sequence[Stall]) -> Outcome:
         """The job's outcome, where ``earlier`` attempts, in which it had ``stalls``, came before this one."""

@@ -3,8 +3,9 @@
     python scripts/bench/srun.py [--rounds 10]
 
 Each round runs both, in turn, in one allocation on the test suite's Slurm (`tests/support/slurm.py`), which
-needs root.  Printed: milliseconds from start to the first line of any rank, and to the end (min, median,
-max), and the medians as multiples of the bare srun's.
+needs root, with a script that only prints, and with one that imports torch before, as every training does.
+Printed for each: milliseconds from start to the first line of any rank, and to the end (min, median, max),
+and the medians as multiples of the bare srun's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -23,6 +25,10 @@ from support.command import bounded, clean_environment
 from support.slurm import Queue
 
 NODES = ("node0", "node1", "node2", "node3")
+SCRIPTS = {
+    "hello.py": "print('hello', flush=True)\n",
+    "imports_torch.py": "import torch\nprint('hello', flush=True)\n",
+}
 BARE = ["srun", "--overlap", "--ntasks=4", "--nodes=4", "--cpu-bind=none", "--mpi=none", sys.executable]
 CPULAUNCH = [sys.executable, "-m", "cpulaunch", "run", "--launcher", "slurm", "-ppn", "1", "--tee", "all"]
 
@@ -38,16 +44,23 @@ def main() -> int:
         "cpulaunch": CPULAUNCH,
         "cpulaunch --skip-preflight": [*CPULAUNCH, "--skip-preflight"],
     }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     with Queue(("login", *NODES)) as queue, tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "hello.py").write_text("print('hello', flush=True)\n")
+        for script, text in SCRIPTS.items():
+            (Path(directory) / script).write_text(text)
         with queue.allocation("--nodes=4", "--exclusive") as allocation:
+            times = {script: dict[str, list[tuple[float, float]]]() for script in SCRIPTS}
             for number in range(rounds + 1):
-                for name, command in contestants.items():
-                    taken = timed(queue, [*command, "hello.py"], directory, allocation)
+                for script, (name, command) in product(SCRIPTS, contestants.items()):
+                    taken = timed(queue, [*command, script], directory, allocation)
                     if number:  # the first round warms the caches
-                        times[name].append(taken)
-    print(f"{'4 ranks on 4 nodes, ms':27} {'first line':>23} {'':>7} {'end':>23}")
+                        times[script].setdefault(name, []).append(taken)
+    for script, rows in times.items():
+        show(script, rows)
+    return 0
+
+
+def show(script: str, times: dict[str, list[tuple[float, float]]]) -> None:
+    print(f"{script + ', ms':27} {'first line':>23} {'':>7} {'end':>23}")
     bare = [statistics.median(column) for column in zip(*times["srun"], strict=True)]
     for name, rows in times.items():
         cells = []
@@ -56,7 +69,6 @@ def main() -> int:
             spread = " ".join(f"{1000 * value:7.0f}" for value in (min(column), median, max(column)))
             cells.append(f"{spread}  × {median / base:4.2f}")
         print(f"{name:27} {'  '.join(cells)}")
-    return 0
 
 
 def timed(

@@ -6,11 +6,15 @@ import os
 import re
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import pexpect
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import run_changed
+
+from cpulaunch.cli.progress import AskingProgress
+from cpulaunch.discovery.probe import Asked
 
 CHECK = ("hosts", "check", "--hosts", "lost[1-12],slow[1-28]")
 SSH = """#!/bin/sh
@@ -46,6 +50,17 @@ def test_a_terminal_shows_how_many_have_answered(tmp_path: Path, played_ssh: dic
     terminal.close()
     assert "asking hosts" not in terminal.before
     assert terminal.exitstatus == 3
+
+
+def test_while_hosts_are_asked_something_else_is_done_once() -> None:
+    done: SimpleQueue[bool] = SimpleQueue()
+    progress = AskingProgress(lambda: done.put(True))
+    assert done.empty()
+    progress(Asked(4, 0, 0))
+    assert done.get(timeout=TIMEOUT)
+    progress(Asked(4, 1, 0))
+    progress(None)
+    assert done.empty()
 
 
 def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, played_ssh: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
 from support.namespaces import until
 
 # It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
-TRAIN = """
+SAVES = """
 import os, pathlib, signal, sys, time
 from cpulaunch.runtime.reports import saved_and_leaving
 def save(*_):
@@ -27,14 +27,26 @@ while not pathlib.Path("go").exists():
 sys.exit(3)
 """
 
+# It is still far from a first step, and from anything that could save.
+BEGINS = """
+import pathlib, time
+pathlib.Path("ready").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+"""
+
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(("signaled", "code"), [(True, 75), (False, 3)])
-def test_a_batch_script_requeues_a_job_that_has_saved(tmp_path: Path, signaled: bool, code: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "signaled", "code"), [(SAVES, True, 75), (SAVES, False, 3), (BEGINS, True, 75)]
+)
+def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
+    tmp_path: Path, script: str, signaled: bool, code: int
+) -> None:
     text = (REPOSITORY / "docs" / "restarts.md").read_text()
-    (script,) = re.findall(r"```bash\n(.*?)```", text, re.S)
-    (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "job.sh").write_text(script)
+    (batch,) = re.findall(r"```bash\n(.*?)```", text, re.S)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "job.sh").write_text(batch)
     (programs := tmp_path / "bin").mkdir()
     for name, does in (("cpulaunch", f'exec {sys.executable} -m cpulaunch "$@"'), ("scontrol", 'echo "$@"')):
         (programs / name).write_text(f"#!/bin/bash\n{does}\n")
@@ -52,3 +64,4 @@ def test_a_batch_script_requeues_a_job_that_has_saved(tmp_path: Path, signaled: 
         stdout, stderr = job.communicate()
     assert job.returncode == code, stderr
     assert ("requeue 4711" in stdout) == signaled
+    assert ("it had made no step, so nothing is lost" in stderr) == (script == BEGINS)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY
 
+from cpulaunch.cli import job_plan
 from cpulaunch.cli.main import main
-from cpulaunch.manifests.sbatch import batch_script
+from cpulaunch.manifests.sbatch import batch_script, limit, share
 
 RUN = f"{shlex.quote(sys.executable)} -m cpulaunch run"
 
@@ -33,10 +34,11 @@ REQUEUED = f"""\
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 #SBATCH --open-mode=append
-{RUN} --grace-period=110 -m train &
+{RUN} --restartable --grace-period=110 -m train &
 trap 'kill -TERM $!' TERM USR1 USR2
 while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
-if [ $code -eq 75 ]; then
+preempted() {{ scontrol show job "$SLURM_JOB_ID" | grep -q "PreemptTime=[0-9]"; }}
+if [ $code -eq 75 ] || {{ [ $code -ne 0 ] && preempted; }}; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code
@@ -48,6 +50,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     (path := tmp_path / "train.py").touch()
+    (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
     return path
 
 
@@ -83,6 +86,14 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodes 4 gone.py", "gone.py: no such script"),
         ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
         ("--to pbs train.py", "invalid choice: 'pbs'"),
+        ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
+        ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
+        (
+            "--to kubernetes --image i --follow train.py",
+            "--follow is for Slurm, and this job is for kubernetes",
+        ),
+        ("--time 3 --requeue train.py", "--time 3: Slurm may warn the job 180 s before its end"),
+        ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
     ],
 )
 def test_what_run_would_refuse_is_refused_before_the_job_waits(
@@ -90,6 +101,71 @@ def test_what_run_would_refuse_is_refused_before_the_job_waits(
 ) -> None:
     assert main(["submit", "--dry-run", *typed.split()]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_the_plan_is_shown_from_a_description_of_the_nodes(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "--nodes 4 --ntasks 7 --cpus-per-task 4 --backend gloo --lscpu lscpu train.py"
+    assert main(["submit", "--dry-run", *typed.split()]) == 0
+    out, error = capsys.readouterr()
+    assert error.splitlines() == [
+        "cpulaunch: planned: 7 ranks on 4 nodes, gloo, bf16",
+        "cpulaunch:   node 1 … node 3 (3 hosts), assumed to match the one in lscpu",
+        "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
+        "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",
+        "cpulaunch:   node 4, assumed to match the one in lscpu",
+        "cpulaunch:     local rank 0: cores 0-7, NUMA 0, 8 threads",
+    ]
+    assert "lscpu" not in out
+
+
+def test_the_page_shows_the_plan_that_comes_of_slurms_description(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|2|28|2|256000|96|(null)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(job_plan, "ensure_ccl", lambda config, build, tell: None)  # as where it is built
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    words, shown = re.findall(r"^\$ cpulaunch (submit .* --follow .*)\n((?:cpulaunch: .*\n)+)", page, re.M)[0]
+    assert main(["submit", "--dry-run", *words.split()[1:]]) == 0
+    assert shown.startswith(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("2:00:00", 7200), ("1-12", 129600), ("1-2:30", 95400), ("x", None)],
+)
+def test_a_time_limit(time: str, seconds: int | None) -> None:
+    assert limit({"--time": time}) == seconds
+
+
+def test_where_nobody_describes_the_nodes_a_line_says_so(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "--dry-run", "--nodes", "2", "train.py"]) == 0
+    assert "no plan is shown, as Slurm doesn't describe the nodes (sinfo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "cpus"),
+    [
+        ({"--nodes": "4"}, (0,) * 4, None),
+        ({"--nodes": "2-4"}, (0,) * 2, None),
+        ({}, (0,), None),
+        ({"--nodes": "4", "--ntasks": "7"}, (2, 2, 2, 1), 2),
+        ({"--ntasks": "7", "--cpus-per-task": "4"}, (4, 3), 16),
+        ({"--nodes": "2", "--ntasks-per-node": "2", "--exclusive": ""}, (2, 2), None),
+        ({"--ntasks": "6", "--ntasks-per-node": "4"}, (3, 3), 3),
+        ({"--mem": "4G", "--nodes": "many"}, (0,), 1),
+    ],
+)
+def test_what_a_job_asks_of_its_nodes(
+    options: dict[str, str], tasks: tuple[int, ...], cpus: int | None
+) -> None:
+    assert share(options, 16) == (tasks, cpus)
 
 
 def test_where_there_is_no_sbatch(

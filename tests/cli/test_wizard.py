@@ -140,6 +140,23 @@ def test_in_an_allocation_this_machine_alone_means_local(wizard: Start, tmp_path
     assert said(tmp_path)["launcher"] == "local"
 
 
+def test_nodes_that_slurm_gives_are_offered_where_jobs_can_be_submitted(
+    wizard: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (sbatch := tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\n")
+    sbatch.chmod(0o755)
+    terminal = wizard(*GLOO, PATH=f"{sbatch.parent}:{os.environ['PATH']}")
+    terminal.answers(WHERE, DOWN)
+    accept(terminal, asked(ONE_MACHINE[1:-1]))
+    terminal.sees("on each node like this machine")
+    terminal.sees("started by srun")
+    terminal.answers(NOW)
+    terminal.sees("Next:    cpulaunch submit --nodes 4 train.py")
+    assert terminal.ends() == 0
+    assert said(tmp_path)["launcher"] == "slurm"
+
+
 def test_the_file_is_commented_and_shows_every_setting(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     accept(terminal, asked(ONE_MACHINE))

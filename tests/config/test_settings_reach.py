@@ -136,6 +136,7 @@ EFFECTS = {
     "watch.stall_action": Effect("abort", lambda config: stall_settings(planned(config)).action, "abort"),
     "watch.max_restarts": Effect("3", lambda config: restart_rules(planned(config)).max_restarts, 3),
     "watch.restart_on": Effect("error", lambda config: restart_rules(planned(config)).on, "error"),
+    "watch.restartable": Effect("true", lambda config: planned(config).setting("watch.restartable"), True),
     "watch.profile": Effect("10-14", lambda config: profiled_steps(planned(config)), (10, 14)),
     "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),

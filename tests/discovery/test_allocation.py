@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpulaunch.discovery.allocation import allocation
+from cpulaunch.discovery.allocation import allocation, cpus_of_nodes
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host
 
@@ -26,6 +26,7 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]"}
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_NTASKS_PER_NODE": "2"}, "n1*2 n2*2 n3*2"),
         ({"PBS_NODEFILE": "a\nb\n"}, "a b"),
         ({"PBS_NODEFILE": "a\na\nb\na\nb\n"}, "a*3 b*2"),
+        ({"LSB_DJOB_HOSTFILE": "a\na\nb\nb\n"}, "a*2 b*2"),
     ],
 )
 def test_allocations(environ: dict[str, str], hosts: str) -> None:
@@ -57,13 +58,20 @@ def test_the_mpi_operators_hostfile_is_read_in_its_pods_alone(variable: str, tex
     assert allocation({variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get) is None
 
 
+def test_the_cpus_of_each_node() -> None:
+    assert cpus_of_nodes({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "72(x2),36"}) == {"n1": 72, "n2": 72, "n3": 36}
+    assert cpus_of_nodes(SLURM) == {}
+
+
 def test_an_allocation_says_its_name() -> None:
     assert allocation(POD, lambda path: path) is None
     slurm = allocation(SLURM, lambda path: path)
     pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)
+    lsf = allocation({"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "a"}, lambda path: path)
     assert slurm is not None
     assert pbs is not None
-    assert (slurm.name, pbs.name) == ("Slurm job 17", "PBS job 4.head")
+    assert lsf is not None
+    assert (slurm.name, pbs.name, lsf.name) == ("Slurm job 17", "PBS job 4.head", "LSF job 5")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,13 +48,17 @@ def queue(the_queue: Queue) -> Iterator[Queue]:
 
 @pytest.fixture
 def salloc(queue: Queue, tmp_path: Path) -> Run:
-    """Run ``cpulaunch ARGS`` in an allocation with the options ``given``, on the host ``login``."""
+    """Run ``cpulaunch ARGS``, or another ``program``, in an allocation with the options ``given``, on the host ``login``."""
 
     def run(
-        given: str, *arguments: object, timeout: float = 60.0, **env: str
+        given: str,
+        *arguments: object,
+        program: Sequence[str] = CPULAUNCH,
+        timeout: float = 60.0,
+        **env: str,
     ) -> subprocess.CompletedProcess[str]:
         inside = ["env", *(f"{name}={value}" for name, value in env.items())]
-        argv = ["salloc", "--quiet", *given.split(), *inside, *CPULAUNCH, *map(str, arguments)]
+        argv = ["salloc", "--quiet", *given.split(), *inside, *program, *map(str, arguments)]
         environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
         return queue.run("login", argv, timeout=timeout, directory=tmp_path, env=environ)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY, clean_environment, needs_two_cores
+from support.command import REPOSITORY, bounded, clean_environment, needs_two_cores
 from support.jobs import outputs
 from support.marks import repeat
-from support.slurm import CPUS, Queue
+from support.slurm import CPUS, CPUSETS, Queue
 
 from cpulaunch.ccl.installed import state
 from cpulaunch.model.cores import CoreSet
@@ -97,6 +100,26 @@ def test_ranks_get_the_cores_that_slurm_gave(salloc: Run, show: Path) -> None:
     assert [len(r["cores"]) for r in ranks] == [1, 1]
 
 
+@needs_two_cores
+@pytest.mark.skipif(not (CPUSETS / "cpuset.cpus").exists(), reason="needs control groups of version 1")
+def test_two_jobs_on_the_same_nodes_have_the_cpus_of_their_cgroups(show: Path, tmp_path: Path) -> None:
+    options = ("--partition=spare", "--nodes=2", "--cpus-per-task=1")
+    nodes = (f"a{os.getpid()}", f"b{os.getpid()}")
+    with Queue(("login", *nodes), cgroups=True) as queue:
+        with queue.allocation(*options) as first, queue.allocation(*options) as second:
+            jobs = [
+                queue.run(
+                    "login",
+                    [*CPULAUNCH, *STEP, show],
+                    directory=tmp_path,
+                    env=clean_environment(**allocation),
+                )
+                for allocation in (first, second)
+            ]
+        cores = [[rank["cores"] for rank in outputs(job)] for job in jobs]
+    assert sorted(map(str, cores)) == ["[[0], [0]]", "[[1], [1]]"]
+
+
 def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) -> None:
     """Both run at the same time: each waits for a file that the other writes."""
     (tmp_path / "meet.py").write_text(
@@ -123,17 +146,72 @@ def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) 
 
 
 class TestAuto:
+    @needs_two_cores
+    def test_takes_srun_where_the_job_has_a_part_of_its_nodes(self, salloc: Run, show: Path) -> None:
+        done = salloc("-N2", "run", "--tee", "all", show)
+        assert [len(r["cores"]) for r in outputs(done)] == [1, 1]
+        part = f"Slurm has given this job 1 of the {CPUS} CPUs of node0"
+        assert f"started by srun: {part}" in done.stderr
+        by_ssh = salloc("-N2", "run", "--launcher", "mpirun", "--tee", "all", show)
+        assert f"warning: {part}, and ranks that ssh starts can use all of them" in by_ssh.stderr
+
     def test_takes_srun_where_ssh_leads_nowhere(self, queue: Queue, salloc: Run, show: Path) -> None:
         with queue.without_sshd("node1"), queue.refusing_users("node0"):
-            done = salloc("-N2", "run", "--tee", "all", show)
+            done = salloc("-N2 --exclusive", "run", "--tee", "all", show)
         assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
         why = "started by srun: ssh doesn't reach the allocation's nodes (Permission denied"
         assert f"cpulaunch: {why}" in done.stderr.replace("root@node0: ", "")
 
     def test_takes_mpirun_where_ssh_works(self, salloc: Run, show: Path) -> None:
-        done = salloc("-N2", "run", "--tee", "all", show)
+        done = salloc("-N2 --exclusive", "run", "--tee", "all", show)
         assert [r["SLURM_PROCID"] for r in outputs(done)] == [None, None]
         assert "started by Intel MPI" in done.stderr
+
+    def test_takes_srun_where_there_is_no_mpi(self, salloc: Run, show: Path) -> None:
+        (home := show.parent / "venv").mkdir()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
+        (packages,) = home.glob("lib/python3*/site-packages")
+        ours = [str(REPOSITORY), *(path for path in sys.path if path.endswith("-packages"))]
+        (packages / "ours.pth").write_text("\n".join(ours))
+        words = [home / "bin" / "python", "-m", "cpulaunch", "run", "--tee", "all", show]
+        done = salloc("-N2", *words, program=(), PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH="")
+        assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
+        assert "started by srun: no MPI was found" in done.stderr
+
+
+def test_a_heterogeneous_job_runs_on_the_component_that_is_named(salloc: Run, show: Path) -> None:
+    apart = "-N1 : -N2"
+    done = salloc(apart, *STEP, "-ppn", 1, show)
+    assert done.returncode == 2
+    assert "this Slurm job is heterogeneous, of 2 components: node0, node[1-2]" in done.stderr
+    assert "hint: --hosts names nodes" in done.stderr
+    by_srun = salloc(apart, *STEP, "--hosts", "node0:2", show)
+    assert [r["host"] for r in outputs(by_srun)] == ["node0", "node0"]
+    by_ssh = salloc(apart, "run", "--launcher", "mpirun", "--tee", "all", "--hosts", "node0:1,node2:1", show)
+    assert [r["host"] for r in outputs(by_ssh)] == ["node0", "node2"]
+
+
+def test_a_step_that_has_its_cpus_to_itself_disturbs_no_job(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """Slurm would let an ordinary step wait for its end."""
+    with queue.allocation("--nodes=2", "--exclusive") as allocation:
+        environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
+        alone = ["srun", "--exclusive", "-N1", "-n1", "-c", str(CPUS), "--nodelist=node0"]
+        argv = [*alone, "sh", "-c", "echo up; exec sleep 300"]
+        with bounded(queue.start("login", argv, env=environ)) as step:
+            assert step.stdout
+            assert step.stdout.readline() == "up\n"
+            done = queue.run("login", [*CPULAUNCH, *STEP, show], directory=tmp_path, env=environ)
+            assert step.poll() is None
+    assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
+
+
+def test_a_job_within_a_step_has_the_cpus_of_the_step(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """Several such steps share a node, as in a sweep over hyperparameters."""
+    step = ["srun", "--exact", "-N1", "-n1", "-c1", *CPULAUNCH, "run", "--launcher", "local", "-n", "1"]
+    with queue.allocation("--nodes=1", "--exclusive") as allocation:
+        environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
+        done = queue.run("login", [*step, "--tee", "all", show], directory=tmp_path, env=environ)
+    assert len(json.loads(done.stdout)["cores"]) == 1, done.stderr
 
 
 class TestNoStepCanBeStarted:

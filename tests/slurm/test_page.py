@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, clean_environment, needs_two_cores
+from support.marks import repeat
 from support.namespaces import until
 from support.slurm import Queue
 
@@ -45,18 +46,56 @@ def test_salloc(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
     assert shown(done.stdout) == EIGHT, done.stderr
 
 
-def test_sbatch(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)[0])
+SCRIPTS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize(
+    "script", SCRIPTS[:1] + [repeat(script) for script in SCRIPTS[1:]], ids=range(len(SCRIPTS))
+)
+def test_sbatch(script: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
+    """The first, and what becomes of one for torchrun."""
+    (tmp_path / "job.sh").write_text(script)
     done = queue.run("login", ["sbatch", "--wait", "job.sh"], directory=tmp_path, env=environ)
     (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
     assert done.returncode == 0, output
     assert shown(output) == EIGHT, output
 
 
-def test_submit(queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    (submit,) = re.findall(r"^\$ (cpulaunch submit .* -ppn 2 .*)$", PAGE, re.M)
+SUBMITS = re.findall(r"^\$ (cpulaunch submit .* -ppn 2 .*)$", PAGE, re.M)
+
+
+@pytest.mark.parametrize("submit", [repeat(each) if "--follow" in each else each for each in SUBMITS])
+def test_submit(submit: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
+    """Its other commands are tested in test_submit.py, as they need a training that saves."""
     done = queue.run("login", shlex.split(submit), directory=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
     until(lambda: not queue.jobs(), "the job to end", 60.0)
     (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
     assert shown(output) == EIGHT, output
+    assert shown(done.stdout) == (EIGHT if "--follow" in submit else [])
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--rdzv-endpoint node0:29500", "no rendezvous service is needed"),
+        repeat("--node-rank 1", "numbers them in the hostfile's order"),
+        repeat("--machine_rank 1", "numbers them in the hostfile's order"),
+    ],
+)
+def test_what_is_left_of_another_launchers_script_says_what_to_do(
+    option: str, why: str, queue: Queue, environ: dict[str, str], tmp_path: Path
+) -> None:
+    argv = ["salloc", "--quiet", "--nodes=2", "--exclusive", "cpulaunch", "run", *option.split(), "train.py"]
+    done = queue.run("login", argv, directory=tmp_path, env=environ)
+    assert done.returncode == 2
+    assert why in done.stderr
+
+
+def test_accelerates_number_of_processes_is_that_of_the_job(
+    queue: Queue, environ: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["cpulaunch", "run", "--num_processes", "8", "train.py"]
+    argv = ["salloc", "--quiet", "--nodes=4", "--exclusive", *words]
+    done = queue.run("login", argv, directory=tmp_path, env=environ)
+    assert shown(done.stdout) == EIGHT, done.stderr

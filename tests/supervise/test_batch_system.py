@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from signal import SIGINT, SIGTERM
+
 import pytest
 from support.played import GRACE, Played, running
 
@@ -36,6 +38,35 @@ def test_a_cancelled_step_is_the_reason_for_its_ranks_signals(why: str, said: st
     job.obeys(0, 2, 3)
     assert first_error(job) == said
     assert job.outcome().exit_code == 143
+
+
+class TestAJobThatCanBeStartedAgain:
+    @pytest.mark.parametrize(("steps", "code"), [(0, 75), (3, 143)])
+    @pytest.mark.parametrize("whom", ["the launcher", "the agents"])
+    def test_has_lost_nothing_before_its_first_step(self, whom: str, steps: int, code: int) -> None:
+        job = under_srun()
+        job.says(2, messages.Beat(steps=steps, keeps_ledger=True))
+        if whom == "the launcher":
+            job.user_sends(SIGTERM)
+            job.obeys(0, 1, 2, 3)
+        else:
+            for rank in range(4):
+                job.exits(rank, None, SIGTERM, by_signal=SIGTERM)
+        assert job.outcome().exit_code == 143
+        outcome = job.outcome().if_restartable()
+        assert (outcome.exit_code, outcome.began) == (code, steps > 0)
+
+    def test_has_failed_where_a_rank_alone_got_a_signal(self) -> None:
+        job = under_srun()
+        job.exits(1, None, SIGTERM)
+        job.obeys(0, 2, 3)
+        assert job.outcome().if_restartable().exit_code == 143
+
+    def test_has_failed_after_ctrl_c(self) -> None:
+        job = under_srun()
+        job.user_sends(SIGINT)
+        job.obeys(0, 1, 2, 3)
+        assert job.outcome().if_restartable().exit_code == 130
 
 
 def test_a_rank_with_a_failure_of_its_own_keeps_it() -> None:

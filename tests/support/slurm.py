@@ -16,6 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from support.faults import Cluster
@@ -39,14 +40,14 @@ SlurmUser=root
 AuthType=auth/munge
 AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/affinity
+TaskPlugin={tasks}
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 JobRequeue=1
 KillWait=2
-SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
 StateSaveLocation=/run/slurm/state
 SlurmdSpoolDir=/run/slurm/spool
 SlurmctldPidFile=/run/slurm/slurmctld.pid
@@ -57,7 +58,21 @@ SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 NodeName={nodes} CPUs={cpus} RealMemory=4000 State=UNKNOWN
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4 PreemptMode=OFF
+PartitionName=spare Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
+"""
+
+CPUSETS = Path("/sys/fs/cgroup/cpuset")
+"""Where control groups of version 1 are; Slurm can make groups of version 2 only in systemd's."""
+
+_CGROUPS = """\
+CgroupPlugin=cgroup/v1
+CgroupAutomount=no
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainCores=yes
 """
 
 _START = r"""
@@ -79,7 +94,15 @@ def why_not() -> str | None:
 
 
 class Queue(Cluster):
-    """A cluster whose hosts are Slurm's nodes, but for the first, on which jobs are submitted."""
+    """A cluster whose hosts are Slurm's nodes, but for the first, on which jobs are submitted.
+
+    ``cgroups``: a job's processes are kept to its CPUs by control groups, too.  These are the machine's, in
+    `CPUSETS`, and named after the hosts, so nobody else may have hosts of the same names.
+    """
+
+    def __init__(self, names: Sequence[str], *, cgroups: bool = False) -> None:
+        super().__init__(names)
+        self._cgroups = cgroups
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -90,6 +113,14 @@ class Queue(Cluster):
             raise
         return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, tb)
+        for name in self.names if self._cgroups else ():
+            for directory, _, _ in os.walk(CPUSETS / f"slurm_{name}", topdown=False):
+                os.rmdir(directory)
+
     @property
     def environment(self) -> dict[str, str]:
         """What Slurm's commands need to find it."""
@@ -97,9 +128,11 @@ class Queue(Cluster):
 
     def _start_slurm(self) -> None:
         controller, *nodes = self.names
+        tasks = "task/affinity,task/cgroup" if self._cgroups else "task/affinity"
         (self.directory / "slurm.conf").write_text(
-            _CONFIGURATION.format(controller=controller, nodes=",".join(nodes), cpus=CPUS)
+            _CONFIGURATION.format(controller=controller, nodes=",".join(nodes), cpus=CPUS, tasks=tasks)
         )
+        (self.directory / "cgroup.conf").write_text(_CGROUPS)
         (key := self.directory / "munge.key").write_bytes(os.urandom(128))
         starting = []
         for name in self.names:
@@ -143,7 +176,7 @@ class Queue(Cluster):
             yield self.environment | {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes}
         finally:
             self.slurm("scancel", job)
-            until(lambda: not self.jobs(), "the allocation to end", UP_WITHIN)
+            until(lambda: job not in map(_first_word, self.jobs()), "the allocation to end", UP_WITHIN)
 
     @contextlib.contextmanager
     def without_slurmd(self, name: str) -> Iterator[None]:
@@ -180,3 +213,7 @@ class Queue(Cluster):
         """Those of `Hosts.processes` that aren't Slurm's own daemons."""
         daemons = ("munged ", "slurmctld", "slurmd -N", ": slurm")  # the last is a helper of slurmctld
         return [line for line in super().processes(name) if not line.split(" ", 2)[2].startswith(daemons)]
+
+
+def _first_word(line: str) -> str:
+    return line.split()[0]

@@ -1,0 +1,176 @@
+"""``cpulaunch submit --follow``: what a Slurm job prints, until it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from cpulaunch.cli.main import say
+from cpulaunch.cli.show import shown_path
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.wording import cannot_run
+
+LOOK = 2.0
+"""Seconds after which Slurm is asked once more how the job is; its daemon serves a whole cluster."""
+
+READ = 0.2
+"""Seconds after which the log is read once more."""
+
+TIMEOUT = 60.0
+"""Seconds that scontrol may take."""
+
+CHUNK = 1 << 16
+
+ENDED = {
+    "COMPLETED": 0, "FAILED": 1, "CANCELLED": 143, "TIMEOUT": 143, "PREEMPTED": 143, "DEADLINE": 143,
+    "NODE_FAIL": NODE_LOST_EXIT_CODE, "OUT_OF_MEMORY": 137, "BOOT_FAIL": 1, "REVOKED": 1,
+}  # fmt: skip
+"""States that a job doesn't leave, with the exit code where it has none of its own.
+
+One that is to be queued anew is COMPLETING until it is PENDING.
+"""
+
+NO_SIGNAL = 65
+"""Slurm's "signals" from here on are marks of its own, such as 125 for memory that ran out."""
+
+UNKNOWN = "Invalid job id"
+"""What scontrol says of a job that has ended some minutes ago (`MinJobAge`)."""
+
+_WORD = r"(?<!\S){}=(\S*)"
+_REST_OF_LINE = r"(?m)^ *{}=(.*)$"
+
+
+class JobInfo(NamedTuple):
+    """What Slurm knows of a job.  ``code`` and ``signal`` are those that it has ended with."""
+
+    state: str
+    reason: str
+    nodes: str
+    requeued: int
+    code: int
+    signal: int
+    output: Path
+
+    @property
+    def exit_code(self) -> int:
+        """The job's own, or 128 + its signal; where Slurm has ended it, what `cpulaunch run` would give."""
+        if self.signal in range(1, NO_SIGNAL):
+            return 128 + self.signal
+        return self.code or ENDED.get(self.state, 1)
+
+
+def follow(job: str) -> int:
+    """Show what the job prints, and what becomes of it, until it has ended; returns its exit code.
+
+    Raises HostError where Slurm doesn't know it (any more).
+    """
+    info, said = described(job), ""
+    log = _Log(info.output)
+    while True:
+        log.show()
+        if (line := _in_words(job, info)) != said:
+            say(line)
+            said = line
+        if info.state in ENDED:
+            return info.exit_code
+        due = time.monotonic() + LOOK
+        while time.monotonic() < due:
+            time.sleep(READ)
+            log.show()
+        info = _look_again(job, info)
+
+
+def _look_again(job: str, last: JobInfo) -> JobInfo:
+    """What has become of the job; where Slurm's controller doesn't answer, what it said last."""
+    try:
+        return described(job)
+    except HostError as e:
+        if UNKNOWN in str(e):
+            raise
+        say(f"warning: {e}")
+        return last
+
+
+def described(job: str) -> JobInfo:
+    """What Slurm says of the job.  Raises HostError."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "job", job],
+            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as e:
+        raise HostError(cannot_run("scontrol", e)) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"scontrol has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise HostError(f"Slurm job {job}: {done.stderr.strip()}")
+    return job_info(done.stdout)
+
+
+def job_info(text: str) -> JobInfo:
+    """A job as ``scontrol show job`` has it."""
+
+    def found(pattern: str, key: str) -> str:
+        match = re.search(pattern.format(key), text)
+        return match[1] if match else ""
+
+    code, _, signal = found(_WORD, "ExitCode").partition(":")
+    return JobInfo(
+        state=found(_WORD, "JobState"),
+        reason=found(_WORD, "Reason"),
+        nodes=found(_WORD, "NodeList").replace("(null)", ""),
+        requeued=int(found(_WORD, "Restarts") or 0),
+        code=int(code or 0),
+        signal=int(signal or 0),
+        output=Path(found(_REST_OF_LINE, "StdOut")),
+    )
+
+
+def how_to_watch(job: str, *, several: bool) -> str:
+    """For the user.  ``several``: it is an array of jobs, each with an output of its own."""
+    output = f"slurm-{job}_*.out" if several else f"slurm-{job}.out"
+    if not several:
+        with contextlib.suppress(HostError):
+            output = shlex.quote(shown_path(described(job).output))
+    return (
+        f"`tail -F {output}` shows what it prints, `squeue -j {job}` its state, and `scancel {job}` ends it"
+    )
+
+
+def _in_words(job: str, info: JobInfo) -> str:
+    again = f" (queued anew {info.requeued}×)" if info.requeued else ""
+    if info.state == "PENDING":
+        return f"Slurm job {job} waits{again}: {info.reason}"
+    if info.state == "RUNNING":
+        return f"Slurm job {job} runs on {info.nodes}{again}"
+    if info.state in ENDED:
+        return f"Slurm job {job} has ended{again}: {info.state}, exit code {info.exit_code}"
+    return f"Slurm job {job}: {info.state}"
+
+
+class _Log:
+    """A file that another host writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._shown = path, 0
+
+    def show(self) -> None:
+        """What has come since the last time.  It is opened anew, as NFS only then asks for what is new."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._shown:
+                    self._shown = 0  # a job that was queued anew writes it anew
+                file.seek(self._shown)
+                while data := file.read(CHUNK):
+                    self._shown += len(data)
+                    sys.stdout.buffer.write(data)
+        except FileNotFoundError:
+            return
+        sys.stdout.flush()

@@ -1,0 +1,107 @@
+"""``cpulaunch submit`` for Slurm: the plan, and a batch script for sbatch; then what becomes of the job."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from cpulaunch.cli.files import write_file
+from cpulaunch.cli.follow import follow, how_to_watch
+from cpulaunch.cli.job_plan import planned_lines
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser
+from cpulaunch.cli.run import program_of
+from cpulaunch.config.config import Config
+from cpulaunch.errors import HostError, UsageError
+from cpulaunch.manifests.sbatch import SAVING, batch_script, limit, warned_before
+from cpulaunch.wording import cannot_run
+
+NAME = "slurm"
+"""What --to calls it."""
+
+TIMEOUT = 60.0
+"""Seconds that sbatch may take."""
+
+LEFT_TO_SLURM = 10
+"""Seconds before its time limit in which a job has ended that was warned of it."""
+
+OWN = ("--follow", "--facts", "--lscpu")
+"""Options that are for Slurm alone, and not for the job."""
+
+
+def add_options(parser: Parser) -> set[str]:
+    """The options that are for Slurm alone, and the names of those that aren't for the job."""
+    parser.add_argument(
+        "--follow", action="store_true", help="show what the job prints until it ends, and end as it does"
+    )
+    return set(OWN)
+
+
+def refuse_options(options: argparse.Namespace, queue: str) -> None:
+    """Raise UsageError where such an option was given for another queue."""
+    for name in OWN:
+        if getattr(options, name[2:]):
+            raise UsageError(f"{name} is for Slurm, and this job is for {queue}", hint="leave it out")
+
+
+def submit(
+    options: argparse.Namespace, config: Config, sbatch: Sequence[str], run: list[str], rest: list[str]
+) -> int:
+    """Show the plan, and print the script, keep it or hand it to sbatch; returns the exit code.
+
+    ``sbatch`` are its options, ``run`` those of `cpulaunch run`, and ``rest`` the program.
+    """
+    asked = dict(word.partition("=")[::2] for word in sbatch)
+    if options.follow and "--array" in asked:
+        raise UsageError("--follow is for one job, and --array makes several", hint="leave out one of them")
+    _demand_time(asked)
+    warned = ["--restartable"]
+    if not config.is_set("watch.grace_period"):
+        warned.append(f"--grace-period={SAVING - LEFT_TO_SLURM}")
+    script = batch_script(sbatch, [sys.executable, "-m", "cpulaunch", "run", *run, *rest], warned)
+    program = program_of(rest, options.no_python, options.wdir)
+    for line in planned_lines(config, program, asked, options.facts, options.lscpu):
+        say(line)
+    if options.output:
+        write_file(options.output, script)
+    if options.dry_run:
+        print(script, end="")
+        return 0
+    job = _submit(script)
+    watch = how_to_watch(job, several="--array" in asked)
+    say(f"Slurm job {job}: {watch}")
+    if not options.follow:
+        return 0
+    try:
+        return follow(job)
+    except KeyboardInterrupt:
+        say(f"Slurm job {job} goes on: {watch}")
+        return 130
+
+
+def _demand_time(options: Mapping[str, str]) -> None:
+    """UsageError where a job would be warned as soon as it starts, and requeued for ever."""
+    seconds, before = limit(options), warned_before(options)
+    if "--requeue" in options and seconds is not None and seconds <= before:
+        raise UsageError(
+            f"--time {options['--time']}: Slurm may warn the job {before:.0f} s before its end",
+            hint="give it more time, or a later warning: --signal=B:TERM@30 --grace-period 25",
+        )
+
+
+def _submit(script: str) -> str:
+    """The number of the job.  Raises HostError."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    except OSError as e:
+        hint = "--dry-run prints the script, to be submitted elsewhere"
+        raise HostError(cannot_run("sbatch", e), hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"sbatch has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise HostError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
+    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow

@@ -1,0 +1,112 @@
+"""The nodes that a job in Slurm's queue would get, as far as Slurm describes them before the job runs.
+
+Sources: sinfo(1) and sbatch(1) of Slurm 22.05.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from cpulaunch.errors import HostError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.topology import Cpu, Topology
+from cpulaunch.wording import cannot_run, counted
+
+TIMEOUT = 10.0
+"""Seconds that sinfo may take."""
+
+# Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
+_FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
+
+
+class Nodes(NamedTuple):
+    """Nodes that are alike.  ``memory`` is in bytes; ``cores`` of each socket, ``threads`` of each core."""
+
+    partition: str
+    sockets: int
+    cores: int
+    threads: int
+    memory: int
+    number: int
+    features: frozenset[str]
+
+    @property
+    def cpus(self) -> int:
+        return self.sockets * self.cores * self.threads
+
+    def __str__(self) -> str:
+        parts = (
+            counted(self.sockets, "socket"),
+            counted(self.cores, "core"),
+            counted(self.threads, "thread"),
+        )
+        return f"partition {self.partition} ({' × '.join(parts)}, {self.memory / 2**30:.0f} GiB)"
+
+
+def nodes_of_partition(options: Mapping[str, str]) -> Nodes:
+    """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
+
+    Raises HostError where Slurm can't say.
+    """
+    chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
+    chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
+    if "--clusters" in options:
+        chosen.append(f"--clusters={options['--clusters']}")
+    try:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen],
+            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as e:
+        raise HostError(cannot_run("sinfo", e)) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"sinfo has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise HostError(done.stderr.strip() or f"sinfo has ended with exit code {done.returncode}")
+    return most_nodes(done.stdout, options)
+
+
+def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:
+    """Of the nodes in sinfo's ``text``, those of the kind that there are most of.  Raises HostError."""
+    kinds = [kind for line in text.splitlines() if (kind := _kind(line))]
+    if "--partition" not in options:
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")] or kinds  # the default one
+    if (feature := options.get("--constraint", "")) and feature.replace("-", "").replace("_", "").isalnum():
+        kinds = [kind for kind in kinds if feature in kind.features]
+    if not kinds:
+        raise HostError("sinfo names no such node")
+    most = max(kinds, key=lambda kind: kind.number)
+    return most._replace(partition=most.partition.removesuffix("*"))
+
+
+def _kind(line: str) -> Nodes | None:
+    partition, *numbers, features = line.split("|") if line.count("|") == 6 else ("", "", "")
+    try:
+        sockets, cores, threads, memory, number = (int(text.rstrip("+")) for text in numbers)
+    except ValueError:
+        return None  # --clusters puts a cluster's name before its lines
+    if min(sockets, cores, threads) < 1:
+        return None
+    return Nodes(partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(",")))
+
+
+def facts_of(nodes: Nodes, cpus: int | None = None) -> HostFacts:
+    """One of ``nodes``, of which a job gets so many CPUs: whole cores, taken to be the first ones.
+
+    A socket is taken for a NUMA node, of which Slurm knows nothing.
+    """
+    numbers = range(nodes.sockets * nodes.cores)
+    rows = (
+        Cpu(core + thread * len(numbers), core, core // nodes.cores, core // nodes.cores)
+        for thread in range(nodes.threads)
+        for core in numbers
+    )
+    topology = Topology(tuple(rows))
+    if cpus is not None:
+        first = min(len(numbers), ceil(cpus / nodes.threads))
+        topology = topology.restricted(CoreSet(cpu.cpu for cpu in topology.cpus if cpu.core < first))
+    return HostFacts(topology, memory=nodes.memory)

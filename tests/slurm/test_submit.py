@@ -1,0 +1,179 @@
+"""``cpulaunch submit``: the plan before, the log meanwhile, and what becomes of jobs that Slurm ends early."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, bounded, clean_environment
+from support.marks import repeat
+from support.namespaces import until
+from support.slurm import CPUS, Queue
+
+from slurm.conftest import CPULAUNCH
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 120.0
+
+# The first time it is there to be interrupted.
+AGAIN = """\
+import os, time
+first = "SLURM_RESTART_COUNT" not in os.environ
+print("first" if first else "again", flush=True)
+if first:
+    time.sleep(300)
+"""
+
+# As one that has made steps and not saved.
+LOSES = ("--set", "watch.restartable=false")
+
+Submit = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def submit(queue: Queue, tmp_path: Path) -> Iterator[Submit]:
+    """Start ``cpulaunch submit ARGS`` on the host ``login``; its jobs are cancelled at the end."""
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
+        argv = [*CPULAUNCH, "submit", *map(str, arguments)]
+        return queue.start("login", argv, directory=tmp_path, env=environ)
+
+    yield start
+    queue.slurm("scancel", "--user=root")
+
+
+def job_number(submitted: subprocess.Popen[str]) -> str:
+    """The number of the job, once it is said."""
+    assert submitted.stderr
+    for line in submitted.stderr:
+        if found := re.match(r"cpulaunch: Slurm job (\d+): ", line):
+            return found[1]
+    raise AssertionError("no job was submitted")
+
+
+def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    options = ("--nodes", 2, "-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--follow")
+    with bounded(submit(*options, "fails.py"), LIMIT) as job:
+        out, error = job.communicate()
+    assert job.returncode == 3, error
+    assert "rank 0" in out
+    assert "failed first" in out
+    said = ("planned: 2 ranks on 2 nodes, ", ": `tail -F slurm-", "has ended: FAILED, exit code 3")
+    assert sorted(said, key=error.index) == list(said)
+    assert re.search(r"2 hosts\), assumed to match the nodes of partition batch \(.* 4 GiB\)", error)
+    assert f"cores 0-{CPUS - 1}," in error or CPUS == 1
+
+
+def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
+    submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "again.py").write_text(AGAIN)
+    options = ("--nodes", 1, "--requeue", "--launcher", "slurm", "--skip-preflight", "--follow")
+    with bounded(submit(*options, "again.py"), LIMIT) as job:
+        assert job.stdout
+        assert any("first" in line for line in job.stdout)
+        queue.signal(job, signal.SIGINT)
+        error = job.stderr.read() if job.stderr else ""
+        assert job.wait() == 130
+    found = re.search(r"Slurm job (\d+) goes on: `tail -F slurm-\1.out`.* `scancel \1` ends it", error)
+    assert found, error
+    assert f"{found[1]} R" in queue.jobs()
+    queue.slurm("scancel", found[1])
+    until(lambda: not queue.jobs(), "the job's end", LIMIT)
+    assert "JobState=CANCELLED" in queue.slurm("scontrol", "show", "job", found[1]).stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "preempted"), [((), False), repeat((), True), (LOSES, True)], ids=["limit", "early", "loses"]
+)
+def test_a_job_that_is_warned_before_its_first_step_is_requeued(
+    more: tuple[str, ...], preempted: bool, submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    """So is one that is preempted, whatever it makes of the signal."""
+    (tmp_path / "again.py").write_text(AGAIN)
+    given = ("--nodes", 1, "-p", "spare", "--requeue", "--launcher", "slurm", "--skip-preflight", "--follow")
+    with bounded(submit(*given, *more, "again.py"), LIMIT) as job:
+        number = job_number(job)
+        assert job.stdout
+        assert any("first" in line for line in job.stdout)
+        if preempted:
+            preempt(queue)
+        else:
+            queue.slurm("scancel", "--batch", "--signal=TERM", number)
+        out = job.stdout.read()
+        error = job.stderr.read() if job.stderr else ""
+        assert job.wait() == 0, out + error
+    assert ("it had made no step, so nothing is lost" in out) == (more != LOSES)
+    assert "again" in out
+    assert f"Slurm job {number} has ended (queued anew 1×): COMPLETED, exit code 0" in error
+
+
+def preempt(queue: Queue) -> None:
+    """Run a job of another partition, for which those of ``spare`` have to make room."""
+    urgent = ["srun", "--partition=urgent", "--nodes=4", "--exclusive", "true"]
+    done = queue.run("login", urgent, timeout=LIMIT, env=clean_environment(**queue.environment))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_signal_while_hosts_are_asked_loses_nothing(queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    argv = [*CPULAUNCH, "run", "--launcher", "slurm", "--restartable", "train.py"]
+    with queue.allocation("--nodes=2") as allocation, queue.without_slurmd("node1"):
+        environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
+        with bounded(queue.start("login", argv, directory=tmp_path, env=environ), LIMIT) as job:
+            asking = "srun --overlap"
+            until(
+                lambda: any(asking in line for line in queue.processes("login")), "hosts to be asked", LIMIT
+            )
+            queue.signal(job, signal.SIGTERM)
+            _, error = job.communicate()
+    assert job.returncode == 75, error
+    assert "interrupted before the ranks were started; nothing is lost" in error
+
+
+TRAINS = (REPOSITORY / "examples" / "checkpoint.py", "--steps", 1000)
+SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "--checkpoint-every", 20)
+
+
+def went_on(before: str, after: str) -> bool:
+    """Whether one job has gone on where the other had saved, to the end."""
+    saved = re.search(r"saved step (\d+), ending with exit code 75", before)
+    return bool(saved and f"goes on after step {saved[1]}," in after and "weights " in after)
+
+
+def test_preemption_saves_requeues_and_goes_on(submit: Submit, queue: Queue) -> None:
+    pytest.importorskip("sklearn")
+    with bounded(submit("-N", 2, "-p", "spare", "--requeue", "--follow", *SAVES, *TRAINS), LIMIT) as job:
+        assert job.stdout
+        assert any("step 50:" in line for line in job.stdout)
+        preempt(queue)
+        out = job.stdout.read()
+        error = job.stderr.read() if job.stderr else ""
+        assert job.wait() == 0, out + error
+    assert went_on(out, out), out
+    assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
+
+
+def test_a_chain_of_jobs_goes_on_where_the_one_before_was_warned(
+    submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    """The array of docs/slurm.md, of two jobs; its signal is sent by hand, as no limit is under a minute."""
+    pytest.importorskip("sklearn")
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    (words,) = re.findall(r"^\$ cpulaunch submit --nodes 4 (.*--array.*) train.py$", page, re.M)
+    array = words.replace("--array=1-5%1", "--array=1-2%1").split()
+    with bounded(submit("--nodes", 2, *array, *SAVES, *TRAINS), LIMIT) as submitted:
+        number = job_number(submitted)
+        assert submitted.wait() == 0
+    first, second = (tmp_path / f"slurm-{number}_{task}.out" for task in (1, 2))
+    until(lambda: first.exists() and "step 50:" in first.read_text(), "the first steps", LIMIT)
+    queue.slurm("scancel", "--batch", "--signal=TERM", f"{number}_1")
+    until(lambda: not queue.jobs(), "the chain's end", LIMIT)
+    assert went_on(first.read_text(), second.read_text()), first.read_text() + second.read_text()
