@@ -35,8 +35,8 @@ _REQUEUING = """\
 {command} &
 trap 'kill -TERM $!' TERM USR1 USR2
 while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
-preempted() {{ scontrol show job "$SLURM_JOB_ID" | grep -q "PreemptTime=[0-9]"; }}
-if [ $code -eq 75 ] || {{ [ $code -ne 0 ] && preempted; }}; then
+job=$(scontrol show job "$SLURM_JOB_ID")  # after scancel, it is COMPLETING
+if [[ $job = *JobState=RUNNING* && ( $code -eq 75 || $code -ne 0 && $job = *PreemptTime=[0-9]* ) ]]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code

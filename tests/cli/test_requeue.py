@@ -48,7 +48,10 @@ def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "job.sh").write_text(batch)
     (programs := tmp_path / "bin").mkdir()
-    for name, does in (("cpulaunch", f'exec {sys.executable} -m cpulaunch "$@"'), ("scontrol", 'echo "$@"')):
+    for name, does in (
+        ("cpulaunch", f'exec {sys.executable} -m cpulaunch "$@"'),
+        ("scontrol", 'echo "$@" JobState=RUNNING'),
+    ):
         (programs / name).write_text(f"#!/bin/bash\n{does}\n")
         (programs / name).chmod(0o755)
     env = clean_environment(SLURM_JOB_ID="4711")
