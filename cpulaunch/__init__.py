@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cpulaunch.runtime.accumulate import accumulate
     from cpulaunch.runtime.checkpoint.checkpoint import Checkpoint
     from cpulaunch.runtime.distributed import backend, init, is_main, rank, unwrap, world_size
+    from cpulaunch.runtime.instances import metric, shard
     from cpulaunch.runtime.precision import autocast
     from cpulaunch.runtime.prepare import prepare
     from cpulaunch.runtime.telemetry import log
@@ -40,8 +41,10 @@ __all__ = [
     "init",
     "is_main",
     "log",
+    "metric",
     "prepare",
     "rank",
+    "shard",
     "unwrap",
     "world_size",
 ]
@@ -54,8 +57,10 @@ _HOMES = {
     "init": "distributed",
     "is_main": "distributed",
     "log": "telemetry",
+    "metric": "instances",
     "prepare": "prepare",
     "rank": "distributed",
+    "shard": "instances",
     "unwrap": "distributed",
     "world_size": "distributed",
 }

@@ -15,6 +15,8 @@ from __future__ import annotations
 CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
+INSTANCE = "CPULAUNCH_INSTANCE"
+INSTANCES = "CPULAUNCH_INSTANCES"
 LAUNCHER_PID = "CPULAUNCH_LAUNCHER_PID"
 JOB_RANK = "CPULAUNCH_JOB_RANK"
 RESTART_COUNT = "CPULAUNCH_RESTART_COUNT"
@@ -71,6 +73,8 @@ TABLE = (
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
     Variable(JOB_ID, "supervise agent", "cli launchers config runtime <script>", "text", "the job; marks its processes"),
     Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
+    Variable(INSTANCE, "agent", "runtime <script>", "integer", "number of the instance, from 0"),
+    Variable(INSTANCES, "agent", "runtime <script>", "integer", "number of instances in all"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
     Variable(RESTART_COUNT, "supervise", "launchers agent runtime <script>", "integer", "how often the job was restarted"),
     Variable(MAX_RESTARTS, "supervise", "launchers agent runtime <script>", "integer", "how often it may be"),
@@ -86,7 +90,7 @@ TABLE = (
     Variable(LOCAL_IDENTITY[1], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[3], "launchers", "agent", "integer", "identity of a local rank"),
-    Variable(BACKEND, "config", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
+    Variable(BACKEND, "config plan", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
     Variable(PRECISION, "config", "config cli runtime <script>", _SETTING, "precision of a training step"),
     Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
     Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.config.write import scalar
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cpulaunch import variables
@@ -12,6 +12,9 @@ from cpulaunch.plan.placement import HostSpec, Placement, RankSpec
 
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
+
+NUMBER = "{instance}"
+"""What stands for an instance's number in its arguments."""
 
 _OF_THE_AGENT = (
     variables.TOKEN,
@@ -23,6 +26,15 @@ _OF_THE_AGENT = (
     *variables.LOCAL_IDENTITY,
 )
 """Variables that the program doesn't get."""
+
+
+_OF_A_RANK = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
+    variables.JOB_RANK,
+)  # fmt: skip
+"""Variables that an instance doesn't get, as it would take itself for a rank."""
 
 
 class Assignment(NamedTuple):
@@ -63,11 +75,16 @@ def program_environment(
     placement: Placement, identity: Identity, assigned: Assignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
-    left_out = {*_OF_THE_AGENT, *placement.hidden}
+    left_out = {*_OF_THE_AGENT, *placement.hidden, *(_OF_A_RANK if placement.instances else ())}
     env = {name: value for name, value in environ.items() if name not in left_out}
     env.update(placement.env)
     env.update(assigned.spec.env)
     env.update(assigned.rank.env)
+    env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
+    if placement.instances:
+        env[variables.INSTANCE] = str(placement.first_instance + identity.rank)
+        env[variables.INSTANCES] = str(placement.instances)
+        return env
     env.update(
         RANK=str(identity.rank),
         WORLD_SIZE=str(identity.size),
@@ -76,10 +93,18 @@ def program_environment(
         GROUP_RANK=str(assigned.group_rank),
         GROUP_WORLD_SIZE=str(len(placement.hosts)),
     )
-    env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
     env[variables.JOB_RANK] = f"{identity.rank}/{identity.size}"
     env.update(_as_torchrun(env))
     return env
+
+
+def program_arguments(placement: Placement, identity: Identity, argv: Sequence[str]) -> list[str]:
+    """The program's command: an instance has arguments of its own, and its number for ``{instance}``."""
+    if not placement.instances:
+        return list(argv)
+    number = str(placement.first_instance + identity.rank)
+    own = placement.each[identity.rank] if placement.each else ()
+    return [argv[0], *(word.replace(NUMBER, number) for word in (*argv[1:], *own))]
 
 
 def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from cpulaunch import variables
 from cpulaunch.agent import ledger_file
 from cpulaunch.agent.child import Program
-from cpulaunch.agent.environment import Assignment, assignment, planned_preloads, program_environment
+from cpulaunch.agent.environment import (
+    Assignment,
+    assignment,
+    planned_preloads,
+    program_arguments,
+    program_environment,
+)
 from cpulaunch.agent.identity import Identity
 from cpulaunch.agent.kept_port import keep_port
 from cpulaunch.errors import HostError
@@ -81,12 +87,13 @@ def start_program(
         notes.append(f"rank {identity.rank}: {why}")
         policy = ""
     env = _environment(placement, identity, assigned)
+    argv = program_arguments(placement, identity, argv)
     kept = stacks = ledger_fd = ledger = None
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
         stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
-        kept = _keep_port(env, host) if identity.rank == 0 else None
+        kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.spec, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
@@ -154,6 +161,8 @@ def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment
 
 def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:
     env = program_environment(placement, identity, assigned, os.environ)
+    if placement.instances:
+        return env
     if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
         from cpulaunch.agent.network import select_interface
 

@@ -13,6 +13,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
 from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.facts import Facts
+from cpulaunch.plan.instances import as_instances
 from cpulaunch.plan.plan import Program
 
 
@@ -36,6 +37,7 @@ def gather(
 
     Where there is a ``program`` to run, the hosts are asked over ssh; HostError where they aren't ready.
     """
+    config = as_instances(config)
     if facts_file and lscpu_file:
         raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
     if lscpu_file:

@@ -127,6 +127,11 @@ def ranks_per_node(option: str, value: str) -> str:
     return value
 
 
+def instance(option: str, value: str) -> str:
+    """An instance's number, or all of them, as -1 says elsewhere."""
+    return "all" if value == "-1" else value
+
+
 def shown(option: str, value: str) -> str:
     """Ranks whose output is shown; not torchrun's streams of ranks."""
     if ":" in value:
@@ -150,8 +155,6 @@ _LABELS = "with several ranks, every line begins with its rank"
 _ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
 _IN_SCRIPT = "set it up in the script itself"
 _ONE_PROGRAM = "all ranks run the same program"
-_ONE_JOB = "the ranks of a job train one model together: cpulaunch starts no independent instances"
-_EACH_A_JOB = "for each instance start cpulaunch run -n 1 --cores LIST; for ranks: -n N --cores-per-rank C"
 
 TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     # ---- how many ranks, and where
@@ -191,9 +194,17 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             why="Open MPI counts ranks by it, srun the cores of each rank",
             instead="-n N for ranks, --cores-per-rank N for cores"),
     Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
-    Refused(f"{IPEXRUN}, {RUN_CPU}", "--ninstances --ncores-per-instance --instances --instance "
-            "--cores-per-instance --instance-idx --multi-instance --latency-mode --throughput-mode --rank "
-            "--skip-cross-node-cores --multi-task-manager", why=_ONE_JOB, instead=_EACH_A_JOB),
+    # ---- instances
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--ninstances", key="instances.count"),
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--throughput-mode --multi-instance", values=0, key="instances.count",
+          read=always("auto")),
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--ncores-per-instance", key="instances.cores_per_instance"),
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--latency-mode", values=0, key="instances.cores_per_instance",
+          read=always("4")),
+    Means(IPEXRUN, "--instance-idx", key="instances.only", read=instance),
+    Means(RUN_CPU, "--rank", key="instances.only", read=instance),
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--skip-cross-node-cores", values=0, key="cpu.bind_numa"),
+    Ignored(IPEXRUN, "--multi-task-manager", values=1, why="instances are bound without such a program"),
     # ---- environment and directory
     Means(HYDRA, "-genv -env", values=2, key="env"),
     Ignored(HYDRA, "-genvall -envall", why="the ranks get this environment anyway"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpulaunch.cli.ask import Asker, BackError, Option, Question
 from cpulaunch.cli.machine import Machine, hosts_in_short
-from cpulaunch.config.settings import Setting
+from cpulaunch.config.setting import Setting
 from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import CpulaunchError

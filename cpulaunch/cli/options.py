@@ -12,7 +12,8 @@ from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import load
-from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.errors import UsageError
 from cpulaunch.wording import closest
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from cpulaunch import variables
 from cpulaunch.cli.facts import gather
-from cpulaunch.cli.show import crowded, started
+from cpulaunch.cli.show import crowded, programs, started
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.make import make_plan
-from cpulaunch.plan.picture import picture
+from cpulaunch.plan.picture import Look, picture
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plan.training import decide_precision, without_bf16
 from cpulaunch.wording import counted
@@ -41,8 +41,10 @@ def summary(plan: Plan) -> Iterator[str]:
     where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({shown})"
     threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
     each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
-    yield f"{counted(plan.world_size, 'rank')} on {where}, {each} each, {started(plan)}"
-    if plan.setting("training.as_written"):
+    yield f"{programs(plan)} on {where}, {each} each, {started(plan)}"
+    if plan.instances:
+        yield f"independent programs without a process group; precision {plan.env[variables.PRECISION]}"
+    elif plan.setting("training.as_written"):
         yield "the script as written decides the backend and the precision"
     else:
         yield f"backend {plan.env[variables.BACKEND]}, precision {plan.env[variables.PRECISION]}"
@@ -56,7 +58,8 @@ def picture_of_first_host(
     """The picture of the first host and its ranks' CPUs, with a table of the ranks or without."""
     host = plan.hosts[0]
     topology = facts.of(host.host)[0].topology
-    return picture(topology, host.ranks, width=width, colour=colour, unicode=unicode, table=table)
+    look = Look(colour, unicode)
+    return picture(topology, host.ranks, width=width, look=look, table=table, noun=plan.noun)
 
 
 def unwise_settings(config: Config) -> Iterator[str]:
@@ -73,16 +76,16 @@ def unwise_settings(config: Config) -> Iterator[str]:
         lacking = without_bf16({LOCALHOST: facts.like})
         if note := decide_precision(config["training.precision"], is_set=True, lacking=lacking).note:
             yield f"{config.where('training.precision')}: {note}"
-    workers = config["ccl.worker_count"]
+    workers, backend = config["ccl.worker_count"], plan.setting("training.backend")
     for host in plan.hosts:
         smallest = min(len(rank.cores) for rank in host.ranks)
-        if workers != "auto" and plan.env[variables.BACKEND] == "ccl" and workers >= smallest:
+        if workers != "auto" and backend == "ccl" and workers >= smallest:
             yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
     yield from crowded(config, plan)
-    if plan.env[variables.BACKEND] != "ccl" and workers != "auto":
-        yield f"{config.where('ccl.worker_count')}: has no effect with {plan.env[variables.BACKEND]}"
+    if backend != "ccl" and workers != "auto":
+        yield f"{config.where('ccl.worker_count')}: has no effect with {backend}"
     if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
         yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip

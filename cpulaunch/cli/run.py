@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpulaunch.cli.each import read_each
 from cpulaunch.cli.main import say
 from cpulaunch.cli.nested import refuse_within_a_launcher
 from cpulaunch.cli.not_scripts import refuse_launcher
@@ -26,6 +28,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
+from cpulaunch.plan.instances import are_wanted, as_instances
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plugins import ENGINE_PACKAGES
 
@@ -50,6 +53,7 @@ examples:
   cpulaunch run -n 2 train.py --lr 0.1                        two ranks on this machine
   cpulaunch run -f hostfiles/four-nodes -ppn 4 train.py       sixteen ranks on four hosts
   cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
+  cpulaunch run --instances auto infer.py --part {instance}   a program per NUMA node, each by itself
 
 exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong usage or settings;
 3 a host is not ready; 4 a host was lost, or the job stalled; 75 saved at a signal; 130 interrupted
@@ -75,9 +79,14 @@ def main(arguments: list[str]) -> int:
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
+    each = read_each(options.each) if options.each else ()
+    config = as_instances(config, len(each))
+    if each and not are_wanted(config):
+        why = f"--each: the job has no instances, as {config.where('instances.count')} is none"
+        raise UsageError(why, hint="leave out one of the two")
     if config["hosts.nnodes"] not in ("all", 1):
         refuse_restricted(options)
-    program = program_of(rest, options.no_python, options.wdir)
+    program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     if config["watch.profile"] != "none" and not program.python:
         why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
         raise UsageError(why, hint="leave out --no-python, or --profile")
@@ -176,6 +185,9 @@ def run_parser() -> Parser:
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
+    parser.add_argument(
+        "--each", metavar="FILE", type=Path, help="further arguments for each instance: a line of this file"
+    )
     parser.add_argument(
         "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
         help="working directory of the ranks, to which the script's path is relative; default: this one",
@@ -297,7 +309,13 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
-        screen.say(failure_report(outcome, directory if written else None, output.last_output))
+        first = plan.instances.first if plan.instances else 0
+        readable = directory if written else None
+        screen.say(failure_report(outcome, readable, output.last_output, plan.noun, first))
+    if outcome.metrics:
+        from cpulaunch.supervise.metrics import metrics_table
+
+        screen.say(metrics_table(outcome.metrics, plan.noun))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 

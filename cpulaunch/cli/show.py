@@ -30,7 +30,7 @@ def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     if isinstance(threads, int) and plan.world_size > 1:
         each += " each"
     parts = (
-        f"{counted(plan.world_size, 'rank')} on {hosts}, {each}",
+        f"{programs(plan)} on {hosts}, {each}",
         _trains_with(plan),
         started(plan),
         f"logs in {shown_path(directory)}",
@@ -46,8 +46,17 @@ def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
         yield f"{len(plan.notes) - FEW} more notes: -v shows them"
 
 
+def programs(plan: Plan) -> str:
+    """How many ranks or instances there are, or which instance of how many it is."""
+    if plan.instances and plan.instances.count > plan.world_size:
+        return f"only instance {plan.instances.first} of {plan.instances.count}"
+    return counted(plan.world_size, plan.noun)
+
+
 def _trains_with(plan: Plan) -> str:
     """The backend and the precision for scripts that choose none; what takes them, the ranks say."""
+    if plan.instances:
+        return "no process group"
     if plan.setting("training.as_written"):
         return "as written"
     backend = plan.env[variables.BACKEND]
@@ -87,20 +96,18 @@ def plan_as_text(
     ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
     """
     names = _names_of(unicode)
-    where = f"{counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}"
+    where = f"{programs(plan)} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
     lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
-    lines += ["", "Environment of every rank", *_environment_as_text(plan, names)]
+    lines += ["", f"Environment of every {plan.noun}", *_environment_as_text(plan, names)]
     if verbose:
         lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
         lines += _masks_as_text(plan, names)
-    lines += [
-        "",
-        "Command" if len(commands) == 1 else "Command of rank 0 (those of the others differ in the rank)",
-    ]
+    of_one = f" of {plan.noun} 0 (those of the others differ in the {plan.noun})"
+    lines += ["", "Command" if len(commands) == 1 else f"Command{of_one}"]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
@@ -114,7 +121,7 @@ def placement_as_text(plan: Plan, like: str, *, unicode: bool) -> Iterator[str]:
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
         yield f"  {_names_of(unicode)(group)}{f', assumed to match {like}' if assumed else ''}"
-        yield from _ranks_as_text(ranks)
+        yield from _ranks_as_text(ranks, plan)
 
 
 Names = Callable[[Iterable[HostPlan]], str]
@@ -132,12 +139,12 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
     return (host.assumed, *ranks)
 
 
-def _ranks_as_text(ranks: Iterable[Any]) -> Iterator[str]:
+def _ranks_as_text(ranks: Iterable[Any], plan: Plan) -> Iterator[str]:
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
         count = counted(threads, "thread")
-        yield f"    local rank {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
+        yield f"    local {plan.noun} {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
 
 
 def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
@@ -148,7 +155,7 @@ def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
             yield f"  on {names(hosts)}: {_pairs(env)}"
     for envs, hosts in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
         where = names(hosts)
-        yield from (f"  local rank {i} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
+        yield from (f"  local {plan.noun} {i} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
 
 
 def _masks_as_text(plan: Plan, names: Names) -> Iterator[str]:

@@ -21,7 +21,8 @@ from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
 from cpulaunch.config.load import load
-from cpulaunch.config.settings import SECTIONS, SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError

@@ -18,7 +18,8 @@ from typing import Any
 from cpulaunch import variables
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.kinds import Variables, Words
-from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS
 from cpulaunch.errors import ConfigError
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import did_you_mean

@@ -6,16 +6,12 @@ YAML files, ``config show``, the wizard and ``docs/settings.md``.  To add a sett
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from cpulaunch import plugins, variables
 from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
     Destinations,
     Interval,
-    Kind,
     Nodes,
     Number,
     Numbers,
@@ -26,60 +22,14 @@ from cpulaunch.config.kinds import (
     Variables,
     Words,
 )
-
-
-@dataclass(frozen=True)
-class Ask:
-    """How the wizard asks for a setting: at which place, and in one line why it matters and what the
-    default means."""
-
-    place: int
-    question: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting.
-
-    ``flags`` are its options of ``cpulaunch run``; ``variable`` is the name by which the field
-    already knows it, if there is one: set in the environment, it counts as the user's wish.
-    ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
-    ``rank_variable`` is the variable by which ranks are told its value, where they are, and ``decided`` are
-    the words that they may be told besides those that a user may say.
-    """
-
-    key: str
-    kind: Kind
-    default: Any
-    help: str
-    flags: tuple[str, ...] = ()
-    variable: str | None = None
-    ask: Ask | None = None
-    rank_variable: str | None = None
-    decided: tuple[str, ...] = ()
-
-    @property
-    def section(self) -> str:
-        """``"ccl"`` for ``ccl.worker_count``; ``""`` for a setting of the top level."""
-        return self.key.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The key within its section."""
-        return self.key.rpartition(".")[2]
-
-    @property
-    def environment_name(self) -> str:
-        """Our own variable for it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
-        return "CPULAUNCH_" + self.key.upper().replace(".", "_")
-
+from cpulaunch.config.setting import Ask, Setting
 
 SCHEMA = 1
 
 SECTIONS = {
     "": "How ranks are started",
     "hosts": "Hosts and number of ranks",
+    "instances": "Independent programs, instead of ranks",
     "mpi": "The MPI that starts the ranks",
     "ccl": "Collectives of the backend ccl",
     "cpu": "Cores, memory, threads",
@@ -168,6 +118,34 @@ _TABLE = (
         False,
         "start without checking the hosts first",
         ("--skip-preflight",),
+    ),
+    Setting(
+        "instances.count",
+        Number(1, "auto", "none"),
+        "none",
+        "number of instances on all hosts together, instead of ranks: independent programs without a process group; auto: one per NUMA node, or as many of instances.cores_per_instance as fit; --throughput-mode is auto",
+        ("--instances",),
+    ),
+    Setting(
+        "instances.cores_per_instance",
+        Number(1, "auto", "max"),
+        "auto",
+        "physical cores per instance; auto: the cores are shared out evenly; max: leftover cores are distributed, too; --latency-mode is 4",
+        ("--cores-per-instance",),
+    ),
+    Setting(
+        "instances.only",
+        Number(0, "all"),
+        "all",
+        "number of the one instance to run, where all of them would be placed, counted from 0",
+        ("--instance",),
+    ),
+    Setting(
+        "instances.fail_fast",
+        Switch(),
+        False,
+        "end all instances when one fails, instead of letting the others go on",
+        ("--fail-fast",),
     ),
     Setting(
         "mpi.flavour",

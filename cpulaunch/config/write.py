@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS
 
 WIDTH = 80
 

@@ -28,6 +28,7 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         if number == len(specs):
             specs.append(spec)
         hosts.append((host.host, number))
+    count, first = (plan.instances.count, plan.instances.first) if plan.instances else (0, 0)
     return Placement(
         launcher=launcher.name,
         identity=launcher.identity,
@@ -44,6 +45,9 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         grace_period=plan.setting("watch.grace_period"),
         lenient=plan.setting("cpu.lenient"),
         telemetry=plan.setting("watch.telemetry") != "none",
+        instances=count,
+        first_instance=first,
+        each=plan.program.each[first : first + plan.world_size],
     ).to_variables()
 
 

@@ -95,10 +95,10 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     _check_numbers(request)
     notes = list(topology.notes)
     nodes = _usable_cores(topology, request, notes)
-    shares = _shares(nodes, request.ranks or len(nodes), request)
+    shares = _shares(nodes, request.ranks or _as_many_as_suit(nodes, request), request)
     workers = _dedicated_workers(shares, topology.quota, request)
     ranks = _rank_bindings(shares, workers, topology.quota, request, notes)
-    spanning = _spanning_note(ranks)
+    spanning = _spanning_note(ranks, request.noun)
     if spanning:
         notes.append(spanning)
     used = {core for share in shares for core in share}
@@ -191,6 +191,14 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
     if not request.bind_numa:
         return even
     return next((size for size in range(even, 0, -1) if _room(nodes, size) >= ranks), 0)
+
+
+def _as_many_as_suit(nodes: list[list[Core]], request: BindingRequest) -> int:
+    """One rank per NUMA node; of instances with a number of cores, as many as fit, within nodes if any do."""
+    size = request.cores_per_rank
+    if not request.instances or not isinstance(size, int):
+        return len(nodes)
+    return max(1, _room(nodes, size) or sum(len(node) for node in nodes) // size)
 
 
 def _room(nodes: list[list[Core]], size: int) -> int:
@@ -321,7 +329,7 @@ def _with_threads(
     most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(r.threads for r in ranks)
     if any(rank.threads > most for rank in ranks):
         notes.append(
-            f"a CPU quota of {quota_each * len(ranks):g} CPUs for {counted(len(ranks), 'rank')}: "
+            f"a CPU quota of {quota_each * len(ranks):g} CPUs for {counted(len(ranks), request.noun)}: "
             f"{counted(most, 'thread')} each"
         )
     return tuple(rank._replace(threads=min(rank.threads, most)) for rank in ranks)
@@ -345,26 +353,27 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     if len(nodes) > 1:
         have += f" ({' + '.join(str(len(node)) for node in nodes)} in {len(nodes)} NUMA nodes)"
     size = request.cores_per_rank
-    want, verb = counted(ranks, "rank"), "does" if ranks == 1 else "do"
+    want, verb = counted(ranks, request.noun), "does" if ranks == 1 else "do"
     if isinstance(size, int):
         want += f" of {counted(size, 'core')}"
     if request.bind_numa:
         want += ", each within a NUMA node,"
-    sharing = "" if request.oversubscribe else ", or let ranks share cores (--oversubscribe)"
+    sharing = "" if request.oversubscribe else f", or let {request.noun}s share cores (--oversubscribe)"
+    fewer = "instances (--instances)" if request.instances else "ranks (-n, -ppn)"
     return PlanError(
         f"{want} {verb} not fit on {have}",
-        hint=f"Ask for fewer ranks (-n, -ppn) or fewer cores each{sharing}.",
+        hint=f"Ask for fewer {fewer} or fewer cores each{sharing}.",
     )
 
 
-def _spanning_note(ranks: Sequence[RankBinding]) -> str:
+def _spanning_note(ranks: Sequence[RankBinding], noun: str) -> str:
     spanning = [rank for rank in ranks if len(rank.numa_nodes) > 1]
     if len(spanning) == 1:
-        return f"rank {spanning[0].local_rank} spans NUMA nodes {spanning[0].numa_nodes}"
-    return f"ranks {CoreSet(rank.local_rank for rank in spanning)} span NUMA nodes" if spanning else ""
+        return f"{noun} {spanning[0].local_rank} spans NUMA nodes {spanning[0].numa_nodes}"
+    return f"{noun}s {CoreSet(rank.local_rank for rank in spanning)} span NUMA nodes" if spanning else ""
 
 
 def _idle_note(spare: list[Core], idle: CoreSet, request: BindingRequest) -> str:
     shares_out = request.cores_per_rank == "auto" and not request.bind_numa and not request.oversubscribe
-    remedy = "; --cores-per-rank max uses them" if shares_out else ""
+    remedy = f"; --cores-per-{request.noun} max uses them" if shares_out else ""
     return f"{counted(len(spare), 'core')} idle ({idle}){remedy}"

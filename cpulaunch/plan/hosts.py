@@ -14,6 +14,7 @@ from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.plan.binding import Binding, bind
 from cpulaunch.plan.environment import PRELOAD, library_among
 from cpulaunch.plan.host import HostInput, plan_host
+from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import HostPlan
 from cpulaunch.plan.request import BindingRequest, HostRequest
 from cpulaunch.plan.select import ranks_per_host
@@ -53,6 +54,7 @@ def host_request(config: Config, backend: str) -> HostRequest:
         dedicate_workers=backend == "ccl",
         oversubscribe=config["hosts.oversubscribe"],
         threads=config["cpu.threads"],
+        instances=are_wanted(config),
     )
     return HostRequest(binding, _library(config, "allocator"), _library(config, "openmp"))
 

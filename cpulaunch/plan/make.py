@@ -6,11 +6,11 @@ launcher of another package is found by its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cpulaunch import launchers
+from cpulaunch import launchers, variables
 from cpulaunch.config.config import Config
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.settings import SETTINGS
@@ -28,8 +28,21 @@ from cpulaunch.plan.hosts import (
     plan_hosts,
     user_environment,
 )
-from cpulaunch.plan.network import choose_provider, choose_transport, interfaces_of, plan_communication
-from cpulaunch.plan.plan import HostPlan, Plan, Program
+from cpulaunch.plan.instances import (
+    NO_BACKEND,
+    are_wanted,
+    as_instances,
+    check_lines,
+    only_one,
+)
+from cpulaunch.plan.network import (
+    Provider,
+    choose_provider,
+    choose_transport,
+    interfaces_of,
+    plan_communication,
+)
+from cpulaunch.plan.plan import HostPlan, Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
     ChosenLauncher,
@@ -49,6 +62,7 @@ _FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.valu
 
 def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
+    config = as_instances(config)
     check_restarts(config)
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
@@ -60,9 +74,10 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         is_set=config.is_set("training.precision"),
         lacking=without_bf16({each.input.name: each.input.facts for each in job.bound}),
     )
-    hidden = foreign_claims(launcher.identity, config["forward"])
-    started = _srun_note(facts, chosen)
-    notes = (started, backend.note, precision.note, *job.notes, _hidden_note(config, hidden))
+    job, listed, instances = _instances(config, program, job, listed)
+    hidden = foreign_claims(() if instances else launcher.identity, config["forward"])
+    started, told_hidden = _srun_note(facts, chosen), _hidden_note(config, hidden)
+    notes = (started, backend.note, precision.note, *job.notes, told_hidden)
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
@@ -71,7 +86,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         "training.precision": precision.precision,
         **({"ccl.transport": job.transport} if job.transport else {}),
     }
-    env = {**job.env, **rank_settings(config, decided), **config["env"], "MASTER_ADDR": master_addr}
+    env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
@@ -80,7 +95,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         transport=job.transport,
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
-        env=dict(sorted(env.items())),
+        env=env,
         private=tuple(sorted(config["env"])),
         forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
         hidden=hidden,
@@ -92,6 +107,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
         user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
+        instances=instances,
     )
 
 
@@ -116,26 +132,63 @@ def _plan_all(
     """First all ranks' CPUs, then what collectives need on the narrowest host, then each host's plan."""
     asked = host_request(config, backend)
     bound, request = bind_hosts(host_inputs(config, facts, listed, asked), asked, facts.like_what)
-    provider = choose_provider(config, backend, [each.input for each in bound])
-    communication = plan_communication(config, bound, launcher, backend, provider.name)
-    transport = choose_transport(config, bound, backend, provider.name)
+    network = _network(config, bound, launcher, backend)
     user_env = user_environment(config)
     inputs = []
     for each in bound:
-        interfaces = interfaces_of(config, each.input.facts, provider.name, several=len(bound) > 1)
-        network = communication.of_host(interfaces)
-        env = {name: value for name, value in network.items() if name not in user_env}
+        env = {name: value for name, value in network.of_host(each).items() if name not in user_env}
         inputs.append(replace(each.input, env=env))
     threads, hosts = _with_shared_threads(plan_hosts(inputs, request))
     binders = [name for name in BINDS_THREADS if name in user_env]
     notes = (
         *_binding_notes(bound),
-        *provider.notes,
+        *network.provider.notes,
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
-    shared = _as_the_user_has_set(config, {**communication.shared, **threads})
-    return _PlannedHosts(hosts, bound, request, provider.name, transport, shared, notes)
+    shared = _as_the_user_has_set(config, {**network.shared, **threads})
+    return _PlannedHosts(hosts, bound, request, network.provider.name, network.transport, shared, notes)
+
+
+class _Network(NamedTuple):
+    """What collectives get: ``shared`` variables on all hosts, and those `of_host` on one."""
+
+    provider: Provider
+    transport: str
+    shared: dict[str, str]
+    of_host: Callable[[BoundHost], dict[str, str]]
+
+
+def _network(config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str) -> _Network:
+    if backend == NO_BACKEND:
+        return _Network(Provider(None), "", {}, lambda host: {})
+    provider = choose_provider(config, backend, [each.input for each in bound])
+    communication = plan_communication(config, bound, launcher, backend, provider.name)
+    transport = choose_transport(config, bound, backend, provider.name)
+
+    def of_host(host: BoundHost) -> dict[str, str]:
+        several = len(bound) > 1
+        return communication.of_host(interfaces_of(config, host.input.facts, provider.name, several=several))
+
+    return _Network(provider, transport, communication.shared, of_host)
+
+
+def _instances(
+    config: Config, program: Program, job: _PlannedHosts, listed: tuple[Host, ...]
+) -> tuple[_PlannedHosts, tuple[Host, ...], Instances | None]:
+    """The job's hosts, the same as they were listed, and its instances; None where it is one of ranks.
+
+    Where only one instance is to run, no more than its host is left.
+    """
+    if not are_wanted(config):
+        return job, listed, None
+    count = sum(len(host.ranks) for host in job.hosts)
+    check_lines(program, count)
+    if config["instances.only"] == "all":
+        return job, listed, Instances(count)
+    hosts, request, number = only_one(config, job.hosts, job.request)
+    left = tuple(host for host in listed if host.name == hosts[0].host)
+    return job._replace(hosts=hosts, request=request), left, Instances(count, number)
 
 
 def _binding_notes(bound: Sequence[BoundHost]) -> list[str]:
@@ -176,11 +229,21 @@ def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
     return f"started by srun: {facts.why_srun}" if facts.why_srun and chosen.name == "slurm" else ""
 
 
+def _environment(config: Config, job: _PlannedHosts, decided: Mapping[str, Any]) -> dict[str, str]:
+    """What all programs get; instances nothing of how ranks meet."""
+    told, group = rank_settings(config, decided), {"MASTER_ADDR": decided["hosts.master_addr"]}
+    if are_wanted(config):
+        del told[variables.BACKEND]
+        group = {}
+    return dict(sorted({**job.env, **told, **config["env"], **group}.items()))
+
+
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     found = [name for name in hidden if name in config.environ]
     if not found:
         return ""
-    return f"hidden from the ranks, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
+    programs = "instances" if are_wanted(config) else "ranks"
+    return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
 def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
@@ -15,6 +15,16 @@ BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}
 
 RANK_COLOURS = (34, 32, 35, 36, 33, 31)
 IDLE_COLOUR = 90
+
+
+class Look(NamedTuple):
+    """How a picture is drawn.  ``colour`` adds ANSI escapes, of which no meaning depends."""
+
+    colour: bool = False
+    unicode: bool = True
+
+
+PLAIN = Look()
 
 
 class Bound(Protocol):
@@ -37,30 +47,29 @@ def picture(
     ranks: Sequence[Bound],
     *,
     width: int = 80,
-    colour: bool = False,
-    unicode: bool = True,
+    look: Look = PLAIN,
     table: bool = True,
+    noun: str = "rank",
 ) -> str:
     """Sockets and NUMA nodes as boxes with a cell for each physical core, a legend, and a table of the ranks.
 
     A cell is the core's local rank, ``*`` marks a core of oneCCL's workers, ``+`` one whose hyperthread
     sibling they run on, ``&`` one that is shared.  Lines are at most ``width`` columns (at least 40) and
-    end with no newline at the last.  ``colour`` adds ANSI escapes, of which no meaning depends.
+    end with no newline at the last.  ``noun`` is what a rank is called.
     """
-    drawing = _Drawing(topology, ranks, max(width, 40), colour, BOXES[unicode])
+    drawing = _Drawing(topology, ranks, max(width, 40), look, noun)
     rows = ["", *drawing.table()] if table else []
     return "\n".join([*drawing.heading(), *drawing.boxes(), *drawing.legend(), *rows])
 
 
 class _Drawing:
-    def __init__(
-        self, topology: Topology, ranks: Sequence[Bound], width: int, colour: bool, signs: str
-    ) -> None:
+    def __init__(self, topology: Topology, ranks: Sequence[Bound], width: int, look: Look, noun: str) -> None:
         self.topology = topology
         self.ranks = ranks
         self.width = width
-        self.colour = colour
-        self.signs = signs
+        self.colour = look.colour
+        self.signs = signs = BOXES[look.unicode]
+        self.noun = noun
         self.dot = "·" if signs[6] == "·" else "-"
         self.digits = len(str(max((rank.local_rank for rank in ranks), default=0)))
         self.computing: dict[int, list[int]] = {}
@@ -79,7 +88,7 @@ class _Drawing:
             counted(len(self.topology.sockets), "socket"),
             counted(len(self.topology.nodes), "NUMA node"),
             counted(cores, "core") + (f" ({cpus} CPUs)" if cpus != cores else ""),
-            counted(len(self.ranks), "rank"),
+            counted(len(self.ranks), self.noun),
         ]
         if self.topology.quota is not None:
             parts.append(f"CPU quota {self.topology.quota:g}")
@@ -147,18 +156,18 @@ class _Drawing:
             "e": "idle E-core",
         }
         parts = [f"{mark} {meaning}" for mark, meaning in meanings.items() if mark in self.marks]
-        yield from _wrapped(["each number is a core's rank", *parts], ", ", self.width)
+        yield from _wrapped([f"each number is a core's {self.noun}", *parts], ", ", self.width)
 
     def table(self) -> Iterator[str]:
         """One line per rank, more where its list of cores is long."""
-        rows = [("rank", "threads", "node", "workers", "cores")]
+        rows = [(self.noun, "threads", "node", "workers", "cores")]
         for rank in self.ranks:
             texts = (rank.local_rank, rank.threads, rank.numa_nodes, rank.comm_cores, rank.cores)
             rows.append((str(texts[0]), str(texts[1]), str(texts[2]), str(texts[3]) or "-", str(texts[4])))
         comm_width = min(max(len(row[3]) for row in rows), self.width // 3)
         node_width = max(len(row[2]) for row in rows)
         for number, threads, node, comm, cores in rows:
-            start = f"{number:>4}  {threads:>7}  {node:<{node_width}}  "
+            start = f"{number:>{len(self.noun)}}  {threads:>7}  {node:<{node_width}}  "
             comms = list(_wrapped(comm.split(","), ",", comm_width))
             wide = self.width - len(start) - comm_width - 2
             lists = list(_wrapped(cores.split(","), ",", wide))

@@ -18,7 +18,7 @@ from cpulaunch.model.cores import CoreSet
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import HostPlan
 
-VERSION = 1
+VERSION = 2
 """Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
 
 MAX_PART = 120 * 1024
@@ -79,6 +79,9 @@ class Placement(NamedTuple):
     host is planned by (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
     in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher
     wants to know what steps take.  Periods are in seconds.
+
+    ``instances``: so many independent programs in all, of which rank 0 is number ``first_instance``; 0 where
+    there are ranks.  ``each`` are the ranks' further arguments, or nothing.
     """
 
     launcher: str
@@ -96,6 +99,9 @@ class Placement(NamedTuple):
     grace_period: float
     lenient: bool
     telemetry: bool
+    instances: int = 0
+    first_instance: int = 0
+    each: Sequence[Sequence[str]] = ()
 
     def to_variables(self) -> dict[str, str]:
         """As environment variables.  Raises PlanError where it doesn't fit into all of them."""
@@ -140,6 +146,7 @@ class Placement(NamedTuple):
             HostSpec(spec["assumed"], spec["env"], [_rank_spec(**rank) for rank in spec["ranks"]])
             for spec in raw["host_specs"]
         ]
+        raw["each"] = tuple(map(tuple, raw["each"]))
         return cls(**raw)
 
 

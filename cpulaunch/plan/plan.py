@@ -19,13 +19,23 @@ class Program:
     """What every rank runs, and in which directory.
 
     ``python``: ``argv`` is an interpreter, and a script or ``-m module`` with their arguments.
-    ``interpreter`` is what runs the agents.  Paths are absolute.
+    ``interpreter`` is what runs the agents.  Paths are absolute.  ``each``: further arguments for each
+    instance, in their order; empty where all get the same.
     """
 
     argv: tuple[str, ...]
     python: bool
     directory: str
     interpreter: str
+    each: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Instances:
+    """How many instances there are in all, and the plan's first: not 0 where that is the only one to run."""
+
+    count: int
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,8 @@ class HostPlan:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_NESTED = ("hosts", "request", "program", "egress_interface")
+_NESTED = ("hosts", "request", "program", "egress_interface", "instances")
+_ONLY_IF_THERE = ("instances", "each")  # what most plans don't have
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,7 @@ class Plan:
     ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
+    ``instances``: the plan's ranks are independent programs.
     """
 
     launcher_setting: str
@@ -122,6 +134,12 @@ class Plan:
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
     user_mpi_variables: tuple[str, ...] = ()
+    instances: Instances | None = None
+
+    @property
+    def noun(self) -> str:
+        """What one of its programs is called."""
+        return "instance" if self.instances else "rank"
 
     def setting(self, key: str) -> Any:
         """The value of a setting by its key."""
@@ -138,10 +156,11 @@ class Plan:
                 document["hosts"] = [host.to_json() for host in value]
             elif f.name != "program":
                 document[_JSON_NAMES.get(f.name, f.name)] = (
-                    asdict(value) if isinstance(value, Interface) else value
+                    asdict(value) if isinstance(value, Interface | Instances) else value
                 )
         program = asdict(self.program)
-        return {**document, "program": program.pop("argv"), **program}
+        document.update({"program": program.pop("argv"), **program})
+        return {name: value for name, value in document.items() if value or name not in _ONLY_IF_THERE}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Plan:
@@ -158,8 +177,13 @@ class Plan:
         raw["hosts"] = tuple(map(HostPlan.from_json, document["hosts"]))
         raw["request"] = HostRequest.from_json(document)
         raw["program"] = Program(
-            tuple(document["program"]), document["python"], document["directory"], document["interpreter"]
+            tuple(document["program"]),
+            document["python"],
+            document["directory"],
+            document["interpreter"],
+            tuple(map(tuple, document.get("each", ()))),
         )
+        raw["instances"] = Instances(**document["instances"]) if "instances" in document else None
         interface = document["egress_interface"]
         raw["egress_interface"] = Interface(**interface) if interface else None
         return cls(**raw)

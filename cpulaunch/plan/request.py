@@ -22,6 +22,8 @@ class BindingRequest:
     ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on hyperthread
     siblings.  ``dedicate_workers``: False where the backend isn't ccl: no comm cores at all.
     ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank.
+    ``instances``: the ranks are instances, of which there are as many as fit where a number of cores is given
+    and None of ranks.
     """
 
     ranks: int | None = None
@@ -37,6 +39,12 @@ class BindingRequest:
     dedicate_workers: bool = True
     oversubscribe: bool = False
     threads: int | Literal["auto"] = "auto"
+    instances: bool = False
+
+    @property
+    def noun(self) -> str:
+        """What a rank is called."""
+        return "instance" if self.instances else "rank"
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, without what is at its default."""

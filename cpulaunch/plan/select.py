@@ -12,6 +12,7 @@ from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here
 from cpulaunch.plan.environment import to_forward
+from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted, shortened
 
 FEW = 3
@@ -95,6 +96,8 @@ def _check_total(ranks: int, how: str) -> None:
 
 
 def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
+    if are_wanted(config):
+        return _instances_on(config, hosts)
     ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
     if ppn != "auto":
         counts: dict[str, int | None] = {host.name: ppn for host in hosts}
@@ -119,6 +122,20 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
             hint="give one of the two, or make them agree",
         )
     return counts
+
+
+def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
+    """As many instances on each host; a hostfile's slots are those of ranks."""
+    count = config["instances.count"]
+    if count == "auto":
+        return {host.name: None for host in hosts}
+    if count % len(hosts):
+        raise PlanError(
+            f"{config.where('instances.count')}: {counted(count, 'instance')} can't be divided evenly over "
+            f"{len(hosts)} hosts",
+            hint="--cores-per-instance C alone starts as many as fit on each host",
+        )
+    return {host.name: count // len(hosts) for host in hosts}
 
 
 def checked_world_size(config: Config, world_size: int) -> int:

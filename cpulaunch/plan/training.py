@@ -31,7 +31,7 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 
     Raises PlanError where the user chose ccl and it can't be used.
     """
-    chosen: str = config["training.backend"]
+    chosen: str = config["training.backend"]  # NO_BACKEND where the ranks are instances
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
             f"{config.where('training.backend')}: ccl can't be used: {facts.ccl_missing}",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from cpulaunch import variables
+
 _logged: set[str] = set()
 
 
 def log_once(text: str, *, every_rank: bool = False) -> None:
-    """Print ``cpulaunch: text`` on rank 0 (or on every rank), unless this process has printed it before."""
+    """Print ``cpulaunch: text`` on the first rank or instance (or on every one), once in a process."""
     if text in _logged or not (every_rank or _is_first()):
         return
     _logged.add(text)
@@ -18,7 +20,7 @@ def log_once(text: str, *, every_rank: bool = False) -> None:
 
 def _is_first() -> bool:
     """Whether this is rank 0 and, where it has started processes by multiprocessing, the first of them."""
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", os.environ.get(variables.INSTANCE, "0")) != "0":
         return False
     multiprocessing, c10d = map(sys.modules.get, ("multiprocessing", "torch.distributed.distributed_c10d"))
     if not multiprocessing or not c10d or multiprocessing.parent_process() is None:

@@ -143,7 +143,8 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
             hint="--master-port auto takes a free one",
         ) from None
     port = keeper.getsockname()[1]
-    if plan.here_alone and plan.program.python and not plan.setting("training.as_written"):
+    taken_over = plan.here_alone and plan.program.python and not plan.instances
+    if taken_over and not plan.setting("training.as_written"):
         return port, keeper
     keeper.close()  # nobody would take it over
     return port, None

@@ -22,10 +22,8 @@ def interrupt(state: State, number: int) -> None:
     state.user_signals += 1
     if state.user_signals == 1 and not state.ending:
         state.interrupted = number
-        state.tell(
-            f"{signal_name(number)}: ending all ranks, {state.watching.grace_period} s at most; "
-            "send it again to kill them now"
-        )
+        everything = f"all {state.watching.noun}s, {state.watching.grace_period} s at most"
+        state.tell(f"{signal_name(number)}: ending {everything}; send it again to kill them now")
         end_ranks(state, number)
     elif state.user_signals > 1 or number != SIGINT:
         end_ranks(state, SIGKILL)
@@ -126,7 +124,10 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
     attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
     stalls = tuple(state.stalls.stalls)
     told = state.interrupted is not None or bool(first and cause and cause.by_signal)
-    return Outcome(code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,), told=told)
+    return Outcome(
+        code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,),
+        metrics=state.metrics.summary(), told=told,
+    )  # fmt: skip
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:

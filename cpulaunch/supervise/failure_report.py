@@ -21,6 +21,7 @@ from cpulaunch.supervise.outcome import (
     signal_name,
 )
 from cpulaunch.supervise.output import SEPARATOR
+from cpulaunch.wording import counted
 
 MEANING = {
     4: "illegal instruction: built for another CPU?",
@@ -33,7 +34,7 @@ MEANING = {
 }
 TITLES = {
     NODE_LOST: "host {0.host} was lost",
-    START_FAILED: "rank {0.rank} on {0.host} was not started",
+    START_FAILED: "{1} on {0.host} was not started",
 }
 FATAL = "Fatal Python error: "
 """How faulthandler's report begins."""
@@ -52,11 +53,16 @@ TAIL = 64 << 10
 
 
 def failure_report(
-    outcome: Outcome, directory: JobDirectory | None, last_output: Callable[[int], bytes]
+    outcome: Outcome,
+    directory: JobDirectory | None,
+    last_output: Callable[[int], bytes],
+    noun: str = "rank",
+    first: int = 0,
 ) -> str:
     """What to show of a job that didn't end well.
 
-    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.
+    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.  ``noun`` is
+    what a rank is called, and ``first`` the number of the first.
     """
     failure = outcome.first_failure
     if failure is None or failure.rank is None:
@@ -68,8 +74,9 @@ def failure_report(
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
     if outcome.kind == STALLED:  # which was shown in a box of its own
         return f"cpulaunch: the job was ended: {failure.error}\n"
-    title = TITLES.get(outcome.kind, "rank {0.rank} on {0.host} failed first").format(failure)
-    others = "; ".join(_others(outcome, failure.rank))
+    name = f"{noun} {failure.rank + first}"
+    title = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name)
+    others = "; ".join(_others(outcome, failure.rank, noun))
     kept = last_output(failure.rank)
     story = _story(failure, directory, kept, said_nothing=outcome.restarts > 0 and not kept)
     return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
@@ -142,8 +149,8 @@ def _shortened(lines: list[str]) -> list[str]:
     return [*lines[:head], f"… {len(lines) - head - tail} lines …", *lines[-tail:]]
 
 
-def _others(outcome: Outcome, first: int) -> Iterator[str]:
+def _others(outcome: Outcome, first: int, noun: str) -> Iterator[str]:
     others = sorted((rank for rank in outcome.ranks if rank.rank != first), key=lambda r: r.status)
     for status, group in groupby(others, key=lambda r: r.status):
         ranks = CoreSet(rank.rank for rank in group)
-        yield f"{len(ranks)} other rank{'s' if len(ranks) > 1 else ''} ({ranks}): {status}"
+        yield f"{counted(len(ranks), f'other {noun}')} ({ranks}): {status}"

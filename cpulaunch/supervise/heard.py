@@ -19,6 +19,9 @@ from cpulaunch.supervise.sides import Sides, aborted_by_gloo, may_differ
 from cpulaunch.supervise.stalls import REPORT
 from cpulaunch.supervise.state import State
 
+STDOUT = 1
+"""Its number among a program's streams."""
+
 
 def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> None:
     state.arrivals.arrived(rank, state.now)
@@ -63,9 +66,7 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
             state.actions.append(Record(rows))
         return
     if isinstance(message, messages.Output):
-        state.output_at = state.now
-        about_stalls(state, state.stalls.printed(state.now))
-        state.actions.append(Write(rank.rank, message.stream, wire.unpack(message.data)))
+        _printed(state, rank, message.stream, wire.unpack(message.data))
         return
     if isinstance(message, messages.TracePiece):
         return
@@ -77,6 +78,15 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
         return
     state.log(rank, KINDS[type(message)], message._asdict())
     _goes_through(state, rank, message)
+
+
+def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
+    state.output_at = state.now
+    about_stalls(state, state.stalls.printed(state.now))
+    state.actions.append(Write(rank.rank, stream, data))
+    if stream == STDOUT:
+        for problem in state.metrics.feed(rank.rank, data):
+            state.notes.add(rank, f"rank {rank.rank}{problem}", state.now)
 
 
 def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
@@ -99,7 +109,8 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         if may_differ(message.error):
             _ask_for_sides(state, rank)
         # The others needn't wait until it has printed its traceback and exited.
-        ending.end_others(state, spare=rank.rank)
+        if not state.watching.independent:
+            ending.end_others(state, spare=rank.rank)
     elif isinstance(message, messages.Refused):
         rank.tidy = True
         state.move(rank, RankState.FAILED_TO_START)
@@ -139,11 +150,20 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
         launched.blame(state)
         if aborted_by_gloo(end):  # before the others have heard that it is gone
             _ask_for_sides(state, rank)
+        _program_failed(state, rank)
+
+
+def _program_failed(state: State, rank: Rank) -> None:
+    """The others are ended, or go on: where there are none, nobody needs to hear of it before the end."""
+    if not state.watching.independent:
         ending.end_others(state)
+    elif state.running and not state.ending and (found := rank.candidate()):
+        noun = state.watching.noun
+        state.tell(f"{noun} {rank.rank} on {rank.host} failed: {found.failure.summary}; the others go on")
 
 
 def _ask_for_sides(state: State, first: Rank) -> None:
-    if not state.sides and not state.ending:
+    if not state.watching.independent and not state.sides and not state.ending:
         state.sides = Sides(state.ranks, first, state.now)
         state.actions += state.sides.ask()
 
@@ -163,7 +183,10 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
     failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
     rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
     launched.blame(state)
-    ending.end_ranks(state, SIGTERM)
+    if state.watching.independent:
+        _program_failed(state, rank)
+    else:
+        ending.end_ranks(state, SIGTERM)
 
 
 def look_for_silence(state: State) -> None:

@@ -90,7 +90,7 @@ class AttemptLoop:
         plan = self.attempt.plan
         self.launcher = launchers.load(plan.launcher)
         self._noise = tuple(prefix.encode() for prefix in self.launcher.noise)
-        self.job = JobState(_watching(self.attempt, self.launcher), time.monotonic(), began)
+        self.job = JobState(watching(self.attempt, self.launcher), time.monotonic(), began)
         token, ranks = self.attempt.token, self.job.ranks
         self.profiling = Profiling(ranks, self._send, console.directory)
         self.observers = Observers(token, ranks, self._status, self._want_dump, self.profiling)
@@ -415,7 +415,7 @@ class AttemptLoop:
         await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)
 
 
-def _watching(attempt: Attempt, launcher: Launcher) -> Watching:
+def watching(attempt: Attempt, launcher: Launcher) -> Watching:
     plan = attempt.plan
     return Watching(
         hosts=[host.host for host in plan.hosts for _ in host.ranks],
@@ -427,4 +427,6 @@ def _watching(attempt: Attempt, launcher: Launcher) -> Watching:
         here_alone=plan.here_alone,
         stalls=stall_settings(plan),
         restarts=attempt.restart_count,
+        noun=plan.noun,
+        independent=plan.instances is not None and not plan.setting("instances.fail_fast"),
     )

@@ -43,6 +43,13 @@ class Failure:
     note: str | None = None
     unexplained: bool = False
 
+    @property
+    def summary(self) -> str:
+        """What went wrong, in one line."""
+        if self.error:
+            return self.error + (f" at {self.file}:{self.line}" if self.file else "")
+        return f"exit code {self.exit_code}" if self.signal is None else signal_name(self.signal)
+
 
 @dataclass(frozen=True)
 class RankOutcome:
@@ -99,6 +106,27 @@ class AttemptOutcome:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A figure that programs have stated by lines on their stdout, over all of them.
+
+    ``ranks`` of them have, ``values`` times in all.  ``total`` is the sum over the ranks of each one's mean;
+    None for what is no rate.  ``median`` and ``p99``, the 99th percentile, ``mean``, ``least`` and ``most``
+    are those of all values; of very many, the first two are those of a part.
+    """
+
+    name: str
+    unit: str
+    ranks: int
+    values: int
+    total: float | None
+    mean: float
+    median: float
+    p99: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A job's end, as in ``outcome.json``.  ``attempts`` are all of them, the rest is the last one's.
 
@@ -114,6 +142,7 @@ class Outcome:
     restarts: int = 0
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[AttemptOutcome, ...] = ()
+    metrics: tuple[Metric, ...] = ()
     told: bool = False
     began: bool = True
 

@@ -15,6 +15,7 @@ from cpulaunch.supervise.clocks import Clocks
 from cpulaunch.supervise.dumps import Dumps
 from cpulaunch.supervise.events import Action, Log, Send, Tell
 from cpulaunch.supervise.heartbeats import Heartbeats
+from cpulaunch.supervise.metrics import Metrics
 from cpulaunch.supervise.notes import Notes
 from cpulaunch.supervise.processes import Processes
 from cpulaunch.supervise.rank import Rank, RankState
@@ -33,7 +34,8 @@ class Watching(NamedTuple):
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
     ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
     launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
-    ``restarts`` is how often the job was started again before.
+    ``restarts`` is how often the job was started again before.  ``noun`` is what a rank is called, and
+    ``independent``: where a program fails, the others go on.
     """
 
     hosts: Sequence[str]
@@ -45,6 +47,8 @@ class Watching(NamedTuple):
     here_alone: bool = False
     stalls: StallSettings = StallSettings()
     restarts: int = 0
+    noun: str = "rank"
+    independent: bool = False
 
 
 class State:
@@ -61,7 +65,7 @@ class State:
         self.began = began
         self.actions: list[Action] = []
 
-        self.up = Up(watching.hosts)
+        self.up = Up(watching.hosts, watching.noun)
         self.arrivals, self.clocks, self.heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
         self.processes = Processes(watching.processes, watching.launcher)
         self.stalls = Stalls(self.ranks, watching.stalls, now)
@@ -70,6 +74,7 @@ class State:
         self.notes = Notes()
         self.output_at: float | None = None
         self.telemetry = Telemetry(len(self.ranks), began)
+        self.metrics = Metrics()
         self.steps = 0  # of optimizers, by the rank that has made most
         self.unknown: set[str] = set()  # kinds of messages
 

@@ -11,10 +11,10 @@ MAX_HOSTS = 3
 
 
 class Up:
-    """How many of the ranks on ``hosts`` (one for each rank) are up."""
+    """How many of the ranks on ``hosts`` (one for each rank) are up.  ``noun`` is what a rank is called."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
-        self.count, self.size = 0, len(hosts)
+    def __init__(self, hosts: Sequence[str], noun: str = "rank") -> None:
+        self.count, self.size, self.noun = 0, len(hosts), noun
         self._sizes = Counter(hosts)
         self._fewer = dict.fromkeys(hosts, 0)  # hosts that miss ranks, and how many are up there
 
@@ -39,7 +39,7 @@ class Up:
 
 def status_line(up: Up, seconds: float, restarts: int, steps: str, since_output: float | None) -> str:
     """Which ranks are up, for how many ``seconds``, what they do (``steps``), and when they last printed."""
-    parts = [f"{up.count} of {up.size} ranks up"]
+    parts = [f"{up.count} of {up.size} {up.noun}s up"]
     if fewer := up.fewer():
         parts.append(fewer)
     parts.append(duration(seconds))

@@ -173,11 +173,21 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("--ccl-worker-count 1", "ccl.worker_count", 1),
         ("--mpirun_ccl 1", "ccl.worker_count", 1),
         ("--log_path d", "output.log_dir", "d"),
+        ("--ninstances 1", "instances.count", 1),
+        ("--multi_instance", "instances.count", "auto"),
+        ("--throughput_mode", "instances.count", "auto"),
+        ("--ncores_per_instance 1", "instances.cores_per_instance", 1),
+        ("--latency_mode --lscpu FILE", "instances.cores_per_instance", 4),
+        ("--ninstances 1 --rank 0", "instances.only", 0),
+        ("--ninstances 1 --rank -1", "instances.only", "all"),
+        ("--ninstances 1 --instance_idx 0", "instances.only", 0),
+        ("--ninstances 1 --skip_cross_node_cores", "cpu.bind_numa", True),
     ],
 )
 def test_an_option_means_a_setting(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str, key: str, value: object
 ) -> None:
+    arguments = arguments.replace("FILE", str(REPOSITORY / "tests/plan/2x28.lscpu"))
     given = settings_of(arguments.split(), capsys)
     if key == "env":
         assert main(["run", *arguments.split(), "--dry-run", "--format", "json", "train.py"]) == 0
@@ -234,7 +244,8 @@ def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "arguments",
     ["--standalone", "--cpu", "--use_cpu", "--multi-cpu", "--allow-run-as-root", "-l", "--role trainer",
-     "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path", "--use_env"],
+     "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path", "--use_env",
+     "--multi_task_manager taskset"],
 )  # fmt: skip
 def test_an_option_without_meaning_is_ignored_in_one_line(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
@@ -285,9 +296,6 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--node_rank 1", "--node-rank 1: one `cpulaunch run` starts all hosts", "one host only"),
         ("--machine_rank 1", "--machine-rank 1: one `cpulaunch run`", "one host only"),
         ("--nnodes 2 --node_rank 0", "--node-rank 0: one `cpulaunch run` starts all hosts", "--hosts a,b"),
-        ("--ninstances 2", "--ninstances: the ranks of a job train one model", "-n N --cores-per-rank C"),
-        ("--ncores_per_instance 2", "--ncores-per-instance: the ranks of a job", "--cores LIST"),
-        ("--latency-mode", "--latency-mode: the ranks of a job", "--cores LIST"),
         ("--bind-to core", "--bind-to: cpulaunch itself binds", "--dry-run shows"),
         ("-bind-to core", "-bind-to: cpulaunch itself binds", "--dry-run shows"),
         ("--map-by node", "--map-by: cpulaunch itself binds", "--strategy"),

@@ -30,7 +30,9 @@ from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.supervise.attempt import Attempt
 from cpulaunch.supervise.following import restart_rules
+from cpulaunch.supervise.loop import watching
 from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.trace_request import profiled_steps
 
@@ -78,6 +80,13 @@ def arguments(config: Config) -> tuple[str, ...]:
     return launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))[0].argv
 
 
+def goes_on(config: Config) -> bool:
+    """Whether an instance goes on where another one fails."""
+    plan = planned(config)
+    attempt = Attempt(plan, (), "", "", 0)
+    return watching(attempt, launchers.load(plan.launcher)).independent
+
+
 def collected(config: Config) -> Facts:
     return collect_facts(config, Ccl(lambda: None, lambda: ()), print, print, PROGRAM)
 
@@ -111,6 +120,10 @@ EFFECTS = {
     "hosts.skip_preflight": Effect(
         "true", lambda config: len(collected(config).listed), 1, {"hosts.list": "nowhere.invalid"}
     ),
+    "instances.count": Effect("8", lambda config: planned(config).world_size, 8),
+    "instances.cores_per_instance": Effect("4", lambda config: planned(config).world_size, 14),
+    "instances.only": Effect("1", first_rank("cores"), "28-55", {"instances.count": "auto"}),
+    "instances.fail_fast": Effect("true", goes_on, False, {"instances.count": "2"}),
     "mpi.flavour": Effect("mpich", lambda config: planned(config).mpiexec, "/mpi/mpich", HOSTS),
     "mpi.path": Effect("their-mpi", lambda config: [mpi.flavour for mpi in collected(config).mpis or ()], ["openmpi"]),
     "mpi.args": Effect("-theirs", lambda config: "-theirs" in arguments(config), True, HOSTS),

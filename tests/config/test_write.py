@@ -23,7 +23,8 @@ from cpulaunch.config.kinds import (
     Words,
 )
 from cpulaunch.config.load import load
-from cpulaunch.config.settings import SETTINGS, Setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 
 ANY_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

@@ -11,7 +11,7 @@ from support.command import REPOSITORY
 from support.machines import MACHINES, machine
 
 from cpulaunch.plan.binding import bind
-from cpulaunch.plan.picture import picture
+from cpulaunch.plan.picture import Look, picture
 from cpulaunch.plan.request import BindingRequest
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,7 +27,7 @@ def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> s
     ("file", "name", "request_", "options"),
     [
         ("2x28-four-ranks", "xeon-2x28", BindingRequest(ranks=4), {}),
-        ("2x28-three-ranks-ascii", "xeon-2x28", BindingRequest(ranks=3), {"unicode": False}),
+        ("2x28-three-ranks-ascii", "xeon-2x28", BindingRequest(ranks=3), {"look": Look(unicode=False)}),
         (
             "2x28-workers-on-siblings",
             "xeon-2x28",
@@ -74,18 +74,18 @@ def test_every_core_has_one_cell(name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_colour_adds_nothing_but_colour(name: str) -> None:
-    coloured = drawn(name, colour=True)
+    coloured = drawn(name, look=Look(colour=True))
     assert ESCAPE.search(coloured)
     assert ESCAPE.sub("", coloured) == drawn(name)
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_without_unicode_it_is_ascii(name: str) -> None:
-    assert drawn(name, unicode=False).isascii()
+    assert drawn(name, look=Look(unicode=False)).isascii()
 
 
 def test_neighbouring_ranks_differ_in_colour_and_idle_cores_are_grey() -> None:
-    coloured = drawn("xeon-2x28", BindingRequest(ranks=3), colour=True)
+    coloured = drawn("xeon-2x28", BindingRequest(ranks=3), look=Look(colour=True))
     colours = {rank: set(re.findall(rf"\x1b\[(\d+)m{rank} ", coloured)) for rank in "012"}
     assert all(len(each) == 1 for each in colours.values())
     assert len(set.union(*colours.values())) == 3

@@ -52,12 +52,15 @@ class Played:
         ahead: Sequence[float] = (),
         here_alone: bool = False,
         stalls: StallSettings | None = None,
+        independent: bool = False,
     ) -> None:
         loaded = launchers.load(launcher)
         processes = len(hosts) if loaded.agents_are_children else 1
         self.watching = Watching(
             hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone, stalls or StallSettings()
         )
+        if independent:
+            self.watching = self.watching._replace(noun="instance", independent=True)
         self.state = JobState(self.watching, START)
         self.now = 0.0
         self.actions: list[tuple[float, Action]] = []

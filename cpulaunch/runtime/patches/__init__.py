@@ -60,6 +60,7 @@ def autoload() -> None:
     from cpulaunch.discovery.this_host import cpu_flags
     from cpulaunch.runtime import ledger
     from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
+    from cpulaunch.runtime.patches.instances import make_groups_of_one
     from cpulaunch.runtime.patches.own_groups import tell_of_own_launcher, watch_groups
     from cpulaunch.runtime.patches.torch import warn_at_first_step
     from cpulaunch.runtime.precision import rank_precision
@@ -71,6 +72,9 @@ def autoload() -> None:
     if settings.as_written:
         warn_at_first_step(torch)
         after_import("accelerate.state", warn_of_separate_copies)
+        return
+    if variables.INSTANCE in os.environ:
+        make_groups_of_one(torch)
         return
     if settings.backend is None:
         return

@@ -1,0 +1,147 @@
+"""Figures that programs state by lines on their stdout, ``CPULAUNCH_METRIC name=value unit``; pure.
+
+A rate, whose unit ends in ``/s`` or the like, adds up: its total is the sum over the ranks of each one's
+mean.  Of a time, the median and the 99th percentile of all values count; of anything else, the mean.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+
+from cpulaunch import metric_line
+from cpulaunch.metric_line import BEGINS, read_metric
+from cpulaunch.supervise.outcome import Metric
+from cpulaunch.wording import counted
+
+LINE = BEGINS.encode()
+"""How such a line begins."""
+
+MAX_LINE = 4 * metric_line.MAX_LINE
+"""Bytes of a line that can be one."""
+
+SHOWN = 80
+"""Characters that a note shows of a line that is none."""
+
+MAX_METRICS = 1000
+"""Metrics of a job, by names and units, that are kept."""
+
+MAX_VALUES = 10_000
+"""Values of a rank and metric kept for median and percentile; of more, every second one, and so on."""
+
+_RATE = re.compile(r".*(?:/ ?|per )(?:ns|us|µs|ms|s|sec|second|min|minute|h|hour)")
+_TIMES = ("ns", "us", "µs", "ms", "s", "min", "h")
+
+_REST_OF_A_LINE = b"-"
+"""Stands for the beginning of a line that is no metric."""
+
+
+class Values:
+    """One rank's values of one metric: all of them in number and sum, and a sample for the rest."""
+
+    def __init__(self) -> None:
+        self.count, self.sum = 0, 0.0
+        self.least, self.most = float("inf"), float("-inf")
+        self.sample = array("d")
+        self._every = 1
+
+    def add(self, value: float) -> None:
+        if self.count % self._every == 0:
+            self.sample.append(value)
+            if len(self.sample) > MAX_VALUES:
+                del self.sample[1::2]
+                self._every *= 2
+        self.count += 1
+        self.sum += value
+        self.least, self.most = min(self.least, value), max(self.most, value)
+
+
+class Metrics:
+    """The metrics of all ranks."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], dict[int, Values]] = {}
+        self._rest: dict[int, bytes] = {}  # of each rank's last line, which has no end yet
+
+    def feed(self, rank: int, data: bytes) -> Iterator[str]:
+        """A piece of what ``rank`` has printed.  What is wrong with a line completes "rank N …"."""
+        data = self._rest.pop(rank, b"") + data
+        if LINE in data:
+            *lines, rest = data.split(b"\n")
+            for line in lines:
+                if line.startswith(LINE):
+                    yield from self._line(rank, line)
+        else:
+            rest = data[data.rfind(b"\n") + 1 :]
+        if rest:
+            may_be_one = len(rest) <= MAX_LINE and LINE.startswith(rest[: len(LINE)])
+            self._rest[rank] = rest if may_be_one else _REST_OF_A_LINE
+
+    def _line(self, rank: int, line: bytes) -> Iterator[str]:
+        text = line[:MAX_LINE].decode(errors="replace")
+        if not (stated := read_metric(text)):
+            yield f" stated no metric: {text[:SHOWN]!r}, expected {BEGINS}name=number unit"
+            return
+        key = stated.name, stated.unit
+        if key not in self._found and len(self._found) >= MAX_METRICS:
+            yield f" stated more than {MAX_METRICS} metrics, of which no more are kept"
+            return
+        self._found.setdefault(key, {}).setdefault(rank, Values()).add(stated.value)
+
+    def summary(self) -> tuple[Metric, ...]:
+        """All metrics, in the order in which they were first stated."""
+        return tuple(_metric(*key, list(ranks.values())) for key, ranks in self._found.items())
+
+
+def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
+    count = sum(each.count for each in ranks)
+    sample = sorted(value for each in ranks for value in each.sample)
+    return Metric(
+        name,
+        unit,
+        len(ranks),
+        count,
+        sum(each.sum / each.count for each in ranks) if _RATE.fullmatch(unit) else None,
+        sum(each.sum for each in ranks) / count,
+        _quantile(sample, 0.5),
+        _quantile(sample, 0.99),
+        min(each.least for each in ranks),
+        max(each.most for each in ranks),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that this ``share`` of all lie below, between two neighbours by their distance."""
+    at = share * (len(ordered) - 1)
+    below = int(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+# ---- in words
+
+
+def metrics_table(metrics: Sequence[Metric], noun: str) -> str:
+    """A line for each metric: what of it counts, and of how many programs it is."""
+    width = max((len(metric.name) for metric in metrics), default=0)
+    lines = (f"cpulaunch: {metric.name:{width}}  {_words(metric, noun)}\n" for metric in metrics)
+    return "".join(lines)
+
+
+def _words(metric: Metric, noun: str) -> str:
+    of = counted(metric.ranks, noun)
+    if metric.values > metric.ranks:
+        of = f"{metric.values:,} values of {of}"
+    of = f"({of}, {_number(metric.least)} to {_number(metric.most)})"
+    if metric.total is not None:
+        return f"{_number(metric.total)} {metric.unit} in all {of}"
+    if metric.unit in _TIMES:
+        median, p99 = _number(metric.median), _number(metric.p99)
+        return f"median {median} {metric.unit}, 99th percentile {p99} {metric.unit} {of}"
+    unit = f" {metric.unit}" if metric.unit else ""
+    return f"mean {_number(metric.mean)}{unit} {of}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,218 @@
+"""`cpulaunch run --instances`: real programs, by ourselves and by the real mpiexec of three MPIs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import Run, needs_two_cores
+from support.jobs import box, outcome, outputs
+
+SHOW = """
+import json, os, sys
+names = ("CPULAUNCH_INSTANCE", "CPULAUNCH_INSTANCES", "OMP_NUM_THREADS", "GIVEN")
+ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID", "CPULAUNCH_JOB_RANK", "CPULAUNCH_BACKEND", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
+print(json.dumps({"argv": sys.argv[1:], "cpus": sorted(os.sched_getaffinity(0)),
+                  "env": {n: os.environ.get(n) for n in names}, "of_ranks": sorted(ours & os.environ.keys())}))
+"""
+
+# Instance 0 fails; instance 1 goes on until that was told, which it sees in the events.
+FAIL = """
+import os, pathlib, sys, time
+if os.environ["CPULAUNCH_INSTANCE"] == "0":
+    raise ValueError("no such luck")
+while True:
+    if any('"exit"' in path.read_text() for path in pathlib.Path().glob("runs/*/events.jsonl")):
+        print("went on")
+        break
+    time.sleep(0.02)
+"""
+
+FIGURES = """
+import os, cpulaunch
+number = int(os.environ["CPULAUNCH_INSTANCE"])
+mine = cpulaunch.shard([3, 5, 8, 13, 21])
+print(f"{mine}")
+for value in mine:
+    cpulaunch.metric("latency", value, "ms")
+print("CPULAUNCH_METRIC throughput=%d samples/s" % (100 + number))
+"""
+
+GROUP = """
+import torch, torch.distributed as dist
+dist.init_process_group({how})
+sum = torch.ones(1)
+dist.all_reduce(sum)
+print(dist.get_rank(), dist.get_world_size(), sum.item())
+"""
+
+
+@pytest.fixture
+def infer(tmp_path: Path) -> Path:
+    path = tmp_path / "infer.py"
+    path.write_text(SHOW)
+    return path
+
+
+@needs_two_cores
+class TestEveryLauncher:
+    def test_instances_know_their_number_and_nothing_of_ranks(
+        self, cpulaunch: Run, launcher_options, infer: Path
+    ) -> None:
+        # What is lying about in the user's own environment makes no ranks of them, either.
+        strays = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_PORT": "29500"}
+        done = cpulaunch("run", "--instances", "2", *launcher_options, "--env", "GIVEN=x", infer, env=strays)
+        both = outputs(done)
+        assert [r["env"]["CPULAUNCH_INSTANCE"] for r in both] == ["0", "1"]
+        assert [r["env"]["CPULAUNCH_INSTANCES"] for r in both] == ["2", "2"]
+        assert [(r["of_ranks"], r["env"]["GIVEN"]) for r in both] == [([], "x")] * 2
+        assert not set(both[0]["cpus"]) & set(both[1]["cpus"])
+        assert [len(r["cpus"]) for r in both] == [int(r["env"]["OMP_NUM_THREADS"]) for r in both]
+        assert " 2 instances on this machine, " in done.stderr
+        assert "no process group" in done.stderr
+
+    def test_where_one_fails_the_other_goes_on(
+        self, cpulaunch: Run, launcher_options, marked, tmp_path: Path
+    ) -> None:
+        (tmp_path / "fail.py").write_text(FAIL)
+        done = cpulaunch("run", "--instances", "2", *launcher_options, "fail.py", env=marked)
+        assert done.returncode == 1
+        assert done.stdout == "[1] went on\n"
+        assert (
+            "instance 0 on localhost failed: ValueError: no such luck at fail.py:4; the others go on"
+            in done.stderr
+        )
+        title, lines = box(done.stderr)
+        assert (title, lines[0]) == ("instance 0 on localhost failed first", "ValueError: no such luck")
+        assert "cpulaunch: 1 other instance (1): exit 0" in done.stderr
+        assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 1", "exit 0"]
+
+    def test_figures_add_up(self, cpulaunch: Run, launcher_options, tmp_path: Path) -> None:
+        (tmp_path / "figures.py").write_text(FIGURES)
+        done = cpulaunch("run", "--instances", "2", *launcher_options, "figures.py")
+        assert done.returncode == 0, done.stderr
+        assert {"[0] [3, 8, 21]", "[1] [5, 13]", "[1] CPULAUNCH_METRIC latency=13 ms"} <= {
+            *done.stdout.splitlines()
+        }
+        assert [line for line in done.stderr.splitlines() if "values of" in line or "in all" in line] == [
+            "cpulaunch: latency     median 8 ms, 99th percentile 20.68 ms (5 values of 2 instances, 3 to 21)",
+            "cpulaunch: throughput  201 samples/s in all (2 instances, 100 to 101)",
+        ]
+        metrics = {metric["name"]: metric for metric in outcome(tmp_path)["metrics"]}
+        assert metrics["throughput"]["total"] == 201
+        latency = metrics["latency"]
+        assert [latency[key] for key in ("total", "values", "median", "least", "most")] == [None, 5, 8, 3, 21]
+
+
+@needs_two_cores
+class TestOptions:
+    def test_fail_fast_ends_the_others(self, cpulaunch: Run, marked, tmp_path: Path) -> None:
+        (tmp_path / "fail.py").write_text(FAIL.replace("break", "time.sleep(300)"))
+        done = cpulaunch("run", "--instances", "2", "--fail-fast", "fail.py", env=marked)
+        assert done.returncode == 1
+        assert "the others go on" not in done.stderr
+        assert "cpulaunch: 1 other instance (1): ended by launcher" in done.stderr
+
+    def test_instance_runs_one_where_it_would_be(self, cpulaunch: Run, infer: Path) -> None:
+        both = outputs(cpulaunch("run", "--instances", "2", infer))
+        done = cpulaunch("run", "--instances", "2", "--instance", "1", infer, "--part={instance}")
+        alone = json.loads(done.stdout)
+        assert (alone["cpus"], alone["env"]) == (both[1]["cpus"], both[1]["env"])
+        assert alone["argv"] == ["--part=1"]
+        assert " only instance 1 of 2 on this machine, " in done.stderr
+
+    def test_each_gets_a_line_of_arguments(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+        (tmp_path / "args.txt").write_text("# two parts\n--part 'a b' {instance}\n\n--part $x\n")
+        both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
+        assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
+
+    def test_ranks_arguments_stay_as_they_are(self, cpulaunch: Run, infer: Path) -> None:
+        rank = json.loads(cpulaunch("run", "-n", "1", infer, "{instance}").stdout)
+        assert rank["argv"] == ["{instance}"]
+
+    def test_run_cpus_options_do_what_they_do_there(self, cpulaunch: Run, infer: Path) -> None:
+        both = outputs(cpulaunch("run", "--ninstances", "2", "--ncores_per_instance=1", infer))
+        assert [len(r["cpus"]) for r in both] == [1, 1]
+        done = cpulaunch("run", "--throughput_mode", "--node_id", "0", infer)
+        assert json.loads(done.stdout)["env"]["CPULAUNCH_INSTANCES"] == "1"
+
+    def test_a_program_that_is_not_python_runs_as_well(self, cpulaunch: Run) -> None:
+        done = cpulaunch(
+            "run", "--instances", "2", "--no-python", "sh", "-c", "echo $CPULAUNCH_INSTANCE $0", "n{instance}"
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0] 0 n0", "[1] 1 n1"]
+
+    def test_pasted_lines_start_the_same_instances(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+        lines = cpulaunch("run", "--instances", "2", "--dry-run", "--format", "shell", infer, "{instance}")
+        done = subprocess.run(
+            ["bash", "-c", lines.stdout], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        seen = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+        assert sorted(json.loads(line)["argv"][0] for line in seen) == ["0", "1"]
+
+    def test_a_file_of_settings_may_say_all(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+        (tmp_path / "cpulaunch.yaml").write_text(
+            "cpulaunch: 1\nhosts: {nproc_per_node: 1}\ninstances: {count: 2, cores_per_instance: 1}\n"
+        )
+        done = cpulaunch("run", infer)
+        assert (done.returncode, "contradicts" in done.stderr) == (2, True)
+        (tmp_path / "cpulaunch.yaml").write_text(
+            "cpulaunch: 1\ninstances: {count: 2, cores_per_instance: 1}\n"
+        )
+        assert len(outputs(cpulaunch("run", infer))) == 2
+
+
+@pytest.mark.slow
+class TestAScriptThatMakesAGroup:
+    @pytest.mark.parametrize("how", ["", "'gloo'", "backend='nccl', init_method='env://'"])
+    def test_is_alone_in_it_and_a_line_says_so(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
+        (tmp_path / "group.py").write_text(GROUP.format(how=how))
+        done = cpulaunch("run", "--instances", "2", "group.py")
+        assert sorted(done.stdout.splitlines()) == ["[0] 0 1 1.0", "[1] 0 1 1.0"], done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if "independent programs" in line]
+        assert "the process group of each has no other member" in line
+
+    def test_gets_the_one_that_it_wires_itself(self, cpulaunch: Run, tmp_path: Path) -> None:
+        how = "'gloo', init_method=f'file://{__file__}.store', rank=int(__import__('os').environ['CPULAUNCH_INSTANCE']), world_size=2"
+        (tmp_path / "group.py").write_text(GROUP.replace("{how}", how))
+        done = cpulaunch("run", "--instances", "2", "group.py")
+        assert sorted(done.stdout.splitlines()) == ["[0] 0 2 2.0", "[1] 1 2 2.0"], done.stderr
+        assert "independent programs" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hint"),
+    [
+        ("--instances 4096", "4096 instances do not fit on", "Ask for fewer instances (--instances)"),
+        ("--instances 0", "--instances: '0' is not valid for instances.count", None),
+        ("--instances 2 -n 2", "hosts.nproc (-n) contradicts instances.count (--instances)", "leave it out"),
+        ("--instances 2 --nnodes 1:2 --hosts a,b", "hosts.nnodes (--nnodes) contradicts", "--nnodes N"),
+        ("--instance 1", "instances.only (--instance): the job has no instances", "--instances N"),
+        ("--instances 1 --instance 1", "there is no instance 1", "the instances are 0 to 0"),
+        ("--each nowhere", "--each nowhere: cannot be read: No such file", "a line of arguments per instance"),
+        ("--each empty", "--each empty: has no line of arguments", None),
+        ("--each broken", "broken:2: no closing quotation", "as a shell would"),
+        ("--each bytes", "--each bytes: not UTF-8 text", None),
+        ("--each null", "null:1: an argument can't have a null character", None),
+        ("--each two --instances 1", "2 lines of --each for 1 instance", "each line is one"),
+        ("--each two --instances none", "the job has no instances, as instances.count (--instances) is none", None),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_refused(
+    cpulaunch: Run, infer: Path, tmp_path: Path, arguments: str, said: str, hint: str | None
+) -> None:
+    (tmp_path / "empty").write_text("# nothing\n\n")
+    (tmp_path / "broken").write_text("a\n'b\n")
+    (tmp_path / "bytes").write_bytes(b"\xff\n")
+    (tmp_path / "null").write_bytes(b"a\0b\n")
+    (tmp_path / "two").write_text("a\nb\n")
+    done = cpulaunch("run", *arguments.split(), infer)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert hint is None or hint in done.stderr.partition("hint: ")[2]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

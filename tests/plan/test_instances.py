@@ -1,0 +1,217 @@
+"""Plans of instances: where they are, what they are told, and settings that contradict each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.machines import machine
+from support.plans import BIG, PROGRAM, make
+
+from cpulaunch import launchers, variables
+from cpulaunch.cli.show import plan_as_json
+from cpulaunch.config.load import load
+from cpulaunch.config.write import yaml_text
+from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.model.installation import Installation
+from cpulaunch.plan.instances import as_instances
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.placement import Placement
+from cpulaunch.plan.plan import Instances, Plan
+
+
+def cores(plan: Plan) -> list[str]:
+    return [str(rank.cores) for host in plan.hosts for rank in host.ranks]
+
+
+def told(plan: Plan) -> Placement:
+    """What the agents are told."""
+    commands = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
+    return Placement.from_variables(commands[0].env)
+
+
+class TestNumber:
+    """On two sockets of 28 cores, each a NUMA node."""
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            (["instances.count=auto"], ["0-27", "28-55"]),
+            (["instances.count=3"], ["0-17", "18-35", "36-53"]),
+            (["instances.count=2", "instances.cores_per_instance=4"], ["0-3", "28-31"]),
+            (["instances.cores_per_instance=10"], ["0-9", "10-19", "28-37", "38-47"]),
+            (["instances.cores_per_instance=40"], ["0-39"]),
+            (["instances.cores_per_instance=14", "cpu.numa_nodes=1"], ["28-41", "42-55"]),
+            (["instances.count=3", "cpu.bind_numa=true"], ["0-13", "14-27", "28-41"]),
+        ],
+        ids=" ".join,
+    )
+    def test_and_cores_are_as_asked_for(self, settings: list[str], expected: list[str]) -> None:
+        plan = make(*settings)
+        assert cores(plan) == expected
+        assert plan.instances == Instances(len(expected))
+
+    def test_of_small_ones_is_as_many_as_fit_within_the_nodes(self) -> None:
+        plan = make("instances.cores_per_instance=4")
+        assert plan.world_size == 14
+        assert all(len(rank.numa_nodes) == 1 for rank in plan.hosts[0].ranks)
+
+    def test_is_that_of_all_hosts_together(self) -> None:
+        plan = make("instances.count=6", hosts="a,b,c")
+        assert [len(host.ranks) for host in plan.hosts] == [2, 2, 2]
+
+    def test_on_hosts_that_differ_is_what_fits_on_each(self) -> None:
+        small = HostFacts(machine("xeon-2x14-by-node"))
+        plan = make("instances.cores_per_instance=7", hosts="a,b", hosts_known={"a": BIG, "b": small})
+        assert [len(host.ranks) for host in plan.hosts] == [8, 4]
+
+    def test_ignores_slots_which_are_those_of_ranks(self) -> None:
+        assert make("instances.count=auto", hosts="a:7,b:7").world_size == 4
+
+    @pytest.mark.parametrize(
+        ("settings", "hosts", "error"),
+        [
+            (["instances.count=57"], "", "57 instances do not fit on 56 usable physical cores"),
+            (
+                ["instances.cores_per_instance=57"], "",
+                "1 instance of 57 cores does not fit on 56 usable physical cores",
+            ),
+            (["instances.count=3"], "a,b", "3 instances can't be divided evenly over 2 hosts"),
+        ],
+    )  # fmt: skip
+    def test_that_does_not_fit_is_refused(self, settings: list[str], hosts: str, error: str) -> None:
+        with pytest.raises(PlanError, match=error):
+            make(*settings, hosts=hosts)
+
+
+class TestWhatProgramsAreTold:
+    def test_is_nothing_of_a_group(self) -> None:
+        plan = make("instances.count=2", hosts="a,b")
+        names = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", variables.BACKEND, "CCL_WORKER_COUNT", "FI_PROVIDER"}
+        given = {*plan.env, *(name for host in plan.hosts for name in host.env)}
+        assert not given & names
+        assert plan.env[variables.PRECISION] == "bf16"
+        assert not any(rank.comm_cores for host in plan.hosts for rank in host.ranks)
+
+    @pytest.mark.parametrize("hosts", ["", "a,b"])
+    def test_is_no_launchers_rank(self, hosts: str) -> None:
+        placement = told(make("instances.count=2", hosts=hosts))
+        assert {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} <= set(placement.hidden)
+        assert (placement.instances, placement.first_instance) == (2, 0)
+
+
+class TestOnlyOne:
+    def test_is_on_the_cores_that_it_would_have_among_all(self) -> None:
+        every = make("instances.count=6", hosts="a,b,c")
+        plan = make("instances.count=6", "instances.only=3", hosts="a,b,c")
+        assert cores(plan) == [cores(every)[3]]
+        assert (plan.world_size, [host.host for host in plan.hosts]) == (1, ["b"])
+        assert plan.instances == Instances(6, 3)
+        assert told(plan).first_instance == 3
+
+    def test_is_there_too_where_the_host_was_not_looked_at(self) -> None:
+        plan = make("instances.count=4", "instances.only=3", hosts="a,b")
+        assert plan.hosts[0].assumed
+        request = plan.request.binding
+        assert (str(request.cores), request.cores_per_rank) == (cores(plan)[0], "auto")
+
+    def test_here_needs_no_launcher_of_several_hosts(self) -> None:
+        assert make("instances.count=2", "instances.only=0", hosts="head,b").here_alone
+
+    def test_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(
+            PlanError, match=r"instances.only \(--instances.only\): there is no instance 2"
+        ) as e:
+            make("instances.count=2", "instances.only=2")
+        assert e.value.hint == "the instances are 0 to 1"
+
+    def test_of_none_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="the job has no instances"):
+            make("instances.only=2")
+
+
+class TestArgumentsOfEach:
+    def planned(self, *settings: tuple[str, str, str]) -> Plan:
+        program = replace(PROGRAM, each=(("--a", "0"), ("--a", "1"), ("--a", "2")))
+        return make_plan(load(settings, environ={}), Facts(like=BIG), program)
+
+    def test_reach_the_agents(self) -> None:
+        plan = self.planned(("instances.count", "3", "--instances"))
+        assert told(plan).each == (("--a", "0"), ("--a", "1"), ("--a", "2"))
+        assert Plan.from_json(json.loads(plan_as_json(plan, ()))) == plan
+
+    def test_are_those_of_the_only_one(self) -> None:
+        plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
+        assert told(plan).each == (("--a", "2"),)
+
+    def test_have_to_be_as_many(self) -> None:
+        with pytest.raises(PlanError, match="3 lines of --each for 2 instances"):
+            self.planned(("instances.count", "2", "--instances"))
+
+
+COUNT = ("instances.count", "2", "--instances")
+
+
+class TestContradictions:
+    @pytest.mark.parametrize(
+        ("key", "text", "option"),
+        [
+            ("hosts.nproc", "2", "-n"),
+            ("hosts.nproc_per_node", "2", "-ppn"),
+            ("cpu.cores_per_rank", "2", "--cores-per-rank"),
+            ("training.backend", "ccl", "--backend"),
+            ("watch.max_restarts", "2", "--max-restarts"),
+            ("hosts.nnodes", "1:2", "--nnodes"),
+        ],
+    )
+    def test_of_equally_strong_settings_are_refused(self, key: str, text: str, option: str) -> None:
+        config = load([COUNT, (key, text, option)], environ={})
+        with pytest.raises(ConfigError) as e:
+            as_instances(config)
+        assert str(e.value) == f"{key} ({option}) contradicts instances.count (--instances)"
+        assert e.value.hint
+
+    def test_are_none_where_one_is_weaker(self, tmp_path) -> None:
+        text = yaml_text({"hosts.nproc_per_node": 4, "watch.max_restarts": 2, "training.backend": "gloo"})
+        config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
+        plan = make_plan(config, Facts(like=BIG), PROGRAM)
+        assert (plan.world_size, plan.setting("watch.max_restarts")) == (2, 0)
+
+    def test_of_the_two_modes_are_refused(self) -> None:
+        modes = [
+            ("instances.count", "auto", "--throughput-mode"),
+            ("instances.cores_per_instance", "4", "--latency-mode"),
+        ]
+        with pytest.raises(ConfigError, match=r"\(--latency-mode\) contradicts .* \(--throughput-mode\)"):
+            as_instances(load(modes, environ={}))
+
+    def test_of_a_mode_with_a_file_are_the_modes_to_decide(self, tmp_path) -> None:
+        text = yaml_text({"instances.cores_per_instance": 4})
+        mode = [("instances.count", "auto", "--throughput-mode")]
+        config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
+
+    def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
+        text = yaml_text({"instances.cores_per_instance": 4})
+        none = [("instances.count", "none", "--instances")]
+        config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).instances is None
+
+    def test_are_found_once(self) -> None:
+        config = as_instances(load([COUNT, ("instances.cores_per_instance", "4", "-c")], environ={}))
+        assert as_instances(config) == config
+
+
+def test_ranks_are_planned_as_ever_where_there_are_no_instances() -> None:
+    config = load([("instances.fail_fast", "true", "--fail-fast")], environ={})
+    assert as_instances(config) is config
+
+
+def test_a_backend_that_is_not_there_is_no_matter() -> None:
+    facts = Facts(like=BIG, listed=parse_hosts("head", "--hosts"), ccl_missing="not built")
+    assert make_plan(load([COUNT], environ={}), facts, PROGRAM).notes == ()
+    with pytest.raises(CpulaunchError):
+        make_plan(load([("training.backend", "ccl", "--backend")], environ={}), facts, PROGRAM)

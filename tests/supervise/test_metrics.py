@@ -1,0 +1,139 @@
+"""Figures that programs state on stdout, over all of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from cpulaunch.errors import UsageError
+from cpulaunch.metric_line import Stated, metric_line, read_metric
+from cpulaunch.supervise.metrics import MAX_METRICS, MAX_VALUES, Metrics, metrics_table
+from cpulaunch.supervise.outcome import Metric
+
+
+def found(*pieces: tuple[int, str]) -> Metrics:
+    """The metrics after these pieces of output of ranks; no line of them is wrong."""
+    metrics = Metrics()
+    for rank, text in pieces:
+        assert list(metrics.feed(rank, text.encode())) == []
+    return metrics
+
+
+def stated(name: str, *values: float, unit: str) -> str:
+    return "".join(f"CPULAUNCH_METRIC {name}={value} {unit}\n" for value in values)
+
+
+def only(metrics: Metrics) -> Metric:
+    (metric,) = metrics.summary()
+    return metric
+
+
+@pytest.mark.parametrize("unit", ["samples/s", "tokens/sec", "images per second", "GB/min"])
+def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
+    metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
+    assert (metric.total, metric.ranks, metric.values) == (305, 2, 3)
+    assert metrics_table([metric], "instance") == (
+        f"cpulaunch: x  305 {unit} in all (3 values of 2 instances, 100 to 200)\n"
+    )
+
+
+def test_of_a_time_median_and_percentile_are_those_of_all_values() -> None:
+    chance = random.Random(0)
+    values = [[chance.uniform(1, 20) for _ in range(500)] for _ in range(3)]
+    metric = only(found(*((rank, stated("lat", *mine, unit="ms")) for rank, mine in enumerate(values))))
+    every = sorted(value for mine in values for value in mine)
+    assert metric.total is None
+    assert metric.median == pytest.approx(statistics.median(every))
+    assert metric.p99 == pytest.approx(statistics.quantiles(every, n=100, method="inclusive")[98])
+    assert (metric.least, metric.most) == (pytest.approx(every[0]), pytest.approx(every[-1]))
+    assert metrics_table([metric], "rank").startswith(f"cpulaunch: lat  median {metric.median:.4g} ms, 99th")
+
+
+def test_of_anything_else_the_mean_counts() -> None:
+    metric = only(found((0, stated("accuracy", 90, unit="%")), (1, stated("accuracy", 94, unit="%"))))
+    assert metrics_table([metric], "instance") == ("cpulaunch: accuracy  mean 92 % (2 instances, 90 to 94)\n")
+
+
+def test_a_name_with_another_unit_is_another_metric() -> None:
+    metrics = found((0, stated("x", 1, unit="s") + stated("x", 2, unit="ms") + "CPULAUNCH_METRIC x=3\n"))
+    assert [(m.name, m.unit) for m in metrics.summary()] == [("x", "s"), ("x", "ms"), ("x", "")]
+
+
+def test_lines_may_come_in_pieces_of_any_size_and_ranks_mixed() -> None:
+    text = (
+        "begin\n"
+        + stated("x", 1, 2, unit="it/s")
+        + "no CPULAUNCH_METRIC x=9 it/s\n"
+        + stated("x", 6, unit="it/s")
+    )
+    for size in (1, 2, 7, 19, 40):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        metric = only(found(*((rank, piece) for piece in pieces for rank in (0, 1))))
+        assert (metric.total, metric.values) == (6, 6)
+
+
+def test_a_line_without_an_end_is_none_yet() -> None:
+    assert found((0, "CPULAUNCH_METRIC x=1 it/s")).summary() == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x", "x=", "x=fast", "x=nan s", "x=inf", "=1", "a b=1", "x=1 " + "u" * 33, "n" * 65 + "=1", "x=1,5"],
+)
+def test_a_line_that_states_nothing_is_told(line: str) -> None:
+    metrics = Metrics()
+    (problem,) = metrics.feed(3, f"CPULAUNCH_METRIC {line}\n".encode())
+    assert problem.startswith(f" stated no metric: 'CPULAUNCH_METRIC {line[:20]}")
+    assert metrics.summary() == ()
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    metrics = Metrics()
+    assert len(list(metrics.feed(0, b"CPULAUNCH_METRIC \xff=1 s\n\xff\x00\n"))) == 1
+    assert metrics.summary() == ()
+
+
+def test_many_names_and_long_lines_take_no_room() -> None:
+    metrics = Metrics()
+    text = "".join(f"CPULAUNCH_METRIC m{n}=1 s\n" for n in range(MAX_METRICS + 1))
+    assert len(list(metrics.feed(0, text.encode()))) == 1
+    assert len(metrics.summary()) == MAX_METRICS
+    for _ in range(100):
+        assert list(metrics.feed(1, b"CPULAUNCH_METRIC " + b"x" * 10_000)) == []
+    assert len(metrics._rest[1]) == 1
+
+
+def test_of_very_many_values_a_part_stands_for_all() -> None:
+    metrics = Metrics()
+    count = 4 * MAX_VALUES
+    for value in range(count):
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+    metric = only(metrics)
+    assert (metric.values, metric.mean, metric.most) == (count, (count - 1) / 2, count - 1)
+    assert metric.median == pytest.approx(count / 2, rel=0.01)
+    assert metric.p99 == pytest.approx(0.99 * count, rel=0.01)
+    assert len(metrics._found["x", "ms"][0].sample) <= MAX_VALUES
+
+
+class TestTheLine:
+    @pytest.mark.parametrize(
+        "one",
+        [Stated("x", 1.0, ""), Stated("a.b/c:d@e_f-g%", -1.5e-7, "µs"), Stated("x", 3.0, "samples / s")],
+    )
+    def test_is_read_back_as_it_was(self, one: Stated) -> None:
+        assert read_metric(metric_line(one)) == one
+
+    @pytest.mark.parametrize(
+        ("one", "error"),
+        [
+            (Stated("a b", 1.0, ""), "'a b' is no name of a metric"),
+            (Stated("", 1.0, ""), "'' is no name"),
+            (Stated("x", 1.0, "a\nb"), "is no unit"),
+            (Stated("x", float("nan"), ""), "the metric x is nan"),
+        ],
+    )
+    def test_is_refused_where_nobody_could_read_it(self, one: Stated, error: str) -> None:
+        with pytest.raises(UsageError, match=error):
+            metric_line(one)
