@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import Run, needs_two_cores
 from support.jobs import box, outcome, outputs
+from support.marks import repeat
 
 SHOW = """
 import json, os, sys
@@ -90,9 +91,12 @@ class TestEveryLauncher:
         assert "cpulaunch: 1 other instance (1): exit 0" in done.stderr
         assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 1", "exit 0"]
 
-    def test_figures_add_up(self, cpulaunch: Run, launcher_options, tmp_path: Path) -> None:
+
+@needs_two_cores
+class TestOptions:
+    def test_figures_add_up(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "figures.py").write_text(FIGURES)
-        done = cpulaunch("run", "--instances", "2", *launcher_options, "figures.py")
+        done = cpulaunch("run", "--instances", "2", "figures.py")
         assert done.returncode == 0, done.stderr
         assert {"[0] [3, 8, 21]", "[1] [5, 13]", "[1] CPULAUNCH_METRIC latency=13 ms"} <= {
             *done.stdout.splitlines()
@@ -106,9 +110,6 @@ class TestEveryLauncher:
         latency = metrics["latency"]
         assert [latency[key] for key in ("total", "values", "median", "least", "most")] == [None, 5, 8, 3, 21]
 
-
-@needs_two_cores
-class TestOptions:
     def test_fail_fast_ends_the_others(self, cpulaunch: Run, marked, tmp_path: Path) -> None:
         (tmp_path / "fail.py").write_text(FAIL.replace("break", "time.sleep(300)"))
         done = cpulaunch("run", "--instances", "2", "--fail-fast", "fail.py", env=marked)
@@ -168,7 +169,7 @@ class TestOptions:
 
 @pytest.mark.slow
 class TestAScriptThatMakesAGroup:
-    @pytest.mark.parametrize("how", ["", "'gloo'", "backend='nccl', init_method='env://'"])
+    @pytest.mark.parametrize("how", ["", repeat("'gloo'"), "backend='nccl', init_method='env://'"])
     def test_is_alone_in_it_and_a_line_says_so(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
         (tmp_path / "group.py").write_text(GROUP.format(how=how))
         done = cpulaunch("run", "--instances", "2", "group.py")

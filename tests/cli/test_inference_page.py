@@ -1,0 +1,52 @@
+"""Every command of docs/inference.md works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, Run, needs_two_cores
+
+PAGE = (REPOSITORY / "docs" / "inference.md").read_text()
+COMMANDS = re.findall(r"^cpulaunch (run .*)$", PAGE, re.M)
+BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
+
+# What takes four cores, or four hosts, is planned for such.
+FOR_LARGER = ("--latency-mode", "-f hostfiles")
+
+
+def part(heading: str) -> str:
+    """The block of code below the line that ends with ``heading``."""
+    return re.findall(rf"{re.escape(heading)} of this page:\n\n```\w+\n(.*?)^```", PAGE, re.M | re.S)[0]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "infer.py").write_text(part("`infer.py`"))
+    (tmp_path / "args.txt").write_text(part("`args.txt`"))
+    shutil.copytree(REPOSITORY / "hostfiles", tmp_path / "hostfiles")
+    return tmp_path
+
+
+def test_the_page_has_commands_of_every_kind() -> None:
+    options = {"--instances", "--cores-per-instance", "--latency-mode", "--instance", "--each", "--fail-fast",
+               "--throughput_mode", "-f", "{instance}"}  # fmt: skip
+    assert {option for option in options if any(option in command for command in COMMANDS)} == options
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_does_what_it_is_shown_for(command: str, cpulaunch: Run, directory: Path) -> None:
+    words = command.split()
+    if any(part in command for part in FOR_LARGER):
+        done = cpulaunch("run", *BIG, "--dry-run", *[word for word in words[1:] if word != "--dry-run"])
+        assert " instances on " in done.stdout
+        assert "local instance 1: cores" in done.stdout
+    else:
+        done = cpulaunch(*words)
+        assert re.search(r"^cpulaunch: latency +median [\d.]+ ms, 99th percentile", done.stderr, re.M)
+        assert re.search(r"^cpulaunch: throughput +[\d.,e+]+ samples/s in all", done.stderr, re.M)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,47 @@
+"""Instances on four hosts, started by a real mpiexec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import mpi_options
+from support.marks import repeat
+
+from cluster.conftest import HOSTS, Run
+
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import json, os, socket, time
+number = os.environ["CPULAUNCH_INSTANCE"]
+if number == "1":
+    raise ValueError("no luck")
+(run,) = os.listdir("runs")
+while '"exit"' not in open(f"runs/{run}/events.jsonl").read():
+    time.sleep(0.05)
+print(json.dumps([number, os.environ["CPULAUNCH_INSTANCES"], socket.gethostname(), "RANK" in os.environ]))
+print("CPULAUNCH_METRIC throughput=10 samples/s")
+"""
+
+
+@pytest.mark.parametrize("flavour", ["intel", repeat("mpich"), "openmpi"])
+def test_instances_are_on_all_hosts_and_go_on_where_one_fails(
+    flavour: str, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "infer.py").write_text(SHOW)
+    done = cpulaunch("run", *mpi_options(flavour), "-f", four, "--instances", "4", "infer.py")
+    assert done.returncode == 1, done.stderr
+    said = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines() if "METRIC" not in line]
+    assert sorted(said) == [[number, "4", HOSTS[int(number)], False] for number in "023"]
+    assert "instance 1 on node1 failed: ValueError: no luck" in done.stderr
+    assert "cpulaunch: throughput  30 samples/s in all (3 instances, 10 to 10)" in done.stderr
+
+
+def test_only_one_of_them_runs_on_its_host(cpulaunch: Run, four: Path, tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(
+        "import os, socket\nprint(os.environ['CPULAUNCH_INSTANCE'], socket.gethostname())"
+    )
+    done = cpulaunch("run", "-f", four, "--instances", "8", "--instance", "5", "infer.py", on="login")
+    assert (done.returncode, done.stdout) == (0, "5 node2\n"), done.stderr
