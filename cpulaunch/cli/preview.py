@@ -84,8 +84,9 @@ def unwise_settings(config: Config) -> Iterator[str]:
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
     yield from crowded(config, plan)
+    without = "on instances" if plan.instances else f"with {backend}"
     if backend != "ccl" and workers != "auto":
-        yield f"{config.where('ccl.worker_count')}: has no effect with {backend}"
+        yield f"{config.where('ccl.worker_count')}: has no effect {without}"
     if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
         yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
                f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip

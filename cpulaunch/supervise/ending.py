@@ -106,7 +106,8 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
     succeeded = [
         (rank.exit.at + rank.clock, rank.rank) for rank in state.ranks if rank.exit and rank.exit.code == 0
     ]
-    cause = root_cause([found for rank in state.ranks if (found := rank.candidate())], succeeded)
+    failures = [found for rank in state.ranks if (found := rank.candidate())]
+    cause = root_cause(failures, succeeded, independent=state.watching.independent)
     kind, code, first = kinds.OK, 0, None
     if _has_saved(state):
         kind, code = kinds.INTERRUPTED, SAVED_EXIT_CODE

@@ -109,7 +109,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         if may_differ(message.error):
             _ask_for_sides(state, rank)
         # The others needn't wait until it has printed its traceback and exited.
-        if not state.watching.independent:
+        if not state.watching.go_on:
             ending.end_others(state, spare=rank.rank)
     elif isinstance(message, messages.Refused):
         rank.tidy = True
@@ -155,7 +155,7 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
 
 def _program_failed(state: State, rank: Rank) -> None:
     """The others are ended, or go on: where there are none, nobody needs to hear of it before the end."""
-    if not state.watching.independent:
+    if not state.watching.go_on:
         ending.end_others(state)
     elif state.running and not state.ending and (found := rank.candidate()):
         noun = state.watching.noun
@@ -183,7 +183,7 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
     failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
     rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
     launched.blame(state)
-    if state.watching.independent:
+    if state.watching.go_on:
         _program_failed(state, rank)
     else:
         ending.end_ranks(state, SIGTERM)

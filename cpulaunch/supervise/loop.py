@@ -427,6 +427,6 @@ def watching(attempt: Attempt, launcher: Launcher) -> Watching:
         here_alone=plan.here_alone,
         stalls=stall_settings(plan),
         restarts=attempt.restart_count,
-        noun=plan.noun,
-        independent=plan.instances is not None and not plan.setting("instances.fail_fast"),
+        independent=plan.instances is not None,
+        go_on=plan.instances is not None and not plan.setting("instances.fail_fast"),
     )

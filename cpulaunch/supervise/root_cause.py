@@ -40,18 +40,21 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def root_cause(
-    candidates: Collection[Candidate], succeeded: Collection[tuple[float, int]]
+    candidates: Collection[Candidate],
+    succeeded: Collection[tuple[float, int]],
+    *,
+    independent: bool = False,
 ) -> Candidate | None:
     """The earliest failure that isn't another's consequence; where all are, the earliest.
 
     ``succeeded`` are (time, rank) of those that ended with exit code 0: where all failures are consequences,
-    they may be so of an early end.
+    they may be so of an early end.  ``independent``: no failure is another's consequence.
     """
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:
         return None
     for candidate in ordered:
-        if not candidate.by_signal and not is_consequence(candidate.failure):
+        if not candidate.by_signal and (independent or not is_consequence(candidate.failure)):
             return candidate
     first = ordered[0]
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at]

@@ -34,8 +34,8 @@ class Watching(NamedTuple):
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
     ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
     launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
-    ``restarts`` is how often the job was started again before.  ``noun`` is what a rank is called, and
-    ``independent``: where a program fails, the others go on.
+    ``restarts`` is how often the job was started again before.  ``independent``: the ranks are instances,
+    which need each other for nothing, and ``go_on``: where one of them fails, the others go on.
     """
 
     hosts: Sequence[str]
@@ -47,8 +47,13 @@ class Watching(NamedTuple):
     here_alone: bool = False
     stalls: StallSettings = StallSettings()
     restarts: int = 0
-    noun: str = "rank"
     independent: bool = False
+    go_on: bool = False
+
+    @property
+    def noun(self) -> str:
+        """What a rank is called."""
+        return "instance" if self.independent else "rank"
 
 
 class State:

@@ -84,7 +84,7 @@ def goes_on(config: Config) -> bool:
     """Whether an instance goes on where another one fails."""
     plan = planned(config)
     attempt = Attempt(plan, (), "", "", 0)
-    return watching(attempt, launchers.load(plan.launcher)).independent
+    return watching(attempt, launchers.load(plan.launcher)).go_on
 
 
 def collected(config: Config) -> Facts:

@@ -87,6 +87,27 @@ def test_a_host_that_falls_silent_ends_the_job_as_it_does_ranks() -> None:
     assert [end.signal for _, end in job.sent(0, messages.End)] == [SIGTERM]
 
 
+def test_the_first_is_the_cause_whatever_it_has_lost() -> None:
+    job = instances()
+    job.raises(1, "ConnectionRefusedError: [Errno 111] Connection refused")
+    job.exits(1, 7)
+    job.until(5.0)
+    job.raises(0, "ValueError: x")
+    job.exits(0, 1)
+    job.exits(2)
+    assert job.outcome().exit_code == 7
+
+
+def test_with_fail_fast_the_others_are_ended() -> None:
+    job = instances(go_on=False)
+    job.raises(1, "ValueError: x")
+    assert [len(job.sent(rank, messages.End)) for rank in (0, 2)] == [1, 1]
+    job.exits(1, 1)
+    job.obeys(0, 2)
+    assert job.told == []
+    assert job.statuses() == ["ended by launcher", "exit 1", "ended by launcher"]
+
+
 def test_the_user_ends_all_of_them() -> None:
     job = instances()
     job.user_sends(SIGINT)

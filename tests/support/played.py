@@ -53,6 +53,7 @@ class Played:
         here_alone: bool = False,
         stalls: StallSettings | None = None,
         independent: bool = False,
+        go_on: bool = True,
     ) -> None:
         loaded = launchers.load(launcher)
         processes = len(hosts) if loaded.agents_are_children else 1
@@ -60,7 +61,7 @@ class Played:
             hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone, stalls or StallSettings()
         )
         if independent:
-            self.watching = self.watching._replace(noun="instance", independent=True)
+            self.watching = self.watching._replace(independent=True, go_on=go_on)
         self.state = JobState(self.watching, START)
         self.now = 0.0
         self.actions: list[tuple[float, Action]] = []

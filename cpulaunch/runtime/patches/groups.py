@@ -7,6 +7,7 @@ for gloo or nccl.  So a group that is of another backend than its script named g
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -91,6 +92,16 @@ def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., 
     for path, module in list(sys.modules.items()):
         if path.startswith("torch.distributed") and vars(module).get(name) is original:
             setattr(module, name, replacement)
+
+
+def arguments_given(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a call by their names; None where the call is wrong, which torch explains."""
+    try:
+        return signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return None
 
 
 def _name(group: Any) -> str | None:

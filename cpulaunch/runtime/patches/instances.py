@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.groups import replace_everywhere
+from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
 
 
 def make_groups_of_one(torch: Any) -> None:
@@ -19,11 +19,8 @@ def make_groups_of_one(torch: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        try:
-            given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # which torch explains
-            return original(*args, **kwargs)
-        if _is_the_scripts_own(given, os.environ):
+        given = arguments_given(signature, args, kwargs)
+        if given is None or _is_the_scripts_own(given, os.environ):
             return original(*args, **kwargs)
         log_once(
             "instances are independent programs: the process group of each has no other member; "

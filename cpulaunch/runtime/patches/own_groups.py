@@ -19,7 +19,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.groups import replace_everywhere
+from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
 
 _WANTS_MPI = (
     "; a script that takes its rank from a variable such as PMI_RANK needs that MPI: --launcher mpirun"
@@ -47,10 +47,7 @@ def watch_groups(torch: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        try:
-            given = signature.bind_partial(*args, **kwargs).arguments
-        except TypeError:  # which torch explains
-            given = {}
+        given = arguments_given(signature, args, kwargs) or {}
         ranks = _other_ranks(os.environ)
         if ranks and (size := _own_group(given, os.environ)):
             more = "" if size > 1 else _WANTS_MPI
