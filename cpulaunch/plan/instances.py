@@ -61,9 +61,7 @@ def as_instances(config: Config, lines: int = 0) -> Config:
         if config.is_set(key):
             _refuse_unless_weaker(config, key, hint)
     if ":" in str(config["hosts.nnodes"]):
-        _refuse_unless_weaker(
-            config, "hosts.nnodes", "--nnodes N: instances are not restarted on fewer hosts"
-        )
+        _refuse_unless_weaker(config, "hosts.nnodes", "--nnodes N: instances aren't restarted on fewer hosts")
     changed = {
         "hosts.nproc": "auto",
         "hosts.nproc_per_node": "auto",
@@ -71,6 +69,9 @@ def as_instances(config: Config, lines: int = 0) -> Config:
         "training.backend": NO_BACKEND,
         "watch.max_restarts": 0,
     }
+    if config["watch.stall_action"] == "restart":
+        _refuse_unless_weaker(config, "watch.stall_action", "--stall-action abort ends stalled instances")
+        changed["watch.stall_action"] = "report"
     for key, value in changed.items():
         config = _reset(config, key, value)
     return config

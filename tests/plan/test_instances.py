@@ -165,6 +165,7 @@ class TestContradictions:
             ("training.backend", "ccl", "--backend"),
             ("watch.max_restarts", "2", "--max-restarts"),
             ("hosts.nnodes", "1:2", "--nnodes"),
+            ("watch.stall_action", "restart", "--stall-action"),
         ],
     )
     def test_of_equally_strong_settings_are_refused(self, key: str, text: str, option: str) -> None:
@@ -175,10 +176,12 @@ class TestContradictions:
         assert e.value.hint
 
     def test_are_none_where_one_is_weaker(self, tmp_path) -> None:
-        text = yaml_text({"hosts.nproc_per_node": 4, "watch.max_restarts": 2, "training.backend": "gloo"})
+        restarts = {"watch.max_restarts": 2, "watch.stall_action": "restart"}
+        text = yaml_text({"hosts.nproc_per_node": 4, "training.backend": "gloo", **restarts})
         config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
         plan = make_plan(config, Facts(like=BIG), PROGRAM)
         assert (plan.world_size, plan.setting("watch.max_restarts")) == (2, 0)
+        assert plan.setting("watch.stall_action") == "report"
 
     def test_of_the_two_modes_are_refused(self) -> None:
         modes = [
