@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from math import isfinite
 from typing import NamedTuple
 
 from cpulaunch.errors import UsageError
@@ -12,6 +11,9 @@ BEGINS = "CPULAUNCH_METRIC "
 
 MAX_LINE = 256
 """Characters of such a line; a longer one is none."""
+
+LARGEST = 1e100
+"""The largest value, so that sums of very many are finite."""
 
 _NAME = re.compile(r"[\w.:/%@-]{1,64}")
 _UNIT = re.compile(r"(\S(.{0,30}\S)?)?")
@@ -34,17 +36,17 @@ def metric_line(stated: Stated) -> str:
         )
     if not _UNIT.fullmatch(stated.unit):
         raise UsageError(f"{stated.unit!r} is no unit of a metric", hint="one such as samples/s or ms")
-    if not isfinite(stated.value):
-        raise UsageError(f"the metric {stated.name} is {stated.value}", hint="a metric is a finite number")
+    if not abs(stated.value) <= LARGEST:  # nor NaN
+        raise UsageError(f"the metric {stated.name} is {stated.value}", hint=f"at most {LARGEST:g}")
     return f"{BEGINS}{stated.name}={stated.value:.10g} {stated.unit}".rstrip()
 
 
 def read_metric(line: str) -> Stated | None:
-    """What ``line``, which begins as such a one, states; None where it isn't whole, or no finite number."""
+    """What ``line``, which begins as such a one, states; None where it isn't whole, or no such number."""
     if len(line) > MAX_LINE or not (found := _STATED.fullmatch(line.removeprefix(BEGINS).strip())):
         return None
     try:
         value = float(found["value"])
     except ValueError:
         return None
-    return Stated(found["name"], value, found["unit"] or "") if isfinite(value) else None
+    return Stated(found["name"], value, found["unit"] or "") if abs(value) <= LARGEST else None

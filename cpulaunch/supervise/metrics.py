@@ -44,14 +44,14 @@ class Values:
         self.count, self.sum = 0, 0.0
         self.least, self.most = float("inf"), float("-inf")
         self.sample = array("d")
-        self._every = 1
+        self.every = 1  # of so many values, one is in it
 
     def add(self, value: float) -> None:
-        if self.count % self._every == 0:
+        if self.count % self.every == 0:
             self.sample.append(value)
             if len(self.sample) > MAX_VALUES:
                 del self.sample[1::2]
-                self._every *= 2
+                self.every *= 2
         self.count += 1
         self.sum += value
         self.least, self.most = min(self.least, value), max(self.most, value)
@@ -96,7 +96,8 @@ class Metrics:
 
 def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
     count = sum(each.count for each in ranks)
-    sample = sorted(value for each in ranks for value in each.sample)
+    every = max(each.every for each in ranks)  # powers of two
+    sample = sorted(value for each in ranks for value in each.sample[:: every // each.every])
     return Metric(
         name,
         unit,

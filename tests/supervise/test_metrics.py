@@ -80,7 +80,19 @@ def test_a_line_without_an_end_is_none_yet() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["x", "x=", "x=fast", "x=nan s", "x=inf", "=1", "a b=1", "x=1 " + "u" * 33, "n" * 65 + "=1", "x=1,5"],
+    [
+        "x",
+        "x=",
+        "x=fast",
+        "x=nan s",
+        "x=inf",
+        "x=1e101",
+        "=1",
+        "a b=1",
+        "x=1 " + "u" * 33,
+        "n" * 65 + "=1",
+        "x=1,5",
+    ],
 )
 def test_a_line_that_states_nothing_is_told(line: str) -> None:
     metrics = Metrics()
@@ -115,6 +127,15 @@ def test_of_very_many_values_a_part_stands_for_all() -> None:
     assert metric.median == pytest.approx(count / 2, rel=0.01)
     assert metric.p99 == pytest.approx(0.99 * count, rel=0.01)
     assert len(metrics._found["x", "ms"][0].sample) <= MAX_VALUES
+
+
+def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
+    metrics = Metrics()
+    for _ in range(4 * MAX_VALUES):
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=1 ms\n")) == []
+    for _ in range(MAX_VALUES // 50):  # half a per cent
+        assert list(metrics.feed(1, b"CPULAUNCH_METRIC x=9 ms\n")) == []
+    assert only(metrics).p99 == 1
 
 
 class TestTheLine:
