@@ -32,6 +32,10 @@ from cpulaunch.plan.training import decide_precision, without_bf16
 ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.place if s.ask else 0)
 """The settings that are asked for one by one, in order."""
 
+OF_RANKS = ("hosts.nproc_per_node", "ccl.worker_count", "training.backend")
+COUNTS = ("instances.count", "instances.cores_per_instance")
+"""The settings that make the ranks instances, for which those before are not asked."""
+
 Say = Callable[[str], None]
 
 
@@ -100,6 +104,8 @@ class Wizard:
     def applies(self, key: str) -> bool:
         """Whether an answer could make a difference, after the answers so far."""
         values = self.draft.values
+        if key in OF_RANKS and any(values.get(k, SETTINGS[k].default) != SETTINGS[k].default for k in COUNTS):
+            return False
         if key == "hosts.hostfile":
             return "hosts.list" not in self.fixed
         if key in ("mpi.flavour", "ccl.interface"):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.plan.plan import HostPlan, Program
 from cpulaunch.plan.request import HostRequest
@@ -27,7 +28,6 @@ _OF_RANKS = {
     "hosts.nproc": "leave it out: --instances N is the number of instances",
     "hosts.nproc_per_node": "leave it out: --instances N is divided evenly over the hosts",
     "cpu.cores_per_rank": "--cores-per-instance C",
-    "training.backend": "leave it out: instances have no process group",
     "watch.max_restarts": "leave it out: the others go on where an instance fails",
 }
 
@@ -58,7 +58,7 @@ def as_instances(config: Config, lines: int = 0) -> Config:
         _refuse_unless_weaker(config, "instances.cores_per_instance", hint)
         config, cores = _reset(config, "instances.cores_per_instance", "auto"), "auto"
     for key, hint in _OF_RANKS.items():
-        if config.is_set(key):
+        if config[key] != SETTINGS[key].default:
             _refuse_unless_weaker(config, key, hint)
     if ":" in str(config["hosts.nnodes"]):
         _refuse_unless_weaker(config, "hosts.nnodes", "--nnodes N: instances aren't restarted on fewer hosts")

@@ -178,12 +178,23 @@ def test_any_other_setting_can_be_changed_at_the_end(wizard: Start, tmp_path: Pa
     terminal.sees("70000: expected a whole number from 1 to 65535")
     terminal.answers("hosts.master_port", "29501")
     terminal.answers(NOW, DOWN, DOWN)
-    terminal.answers("In which section?", *[DOWN] * 4)
+    terminal.answers("In which section?", *[DOWN] * 5)
     terminal.answers("Which setting?", *[DOWN] * 3)
     terminal.answers("cpu.bind_numa", UP)
     terminal.answers(NOW)
     assert terminal.ends() == 0
     assert (said(tmp_path)["hosts.master_port"], said(tmp_path)["cpu.bind_numa"]) == (29501, True)
+
+
+def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
+    terminal = wizard("--set", "instances.count=auto")
+    accept(terminal, [WHERE, PRECISION, ENGINE, LOGS])
+    terminal.sees("independent programs without a process group")
+    terminal.answers(NOW)
+    assert terminal.ends() == 0
+    written = said(tmp_path)
+    assert written["instances.count"] == "auto"
+    assert not {"hosts.nproc_per_node", "training.backend", "ccl.worker_count"} & written.keys()
 
 
 # ---- going back, leaving, wrong answers

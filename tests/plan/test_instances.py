@@ -162,7 +162,6 @@ class TestContradictions:
             ("hosts.nproc", "2", "-n"),
             ("hosts.nproc_per_node", "2", "-ppn"),
             ("cpu.cores_per_rank", "2", "--cores-per-rank"),
-            ("training.backend", "ccl", "--backend"),
             ("watch.max_restarts", "2", "--max-restarts"),
             ("hosts.nnodes", "1:2", "--nnodes"),
             ("watch.stall_action", "restart", "--stall-action"),
@@ -182,6 +181,11 @@ class TestContradictions:
         plan = make_plan(config, Facts(like=BIG), PROGRAM)
         assert (plan.world_size, plan.setting("watch.max_restarts")) == (2, 0)
         assert plan.setting("watch.stall_action") == "report"
+
+    def test_are_none_where_a_file_says_what_is_the_default(self, tmp_path) -> None:
+        said = {"hosts.nproc_per_node": "auto", "training.backend": "gloo", "instances.count": 2}
+        config = load([], file=tmp_path / "c.yaml", text=yaml_text(said), environ={})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
     def test_of_the_two_modes_are_refused(self) -> None:
         modes = [
