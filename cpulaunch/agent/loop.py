@@ -356,6 +356,7 @@ class Agent:
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.killed = self.killed or number == signal.SIGKILL
         self.running.program.signal_group(number)
+        self.running.program.signal_group(signal.SIGCONT)  # one that is stopped gets no signal before
 
     def _kill(self, running: Running) -> None:
         for left in running.program.kill():

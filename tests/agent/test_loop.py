@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -9,12 +10,19 @@ from pathlib import Path
 
 import pytest
 from support.agents import PlayedLauncher, placement, run_agent
+from support.namespaces import until
 
 from cpulaunch import messages
+from cpulaunch.agent import processes
 
 READY = "print('ready', flush=True)\n"
 SLEEP = READY + "import time\ntime.sleep(300)\n"
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+
+
+def state_of(pid: int) -> str:
+    found = processes.stat(pid)
+    return found.state if found else ""
 
 
 def played(directory: Path, program: str, **different: object) -> PlayedLauncher:
@@ -48,6 +56,18 @@ def test_a_program_that_is_asked_to_end_ends_by_the_launcher(tmp_path: Path) -> 
         launcher.welcome()
         launcher.wait_for_output("ready")
         launcher.say(messages.End(signal.SIGTERM, 30.0))
+        end = launcher.next(messages.Exit)
+        assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
+
+
+def test_a_program_that_is_stopped_is_continued_so_that_it_ends(tmp_path: Path) -> None:
+    with played(tmp_path, SLEEP) as launcher:
+        launcher.welcome()
+        pid = launcher.next(messages.Started).pid
+        launcher.wait_for_output("ready")
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: state_of(pid) == "T", "the program to be stopped")
+        launcher.say(messages.End(signal.SIGTERM, 600.0))
         end = launcher.next(messages.Exit)
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
 
