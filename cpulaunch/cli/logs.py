@@ -12,7 +12,7 @@ from cpulaunch.cli.running import find_directory
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
-from cpulaunch.supervise.record import State, state_of
+from cpulaunch.supervise.record import State, ranks_of, state_of
 from cpulaunch.supervise.registry import Contact, is_gone, read_contact
 
 EPILOG = """\
@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     ranks = _ranks(options.rank)
     directory = find_directory(options.job)
+    _check_ranks(ranks, directory)
     raw = ranks is not None and len(ranks) == 1
     renderer = Renderer()
     with MergedLogs(directory, lambda rank: ranks is None or rank in ranks) as logs:
@@ -95,6 +96,14 @@ def _ranks(named: str | None) -> CoreSet | None:
         return CoreSet.parse(named)
     except ConfigError as e:
         raise UsageError(f"--rank {named}: {e}", hint="a rank, or a list such as 0,4-7") from None
+
+
+def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:
+    there = CoreSet(ranks_of(directory))
+    missing = CoreSet(set(wanted or ()) - set(there))
+    if missing and there:
+        word = "rank" if len(missing) == 1 else "ranks"
+        raise UsageError(f"the job in {directory} has no {word} {missing}", hint=f"its ranks are {there}")
 
 
 def _show(data: bytes) -> None:

@@ -7,11 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import UsageError
-from cpulaunch.supervise.record import jobs_below
+from cpulaunch.supervise.record import State, jobs_below, state_of
 from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here, listed_jobs, read_contact
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
+
+_NOT_RUNNING = {
+    State.KILLED: "the launcher of this job was killed, and its agents have ended the ranks",
+    State.ENDED: "this job has ended",
+}
 
 
 def runs() -> Path:
@@ -57,7 +62,7 @@ def find_job(named: str | None) -> Running:
         for place in _places(directory):
             if (contact := read_contact(place)) and not is_gone(contact):
                 return place, contact
-        why = f"{named}: no job is running there"
+        why = f"{named}: {_NOT_RUNNING.get(state_of(directory), 'no job is running there')}"
         raise UsageError(why, hint=f"a running job's directory has a file {CONTROL_FILE} of yours")
     found = [running for running in running_jobs() if running[1].job.startswith(named)]
     if len(found) == 1:

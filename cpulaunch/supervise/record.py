@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpulaunch.supervise.outcome import signal_name
+from cpulaunch.supervise.outcome import STALLED, signal_name
 from cpulaunch.supervise.registry import CONTROL_FILE, is_gone, read_contact
 
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
@@ -47,6 +47,13 @@ def state_of(directory: Path) -> State:
 def is_job(directory: Path) -> bool:
     """Whether this is a job's directory."""
     return any((directory / name).exists() for name in (OUTCOME, PLAN, CONTROL_FILE))
+
+
+def ranks_of(directory: Path) -> list[int]:
+    """The ranks of this directory's job, in whichever attempt; none where nothing says them."""
+    planned = _number((read_document(directory / PLAN) or {}).get("world_size")) or 0
+    ended = len(documents((read_document(directory / OUTCOME) or {}).get("ranks")))
+    return list(range(max(int(planned), ended)))
 
 
 def jobs_below(directory: Path) -> list[Path]:
@@ -140,6 +147,8 @@ def why_failed(outcome: Mapping[str, Any]) -> str:
         return ""
     rank, host, number = failure.get("rank"), failure.get("host"), failure.get("signal")
     who = f"rank {rank} on {host}" if rank is not None else f"host {host}" if host else "no rank"
+    if failure.get("error") and outcome.get("kind") == STALLED:
+        return str(failure["error"])  # which names whom the others wait for
     if failure.get("error"):
         return f"{who}: {failure['error']}"
     if isinstance(number, int):

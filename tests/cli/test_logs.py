@@ -106,6 +106,16 @@ def test_an_order_that_promises_more_than_the_logs_have_loses_nothing(tmp_path: 
         assert [piece.data for piece in logs.rest()] == [b"two\n", b"three\n"]
 
 
+def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_bytes(b"one\n")
+    (tmp_path / "plan.json").write_text('{"world_size": 2}')
+    done = cpulaunch("logs", "--rank", "1,7", ".")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the job in . has no rank 7\n" in done.stderr
+    assert "hint: its ranks are 0-1\n" in done.stderr
+    assert cpulaunch("logs", "--rank", "0", ".").stdout == "one\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
