@@ -27,10 +27,21 @@ LIMITS = ((64, 64), (48, 32), (32, 16), (16, 8), (4, 4))
 Frame = tuple[str, str, int]
 
 
+_OURS = re.compile(r"/cpulaunch/(runtime|ccl)/")
+
+
+def is_own(thread: dict[str, Any]) -> bool:
+    """Whether cpulaunch has started the thread in the program, such as the one that copies gloo's groups."""
+    if thread["name"].startswith("cpulaunch-"):
+        return True
+    frames = [file for _, file, _ in thread["frames"] if not file.endswith("/threading.py")]
+    return thread["name"] != MAIN and bool(frames) and bool(_OURS.search(frames[-1]))
+
+
 def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
-    """The threads in ``py-spy dump --json`` of the process ``pid``.  ValueError where it is none."""
+    """The threads in ``py-spy dump --json`` of the process ``pid``, but for ours.  ValueError: it is none."""
     try:
-        return [
+        threads = [
             {
                 "id": thread["os_thread_id"],
                 "name": str(thread["thread_name"] or MAIN * (thread["os_thread_id"] == pid))[:MAX_NAME],
@@ -42,6 +53,7 @@ def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
         ]
     except (KeyError, TypeError) as e:
         raise ValueError(f"an unknown form of py-spy's answer: {e!r}") from None
+    return [thread for thread in threads if not is_own(thread)]
 
 
 def _frame(frame: dict[str, Any]) -> Frame:
@@ -127,7 +139,7 @@ def from_faulthandler(text: str) -> list[dict[str, Any]]:
             threads[-1]["frames"].append((found[3][:MAX_NAME], found[1][-MAX_FILE:], line_number))
     if threads and _MORE not in lines:
         threads[-1]["name"] = MAIN
-    return threads
+    return [thread for thread in threads if not is_own(thread)]
 
 
 def fit(processes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

@@ -70,6 +70,23 @@ def test_a_stack_of_faulthandler() -> None:
     assert (main["name"], main["frames"]) == ("MainThread", [("<module>", "<string>", 0)])
 
 
+def test_threads_of_ours_are_left_out() -> None:
+    """By their names, or where nothing has them, by what they run.  One of the user's may call us."""
+    threading = '  File "/usr/lib/python3.12/threading.py", line 1002 in _bootstrap\n'
+    mirror = '  File "/venv/cpulaunch/runtime/ledger_mirror.py", line 122 in run\n'
+    head = "Thread 0x01 (most recent call first):\n"
+    users = mirror + '  File "train.py", line 3 in save\n' + threading
+    text = "\n".join(
+        head + frames for frames in (mirror + threading, users, '  File "train.py", line 9 in f\n')
+    )
+    assert [each["frames"][-1][0] for each in from_faulthandler(text)] == ["_bootstrap", "f"]
+    said = {"active": False, "owns_gil": False, "frames": []}
+    names = ("MainThread", "cpulaunch-ledger", "loader")
+    dumped = [{**said, "os_thread_id": number, "thread_name": name} for number, name in enumerate(names)]
+    found = from_py_spy(json.dumps(dumped).encode(), 0)
+    assert [each["name"] for each in found] == ["MainThread", "loader"]
+
+
 def test_the_main_thread_of_faulthandler_is_the_last_one_whatever_its_name() -> None:
     """From Python 3.14 on it has the process's.  Of more than a hundred, the main one isn't there."""
     text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
