@@ -67,11 +67,16 @@ FREE, OPEN, CLOSED = 0, 1, 2
 """States of a group.  Where there is no room, one that is closed makes some."""
 
 OPERATION = struct.Struct("=QII28s12sQQQQi4x16s")
-"""Of an operation, 112 bytes: its sequence number, state, 0, kind, type, bytes, enqueued, started, completed,
-peer, and ranks of the group that it waits for as a text, such as ``3, 7``, or ``10, 11, …`` for many."""
+"""Of an operation, 112 bytes: its sequence number, state, root + 1, kind, type, bytes, enqueued, started,
+completed, peer, and ranks of the group that it waits for as a text, such as ``3, 7``, or ``10, 11, …``."""
 
 ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
+
+_UNDER_WAY = (ENQUEUED, STARTED)
+
+MEETING = "init_process_group"
+"""The only operation of a group without a name and backend, which is there while the ranks meet."""
 
 REQUEST = struct.Struct("=QQQ232s")
 """What the agent asks of the program, 256 bytes: the request's number, the first and the last step to trace,
@@ -157,7 +162,8 @@ class Operation(NamedTuple):
     """One collective or message.
 
     ``sequence`` counts those of the group's collectives, or of its messages.  ``peer`` is a message's other
-    rank in the group, else -1.  ``bytes`` are the tensors' of this rank.
+    rank in the group, else -1.  ``bytes`` are the tensors' of this rank.  ``root`` is that of a broadcast or
+    reduce in the group, where it is known, else -1.
     """
 
     sequence: int
@@ -170,6 +176,7 @@ class Operation(NamedTuple):
     completed: int
     peer: int
     waits_for: str
+    root: int = -1
 
 
 class Group(NamedTuple):
@@ -228,6 +235,13 @@ def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
     return found if found.number == number and found.ended_at else None
 
 
+def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
+    """Those of the groups that there are, or were."""
+    places = (FIRST_GROUP + number * GROUP_BYTES for number in range(GROUPS))
+    found = (GROUP.unpack_from(ledger, at) for at in places)
+    return {name for state, backend, *_ in found if state in (OPEN, CLOSED) and (name := _text(backend))}
+
+
 def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
     """The groups that are open."""
     found = []
@@ -243,8 +257,14 @@ def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
     return found
 
 
+def waits_since(ledger: bytes | memoryview | mmap.mmap) -> int:
+    """When the oldest operation that is under way was called; 0 where none is."""
+    under_way = (each for group in groups(ledger) for each in group.operations if each.state in _UNDER_WAY)
+    return min((each.enqueued for each in under_way), default=0)
+
+
 def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
-    sequence, state, _, kind, type_, size, enqueued, started, completed, peer, waits_for = (
+    sequence, state, root, kind, type_, size, enqueued, started, completed, peer, waits_for = (
         OPERATION.unpack_from(ledger, at)
     )
     return Operation(
@@ -258,6 +278,7 @@ def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
         completed,
         peer,
         _text(waits_for),
+        root - 1,
     )
 
 

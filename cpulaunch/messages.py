@@ -23,7 +23,7 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 5
+VERSION = 6
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
@@ -145,7 +145,8 @@ class Beat(NamedTuple):
 
     The defaults are those of a program that keeps no ledger and is silent.  ``printed`` are bytes;
     ``progressed_at`` is when anything of this last rose, None where nothing has; ``keeps_ledger``: its steps
-    would be seen.  Sent regularly, as the answer to ``AskProgress``, and before ``Exit``.
+    would be seen.  ``waits_since`` is when the oldest operation that is under way was called.  Sent
+    regularly, as the answer to ``AskProgress``, and before ``Exit``.
     """
 
     steps: int = 0
@@ -156,6 +157,7 @@ class Beat(NamedTuple):
     printed: int = 0
     progressed_at: float | None = None
     keeps_ledger: bool = False
+    waits_since: float | None = None
 
 
 class StepRow(NamedTuple):

@@ -258,9 +258,9 @@ class Agent:
         progress = ledger.progress(kept) if kept else None
         steps, collectives, at, gap, waiting, expects = progress or ledger.NONE
         last = max(at / 1e9, self.printed_at) or None
-        return messages.Beat(
-            steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last, progress is not None
-        )
+        since = ledger.waits_since(kept) / 1e9 if kept else 0.0
+        done = steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last
+        return messages.Beat(*done, progress is not None, since or None)
 
     def _unknown(self, what: str, kind: str) -> None:
         if what not in self.unknown:

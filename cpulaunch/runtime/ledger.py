@@ -9,7 +9,7 @@ from typing import Any
 
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.runtime import telemetry, tracing
+from cpulaunch.runtime import ledger_groups, telemetry, tracing
 from cpulaunch.runtime.communication import Communication
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.patches.groups import replace_everywhere
@@ -26,6 +26,7 @@ def keep(torch: Any) -> None:
     header = Header(memory)
     recorder = telemetry.record(torch, memory) if _is_recorded() else None
     _count_steps(torch, header, recorder)
+    _note_meeting(torch, memory)
     _watch_groups(torch, header, memory, recorder)
     tracer = tracing.watch(torch, memory)
     if recorder:
@@ -65,6 +66,36 @@ def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None
     register_optimizer_step_post_hook(after_step)
 
 
+def _note_meeting(torch: Any, memory: Any) -> None:
+    """The ledger says that this rank waits for the others in ``init_process_group``."""
+    init = torch.distributed.distributed_c10d.init_process_group
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        rank = _number(kwargs.get("rank"), "RANK", 0)
+        size = _number(kwargs.get("world_size"), "WORLD_SIZE", 1)
+        is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
+        slot = ledger_groups.free_slot(memory) if is_rank and size > 1 else -1
+        if slot < 0:
+            return init(*args, **kwargs)
+        now = time.monotonic_ns()
+        waits = ledger.Operation(0, ledger.STARTED, ledger.MEETING, "", 0, now, now, 0, -1, "")
+        ledger_groups.write(memory, slot, ledger.Group("", "", size, rank, 1, (waits,)))
+        try:
+            return init(*args, **kwargs)
+        finally:
+            ledger_groups.clear(memory, slot)
+
+    replace_everywhere(init, init_process_group)
+
+
+def _number(value: Any, variable: str, otherwise: int) -> int:
+    if isinstance(value, int) and value >= 0:
+        return value
+    said = os.environ.get(variable, "")
+    return int(said) if said.isdecimal() else otherwise
+
+
 def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.Recorder | None) -> None:
     """Groups of other backends than ccl are in the ledger, too, from when the first one is made."""
     c10d = torch.distributed.distributed_c10d
@@ -87,4 +118,15 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
                 recorder.communication = Communication(torch)
         return made
 
+    destroy = c10d.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return destroy(*args, **kwargs)
+        finally:
+            for mirror in mirrors:
+                mirror.forget_destroyed()
+
     replace_everywhere(make, make_group)
+    replace_everywhere(destroy, destroy_process_group)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cpulaunch import ledger
+from cpulaunch.runtime import ledger_groups
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.log import log_once
 
@@ -70,11 +71,15 @@ class _Group:
         self.collectives = 0  # that were called
         self.completed = 0  # of them
         self.seen: dict[tuple[bool, int], int] = {}  # message?, sequence → when it was found completed
+        self.roots: dict[int, int] = {}  # sequence → the root that was named
 
     def take(self, slot: int) -> None:
         """Have this place in the ledger; -1 is none."""
         self.slot = slot
         self.last_at = ledger.FIRST_GROUP + (slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
+        self.word = self.last_at // 8
+        self.kind: str | None = None  # of the last record, as long as it was noted, and has no root
+        self.size, self.dtype = 0, None
 
 
 class _Types(dict[Any, bytes]):
@@ -96,6 +101,7 @@ class Mirror(threading.Thread):
         super().__init__(name="cpulaunch-ledger", daemon=True)
         self._c10d, self._recorder = torch.distributed.distributed_c10d, torch._C._distributed_c10d
         self._header, self._memory = header, memory
+        self._words = memoryview(memory).cast("Q")
         self._groups: dict[str, _Group] = {}
         self._messages: dict[str, deque[_Message]] = {}
         self._counts: dict[str, int] = {}  # of messages, by group
@@ -139,12 +145,7 @@ class Mirror(threading.Thread):
         backends = {pg: backend for pg, (backend, _) in dict(world.pg_map).items() if backend != "ccl"}
         named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
         for name in known - named.keys():
-            if (slot := self._groups.pop(name).slot) >= 0:
-                self._fill(slot, bytes(ledger.GROUP_BYTES))
-            self._messages.pop(name, None)
-            self._barriers.pop(name, None)
-            self._counts.pop(name, None)
-            self._inside.pop(name, None)
+            self._forget_group(name)
         done = 0
         for name, pg in named.items():
             group = self._place(name, pg, backends[pg])
@@ -153,11 +154,25 @@ class Mirror(threading.Thread):
         if done:
             self._header.add_collectives(done, now)
 
+    def forget_destroyed(self) -> None:
+        """Groups that are gone are gone from the ledger, too, before others miss this rank."""
+        there = set(dict(self._c10d._world.pg_names).values())
+        for name in set(self._groups) - there:
+            self._forget_group(name)
+
+    def _forget_group(self, name: str) -> None:
+        group = self._groups.pop(name, None)
+        if group and group.slot >= 0:
+            ledger_groups.clear(self._memory, group.slot)
+        kept: tuple[dict[str, Any], ...] = (self._messages, self._barriers, self._counts, self._inside)
+        for each in kept:
+            each.pop(name, None)
+
     def _place(self, name: str, pg: Any, backend: str) -> _Group:
         with self._lock:
             group = self._groups.get(name) or _Group()
             if group.slot < 0:  # there may be room by now
-                group.take(self._free_slot())
+                group.take(ledger_groups.free_slot(self._memory))
                 if group.slot >= 0:
                     self._write(group.slot, name, backend, pg, 0, [])
                 self._groups[name] = group
@@ -169,60 +184,36 @@ class Mirror(threading.Thread):
         """Write one group.  Returns how many of its operations were completed since the last time."""
         seen, before = {}, group.completed
         operations = []
-        collectives = (*_collectives(entries, wall), *_barriers(self._barriers.get(name, ())))
+        recorded = _collectives(entries, wall, group.roots)
+        collectives = (*recorded, *_barriers(self._barriers.get(name, ())))
         for key, operation in (*collectives, *_messages(self._messages.get(name, ()))):
             if operation.state == ledger.COMPLETED:
                 seen[key] = group.seen.get(key, now)
             operations.append(operation._replace(completed=seen.get(key, 0)))
         done = sum(message for message, _ in seen.keys() - group.seen.keys())
         group.seen = seen
-        group.collectives = max([group.collectives, *(sequence for (_, sequence), _ in collectives)])
-        group.completed = max([before, *(sequence for message, sequence in seen if not message)])
+        group.collectives = max([group.collectives, *(sequence + 1 for (_, sequence), _ in collectives)])
+        group.completed = max([before, *(sequence + 1 for message, sequence in seen if not message)])
         if group.slot >= 0:
             count = group.collectives + self._counts.get(name, 0)
             self._write(group.slot, name, backend, pg, count, operations)
+            group.kind = None
         return done + group.completed - before
 
     def _write(
         self, slot: int, name: str, backend: str, pg: Any, count: int, operations: list[ledger.Operation]
     ) -> None:
-        """Those that are under way, the oldest first, go before others: they are what a rank hangs in."""
-        operations.sort(key=lambda each: each.enqueued)
-        under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]
-        others = [each for each in operations if each.state != ledger.STARTED]
-        room = ledger.OPERATIONS - len(under_way)
-        text = bytearray(ledger.GROUP_BYTES)
-        ledger.GROUP.pack_into(
-            text, 0, ledger.OPEN, backend.encode(), name.encode(), pg.size(), pg.rank(), count
-        )
-        for n, each in enumerate([*under_way, *others[::-1][:room]]):
-            at = ledger.GROUP.size + n * ledger.OPERATION.size
-            sequence, state, kind, type_, *numbers, waits_for = each
-            fields = kind.encode(), type_.encode(), *numbers, waits_for.encode()
-            ledger.OPERATION.pack_into(text, at, sequence, state, 0, *fields)
-        self._fill(slot, text)
-
-    def _fill(self, slot: int, text: bytes | bytearray) -> None:
-        at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
-        self._memory[at : at + ledger.GROUP_BYTES] = text
-
-    def _free_slot(self) -> int:
-        """From the end, as ccl takes the first ones; -1 where there is none."""
-        for usable in (ledger.FREE, ledger.CLOSED):
-            for slot in reversed(range(ledger.GROUPS)):
-                at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
-                if ledger.GROUP.unpack_from(self._memory, at)[0] == usable:
-                    self._fill(slot, bytes(ledger.GROUP_BYTES))
-                    return slot
-        return -1
+        group = ledger.Group(name, backend, pg.size(), pg.rank(), count, tuple(operations))
+        ledger_groups.write(self._memory, slot, group)
 
     def _note_last(self, process_group: Any, method: str, kind: str) -> None:
         """In the last record of the group, where the thread puts what matters least."""
         original = getattr(process_group, method)
         sequence_of = process_group._get_sequence_number_for_group
         world, in_ledger = self._c10d._world, kind.encode()
-        # Some 20 calls in a step of 5 ms are to take 1 % of it at most, so nothing is looked up twice.
-        groups, counts, inside = self._groups, self._counts, self._inside
+        # Some 20 calls in a step of 5 ms are to take 1 % of it at most, so nothing is looked up twice, and a
+        # call like the one before writes its number alone: it has the time of the first one since a look.
+        groups, counts, inside, rooted = self._groups, self._counts, self._inside, kind != "all_reduce"
         pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()
 
         @functools.wraps(original)
@@ -234,9 +225,18 @@ class Mirror(threading.Thread):
             if group is not None and group.slot >= 0:
                 tensor = tensors[0] if tensors.__class__ is list else tensors
                 size = tensor.nbytes if tensors is tensor or len(tensors) == 1 else _bytes(tensors)
-                number = sequence_of(pg) + 1 - (self._others(name) if counts or inside else 0)
-                at, type_, time_ = group.last_at, types[tensor.dtype], now()
-                pack(self._memory, at, number, started, 0, in_ledger, type_, size, time_, time_, 0, -1, b"")
+                number = sequence_of(pg) - (self._others(name) if counts or inside else 0)
+                dtype = tensor.dtype
+                if size == group.size and dtype is group.dtype and kind is group.kind:
+                    self._words[group.word] = number
+                else:
+                    root = _root(args, kwargs) if rooted else -1
+                    if root >= 0:
+                        group.roots[number] = root
+                    at, type_, time_ = group.last_at, types[dtype], now()
+                    fields = in_ledger, type_, size, time_, time_, 0, -1, b""
+                    pack(self._memory, at, number, started, root + 1, *fields)
+                    group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
             return original(pg, tensors, *args, **kwargs)
 
         setattr(process_group, method, call)
@@ -246,7 +246,7 @@ class Mirror(threading.Thread):
 
         The group counts its messages, too; ``monitored_barrier`` takes two numbers of both.
         """
-        return int(pg._get_sequence_number_for_group()) + 1 - self._others(name)
+        return int(pg._get_sequence_number_for_group()) - self._others(name)
 
     def _others(self, name: str) -> int:
         """What the group has counted that isn't a collective."""
@@ -255,6 +255,7 @@ class Mirror(threading.Thread):
     def _forget(self) -> None:
         """A forked process is not the rank, whose memory it shares."""
         self._memory, self._lock = bytearray(ledger.SIZE), threading.Lock()
+        self._words = memoryview(self._memory).cast("Q")
 
     def _note_messages(self, process_group: Any, method: str) -> None:
         original = getattr(process_group, method)
@@ -298,15 +299,29 @@ class Mirror(threading.Thread):
         process_group.monitored_barrier = call
 
 
-def _collectives(entries: list[Any], wall: int) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+def _root(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The root, in the group, of a broadcast or reduce with these arguments; -1 where it isn't known."""
+    said = args[0] if args else kwargs.get("opts", kwargs.get("root"))
+    root = getattr(said, "rootRank", said)
+    return root if isinstance(root, int) else -1
+
+
+def _collectives(
+    entries: list[Any], wall: int, roots: dict[int, int]
+) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+    """Those that the recorder has, which counts them from 1.  Of the ``roots``, theirs are kept."""
+    known = {entry["collective_seq_id"] - 1 for entry in entries}
+    for old in [sequence for sequence in roots if sequence < min(known, default=0)]:
+        del roots[old]
     for entry in entries:
+        sequence = entry["collective_seq_id"] - 1
         types = [_TYPES.get(name, (name.lower(), 0)) for name in entry["input_dtypes"]]
         sizes = (math.prod(shape) for shape in entry["input_sizes"])
         at = entry["time_created_ns"] - wall
         yield (
-            (False, entry["collective_seq_id"]),
+            (False, sequence),
             ledger.Operation(
-                sequence=entry["collective_seq_id"],
+                sequence=sequence,
                 state=ledger.COMPLETED if entry["retired"] else ledger.STARTED,
                 kind=entry["profiling_name"].partition(":")[2],
                 type=types[0][0] if types else "",
@@ -316,6 +331,7 @@ def _collectives(entries: list[Any], wall: int) -> Iterator[tuple[tuple[bool, in
                 completed=0,
                 peer=-1,
                 waits_for="",
+                root=roots.get(sequence, -1),
             ),
         )
 

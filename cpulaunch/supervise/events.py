@@ -140,12 +140,16 @@ class ShowStatus(NamedTuple):
 
 
 class ReportStall(NamedTuple):
-    """Show and keep what all ranks were seen to do in the stall with this number, from 1."""
+    """Show and keep what all ranks were seen to do in the stall with this number, from 1.
+
+    ``begun``: the job has come to its first step.
+    """
 
     number: int
     stall: Stall
     explanation: Explanation
     seen: tuple[Seen, ...]
+    begun: bool = True
 
 
 class Dumped(NamedTuple):

@@ -94,6 +94,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
     if isinstance(message, messages.Started):
         rank.pid, rank.cores = message.pid, message.cores
         state.move(rank, RankState.RUNNING)
+        about_stalls(state, state.stalls.started(state.now))
         for note in message.notes:
             state.notes.add(rank, note, state.now)
     elif isinstance(message, messages.Note):
@@ -207,7 +208,7 @@ def about_stalls(state: State, actions: Sequence[Action]) -> None:
             rank = state.ranks[next(iter(stall.ranks), 0)]
             fields = asdict(stall)
             state.log(rank, "stall", {"lasted": fields.pop("seconds"), **fields})
-            if state.watching.stalls.action != REPORT:
+            if action.begun and state.watching.stalls.action != REPORT:
                 error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
                 failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)
                 rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)

@@ -22,7 +22,8 @@ def stall_box(report: ReportStall, kept: Path) -> str:
 
 def title(report: ReportStall) -> str:
     """What it comes to."""
-    return f"no progress for {report.stall.seconds:.0f} s: {report.explanation.headline}"
+    before = "" if report.begun else ", before the first step"
+    return f"no progress for {report.stall.seconds:.0f} s{before}: {report.explanation.headline}"
 
 
 def stacks_text(report: ReportStall) -> str:

@@ -22,9 +22,7 @@ MAX_SIDES = 8
 MAX_CHILDREN = 4
 """Children of a rank that are described."""
 
-_NO_LEDGER = (
-    "what it waits for can't be seen: it keeps no ledger, as it has no process group, or isn't Python"
-)
+_NO_LEDGER = "without Python, or a process group, programs keep no ledger: what they wait for isn't known"
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Seen:
     """What is known of a rank.
 
     ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
-    was raised, if one was.
+    was raised, if one was.  ``now`` is what its host's clock shows when that is told.
     """
 
     rank: int
@@ -40,6 +38,7 @@ class Seen:
     left: str = ""
     dump: Dump | None = None
     raised_at: str = ""
+    now: float | None = None
 
     @property
     def program(self) -> Process | None:
@@ -73,10 +72,14 @@ class Explanation:
     sequence: int | None = None
 
 
-def explain(seen: Sequence[Seen]) -> Explanation:
-    """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order."""
+def explain(seen: Sequence[Seen], paused: float = 0.0) -> Explanation:
+    """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order.
+
+    It was ``paused`` for so many seconds, which are those since the last operation of a rank, too, where
+    clocks don't show a whole second more or less.
+    """
     groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    return _Case(seen, waits(groups, len(seen))).explain()
+    return _Case(seen, waits(groups, len(seen)), paused).explain()
 
 
 def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
@@ -92,9 +95,21 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     return next((lines for wait in candidates if len(lines := _Case(seen, found).sides(wait)) > 1), [])
 
 
+def without(seen: Sequence[Seen]) -> list[str]:
+    """Who has failed in an operation, and who runs without being in its group any more; a line for each."""
+    groups = {each.rank: each.dump.groups for each in seen if each.dump}
+    found = waits(groups, len(seen), failed=True)
+    case = _Case(seen, found)
+    for wait in found:
+        numbers = (wait.ranks[number] for number in wait.unknown if number in wait.ranks)
+        if gone := [rank for rank in numbers if case.seen[rank].program]:
+            return [case.side(wait, wait.waiting[:1]), *case.situations(gone, wait)]
+    return []
+
+
 class _Case:
-    def __init__(self, seen: Sequence[Seen], found: Sequence[Wait]) -> None:
-        self.seen = {each.rank: each for each in seen}
+    def __init__(self, seen: Sequence[Seen], found: Sequence[Wait], paused: float = 0.0) -> None:
+        self.seen, self.paused = {each.rank: each for each in seen}, paused
         # A rank that runs has asked for a message, but doesn't wait for it.
         self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
         self.held_in_headline = ""
@@ -117,10 +132,7 @@ class _Case:
             if len(kinds := wait.kinds()) > 1:
                 (_, most), (_, fewest) = next(iter(kinds.items())), list(kinds.items())[-1]
                 ranks = fewest if len(fewest) < len(most) else ()
-                lines = [
-                    f"{self.named(theirs)}: {what(wait, theirs[0])}{self._at_in(wait, theirs)}"
-                    for theirs in kinds.values()
-                ]
+                lines = [self.side(wait, theirs) for theirs in kinds.values()]
                 headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
                 return self._of(wait, headline, lines, ranks)
         return None
@@ -141,7 +153,7 @@ class _Case:
         first = left or held or free
         headline = self._of_absent(wait, free, left, held)
         others = [rank for rank in free if rank not in first]
-        lines = [self._waiters(wait, free), *self._situations([*first, *others], wait)]
+        lines = [self._waiters(wait, free), *self.situations([*first, *others], wait)]
         return self._of(wait, headline, lines, first)
 
     def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
@@ -214,7 +226,7 @@ class _Case:
         lines = [f"all have called {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"]
         if held := [rank for rank in wait.members if self.seen[rank].held]:
             headline = self._held(held)
-            return self._of(wait, headline, [*lines, *self._situations(held, wait)], held)
+            return self._of(wait, headline, [*lines, *self.situations(held, wait)], held)
         pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
         if not pairs:
             return self._of(wait, f"all have called {name}, and it does not complete", lines, ())
@@ -240,13 +252,13 @@ class _Case:
         programs = {rank: program for rank in running if (program := self.seen[rank].program)}
         if held := [rank for rank in running if self.seen[rank].held]:
             headline = self._held(held)
-            return Explanation(headline, tuple(self._situations(held)), tuple(held))
+            return Explanation(headline, tuple(self.situations(held)), tuple(held))
         if locked := self._locked(running):
             headline = f"threads of {self.named(locked)} wait for each other's locks"
-            return Explanation(headline, tuple(self._situations(locked)), tuple(locked))
+            return Explanation(headline, tuple(self.situations(locked)), tuple(locked))
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
             who = "all ranks wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
-            return Explanation(f"{who} for input", tuple(self._situations(fed)), tuple(fed))
+            return Explanation(f"{who} for input", tuple(self.situations(fed)), tuple(fed))
         return self._somewhere(running)
 
     def _somewhere(self, running: Sequence[int]) -> Explanation:
@@ -262,8 +274,8 @@ class _Case:
         else:
             headline = "no rank waits in a collective"
         lines = [] if any(each.dump and each.dump.groups for each in self.seen.values()) else [_NO_LEDGER]
-        lines += [line for theirs in places.values() for line in self._situations(theirs[:1])]
-        lines += self._situations([each.rank for each in self.seen.values() if each.left])
+        lines += [line for theirs in places.values() for line in self.situations(theirs[:1])]
+        lines += self.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks)
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
@@ -282,6 +294,10 @@ class _Case:
         shown = sorted(found.items(), key=lambda side: -len(side[1]))
         lines = [f"{self.named(ranks)}: {words}" for words, ranks in shown[:MAX_SIDES]]
         return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
+
+    def side(self, wait: Wait, ranks: Sequence[int]) -> str:
+        """What these have called, which is the same, and where."""
+        return f"{self.named(ranks)}: {what(wait, ranks[0])}{self._at_in(wait, ranks)}"
 
     def _held(self, ranks: Sequence[int]) -> str:
         self.held_in_headline = self.seen[ranks[0]].held
@@ -311,7 +327,7 @@ class _Case:
         who = who or f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
         return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"
 
-    def _situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
+    def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
             yield from self._situation(self.seen[rank], wait)
         if len(ranks) > MAX_SITUATIONS:
@@ -342,14 +358,15 @@ class _Case:
             yield f"  its process {pid}: {text}"
 
     def _last(self, seen: Seen, wait: Wait | None) -> str:
-        if wait is None or wait.message or seen.dump is None or seen.left:
+        if wait is None or wait.message or wait.meets or seen.dump is None or seen.left:
             return ""
         member = wait.members.get(seen.rank)
         if member is None:
             return f"is not in group {wait.group.name} any more"
         if (done := member.completed) is None:
             return f"has completed nothing in group {wait.group.name} yet"
-        return f"finished #{done.sequence} {seen.dump.at - done.completed:.0f} s ago"
+        ago = (seen.dump.at if seen.now is None else seen.now) - done.completed
+        return f"finished #{done.sequence} {self.paused if abs(ago - self.paused) < 1 else ago:.0f} s ago"
 
     def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
         sequence = wait.sequence
@@ -359,6 +376,8 @@ class _Case:
 def what(wait: Wait, rank: int, *, short: bool = False) -> str:
     """A rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
     op = wait.operations[rank]
+    if wait.meets:
+        return op.kind
     name = f"{op.kind} #{op.sequence}"
     if wait.message:
         peer = wait.ranks.get(op.peer)
@@ -366,6 +385,8 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
         name += f" {'to' if 'send' in op.kind else 'from'} {whom}"
     if short:
         return name
+    if wait.roots_differ and op.root >= 0:
+        name += f" {'to' if op.kind == 'reduce' else 'from'} rank {wait.ranks.get(op.root, op.root)}"
     return f"{name} of group {wait.group.name}" + (f", {_size(op.bytes)} {op.type}" if op.bytes else "")
 
 

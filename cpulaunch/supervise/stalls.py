@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SHORTEST, TIMES = 60.0, 10.0
 """``auto``: so many seconds at least, and so many times the longest gap so far."""
 
+BEGINNING = 600.0
+"""``auto`` before the first step: so many seconds, which somebody has waited for others."""
+
 ANSWERS = 1.0
 """Seconds in which ranks can say that there is progress after all."""
 
@@ -85,7 +88,7 @@ class Stalls:
         self.settings, self._ranks = settings, ranks
         self.stalls: list[Stall] = []
         self._phase = Phase.WATCHING
-        self._progressed_at = self._asked_at = now
+        self._progressed_at = now
         self._known: dict[int, _Known] = {}
         self._asleep: dict[int, float] = {}  # what was forgiven since a rank's last progress
         self._steps = self._collectives = self._expects_steps = False  # whether any rank has, or does
@@ -102,7 +105,7 @@ class Stalls:
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         """A rank says how far it is."""
-        known, counted = self._known.get(rank.rank), self._counted
+        known, had_begun = self._known.get(rank.rank), self._begun
         more = known is None or _counts(beat) != _counts(known.beat)
         asleep = self._asleep.pop(rank.rank, 0.0) if more else 0.0
         before, gap = (known.beat.longest_gap, known.gap) if known else (0.0, 0.0)
@@ -112,14 +115,21 @@ class Stalls:
         self._steps = self._steps or beat.steps > 0
         self._collectives = self._collectives or beat.collectives > 0
         self._expects_steps = self._expects_steps or beat.expects_steps
-        if self._counted and not counted:
+        if self._begun and not had_begun:
             self._not_due_before = now
+        elif not self._begun and beat.waits_since is not None:
+            since = max(self._progressed_at, beat.waits_since + rank.clock)
+            self._not_due_before = min(self._not_due_before, since + self._timeout())
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
         actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
         if more and beat.progressed_at is not None:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
+
+    def started(self, now: float) -> list[Action]:
+        """A rank's program runs."""
+        return self._progress(now, now)
 
     def printed(self, now: float) -> list[Action]:
         """A rank has printed something."""
@@ -145,18 +155,24 @@ class Stalls:
         if self._phase is not Phase.STALLED:
             self._watch()
 
+    def stalled(self, now: float) -> str:
+        """What is known of a stall that was reported and lasts; empty where none does."""
+        if self._phase is not Phase.STALLED:
+            return ""
+        return f"no progress for {now - self._progressed_at:.0f} s: {self.stalls[-1].text}"
+
     # ---- what is due
 
     @property
     def wake_at(self) -> float | None:
         """When ``look`` is due, if nothing else happens before."""
-        if self._phase is Phase.WATCHING and self.settings.timeout != 0:
+        if self._phase is Phase.WATCHING and not self._never:
             return self._not_due_before
         return self._until if self._until < inf else None
 
     def look(self, now: float) -> list[Action]:
         """What is due by now."""
-        if self.settings.timeout == 0:
+        if self._never:
             return []
         if self._phase is Phase.WATCHING:
             return self._ask(now) if self._may_be_due(now) else []
@@ -166,34 +182,52 @@ class Stalls:
             return self._dump(now) if self._is_due(now) else self._watch()
         return self._look_closer(now) if self._phase is Phase.LOOKING else self._report(now)
 
+    @property
+    def _never(self) -> bool:
+        timeout, ledgers = self.settings.timeout, self.settings.ledgers
+        return timeout == 0 or (timeout is None and not ledgers)
+
     def _may_be_due(self, now: float) -> bool:
         """Whether agents have to be asked: a stall would be due by what is known, which may be old.
 
         All ranks are looked at only if that has been so for long enough.
         """
-        shortest = SHORTEST if self.settings.timeout is None else self.settings.timeout
-        since = self._progressed_at if self._counted else self._asked_at
-        self._not_due_before = max(since + shortest, self._not_due_before)
+        shortest = self.settings.timeout or (SHORTEST if self._begun else BEGINNING)
+        self._not_due_before = max(self._progressed_at + shortest, self._not_due_before)
         if now < self._not_due_before:
             return False
         if not self._all_run():
             self._not_due_before = now + ANSWERS
             return False
-        if self._counted:
-            self._due = self._not_due_before = self._progressed_at + self._timeout()
-            return now >= self._due
+        self._due = self._pause_since() + self._timeout()
+        if now >= self._due:
+            return True
+        self._not_due_before = min(self._due, now + shortest)
+        if self._begun:
+            return False
         # Beats that come later than the timeout is long must not keep us from counting.
-        self._asked_at, self._due, self._not_due_before = now, now, now + shortest
+        self._due = now
         return len(self._known) < len(self._ranks) or any(
             now > known.heard_at + shortest - ANSWERS for known in self._known.values()
         )
 
     @property
-    def _counted(self) -> bool:
-        """Whether the job has begun to make progress, so that a pause is worth a word."""
+    def _begun(self) -> bool:
+        """Whether the job has come to its first step, so that any pause is worth a word."""
         if not self.settings.ledgers:
-            return self.settings.timeout is not None
+            return True
         return self._steps or (self._collectives and not self._expects_steps)
+
+    def _pause_since(self) -> float:
+        """Since when nothing has happened, and before the first step, somebody has waited, too; or never."""
+        if self._begun:
+            return self._progressed_at
+        waits = (
+            known.beat.waits_since + self._ranks[rank].clock
+            for rank, known in self._known.items()
+            if known.beat.waits_since is not None and self._ranks[rank].state is RankState.RUNNING
+        )
+        return max(self._progressed_at, min(waits, default=inf))
 
     def _all_run(self) -> bool:
         return all(rank.state is not RankState.NOT_STARTED for rank in self._ranks)
@@ -201,12 +235,14 @@ class Stalls:
     def _timeout(self) -> float:
         if self.settings.timeout is not None:
             return self.settings.timeout
+        if not self._begun:
+            return BEGINNING
         # The job's longest gap is shorter than any of its ranks'.
         gaps = (k.gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
         return max(SHORTEST, TIMES * min(gaps, default=0.0))
 
     def _is_due(self, now: float) -> bool:
-        return self._counted and now >= self._progressed_at + self._timeout()
+        return now >= self._pause_since() + self._timeout()
 
     def _running(self) -> list[int]:
         return [rank.rank for rank in self._ranks if rank.state is RankState.RUNNING]
@@ -218,7 +254,7 @@ class Stalls:
         return []
 
     def _ask(self, now: float) -> list[Action]:
-        self._phase, self._asked_at = Phase.ASKING, now
+        self._phase = Phase.ASKING
         return self._send(self._running(), AskProgress(), max(self._due + ANSWERS, now + LEAST))
 
     def _dump(self, now: float) -> list[Action]:
@@ -227,7 +263,9 @@ class Stalls:
         return self._send(self._running(), self._ask_dump(native=False), until)
 
     def _look_closer(self, now: float) -> list[Action]:
-        suspects = [r for r in explain(self._seen()).ranks if self._ranks[r].state is RankState.RUNNING]
+        # Where none has a ledger, all may be what is waited for.
+        found = explain(self._seen(now)).ranks if self.settings.ledgers else range(len(self._ranks))
+        suspects = [rank for rank in found if self._ranks[rank].state is RankState.RUNNING]
         if not suspects or self._due + DUE < now + MIN_NATIVE / 2:
             return self._report(now)
         self._phase = Phase.LOOKING_CLOSER
@@ -239,11 +277,23 @@ class Stalls:
         return AskDump(self._expected, native)
 
     def _report(self, now: float) -> list[Action]:
-        explanation = explain(self._seen())
+        paused = round(now - self._progressed_at, 1)
+        explanation = explain(self._seen(now), paused)
+        if not self._begun:
+            if explanation.operation is None:  # nobody waits, after all
+                self._not_due_before = now + self._timeout()
+                return self._watch()
+            explanation = self._left_alone(explanation)
         self._phase, self._until = Phase.STALLED, inf
-        stall = self._stall(explanation, now - self._progressed_at)
+        stall = self._stall(explanation, paused)
         self.stalls.append(stall)
-        return [ReportStall(len(self.stalls), stall, explanation, tuple(self._seen()))]
+        return [ReportStall(len(self.stalls), stall, explanation, tuple(self._seen(now)), self._begun)]
+
+    def _left_alone(self, explanation: Explanation) -> Explanation:
+        if self.settings.action == REPORT:
+            return explanation
+        line = f"the job is left alone: --stall-action {self.settings.action} begins with the first step"
+        return replace(explanation, lines=(*explanation.lines, line))
 
     def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
         self._waiting, self._until = set(ranks), until
@@ -263,17 +313,23 @@ class Stalls:
 
     # ---- what comes of it
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self, now: float) -> list[Seen]:
         return [
-            Seen(rank.rank, rank.host, rank.status if rank.state.final else "", self._dumps.get(rank.rank))
+            Seen(
+                rank.rank,
+                rank.host,
+                rank.status if rank.state.final else "",
+                self._dumps.get(rank.rank),
+                now=now - rank.clock,
+            )
             for rank in self._ranks
         ]
 
     def _stall(self, explanation: Explanation, seconds: float) -> Stall:
         first = explanation.ranks[0] if explanation.ranks else None
-        place = next((each.place for each in self._seen() if each.rank == first), None)
+        place = next((each.place for each in self._seen(0.0) if each.rank == first), None)
         return Stall(
-            seconds=round(seconds, 1),
+            seconds=seconds,
             ranks=explanation.ranks,
             host=None if first is None else self._ranks[first].host,
             operation=explanation.operation,

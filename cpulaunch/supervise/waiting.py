@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, STARTED, Group, Operation
+from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, MEETING, STARTED, Group, Operation
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 """Collectives that take as many bytes from each rank."""
@@ -66,12 +66,23 @@ class Wait(NamedTuple):
         """The one that waits."""
         return self.operations[self.waiting[0]]
 
-    def kinds(self) -> dict[tuple[str, str, int], list[int]]:
-        """The ranks by kind, type and bytes of what they have called, those of most ranks first."""
-        found: dict[tuple[str, str, int], list[int]] = {}
+    @property
+    def meets(self) -> bool:
+        """Whether it is no collective: the ranks make their group."""
+        return self.operation.kind == MEETING
+
+    @property
+    def roots_differ(self) -> bool:
+        """Whether ranks are known to have called it with different roots."""
+        return len({op.root for op in self.operations.values()} - {-1}) > 1
+
+    def kinds(self) -> dict[tuple[str, str, int, int], list[int]]:
+        """The ranks by kind, type, bytes and root of what they have called, those of most ranks first."""
+        found: dict[tuple[str, str, int, int], list[int]] = {}
         for rank, op in sorted(self.operations.items()):
             size = op.bytes if op.kind in _SAME_SIZE else -1
-            found.setdefault((op.kind, op.type, size), []).append(rank)
+            root = op.root if self.roots_differ else -1
+            found.setdefault((op.kind, op.type, size, root), []).append(rank)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def pairs(self) -> list[tuple[int, int]]:

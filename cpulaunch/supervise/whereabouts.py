@@ -17,6 +17,9 @@ _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.p
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """What the names of functions have in common that wait for a lock."""
 
+NO_PYTHON = "it is no Python program"
+"""How an agent ends why it has no stack of such a one."""
+
 THROTTLED = 0.2
 """Share of the time that a process must have lost to its control group for this to be why it is late."""
 
@@ -97,8 +100,22 @@ def held(process: Process) -> str:
 
 
 def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
-    """The program's children that have a place or a state to tell, and that; no workers that are idle."""
+    """The program's children that have a place or a state to tell, and that; no workers that are idle.
+
+    Of a program without Python it is all, as one of them may be what does the work.
+    """
     for process in processes[1:]:
         frame, state = place(process), held(process)
-        if state or (frame and not is_idle_worker(process)):
-            yield process["pid"], "; ".join(filter(None, (state, frame and f"at {at(frame)}")))
+        words = [state, f"at {at(frame)}" if frame else ""]
+        if not is_python(processes[0]):
+            words.insert(0, f"{process.get('command')}")
+            words += [] if frame else [where(process)]
+        elif not state and (not frame or is_idle_worker(process)):
+            continue
+        yield process["pid"], "; ".join(filter(None, words))
+
+
+def is_python(process: Process) -> bool:
+    """Whether it isn't known to be none."""
+    said = str(process.get("stacks"))
+    return said != "gdb" and not said.endswith(NO_PYTHON)

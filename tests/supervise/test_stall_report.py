@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cpulaunch.ledger import COMPLETED, STARTED
@@ -153,6 +154,35 @@ def test_different_sizes_are_shown() -> None:
         .lines[1]
         .startswith("rank 1 on node1: all_reduce #7 of group 0, 400 bytes")
     )
+
+
+def test_roots_that_differ_are_shown_where_all_are_known() -> None:
+    ranks = [
+        seen(rank, [group(rank, operation(7, "broadcast", root=root))])
+        for rank, root in enumerate((1, 0, 0, 0))
+    ]
+    assert (
+        explained(*ranks).lines[1].startswith("rank 0 on node0: broadcast #7 from rank 1 of group 0, 25 MB")
+    )
+    same = [
+        seen(rank, [group(rank, operation(7, "broadcast", root=root))]) for rank, root in enumerate((1, 1))
+    ]
+    assert "from" not in explained(*same).lines[0]
+
+
+def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
+    """Clocks and looks differ by parts of a second."""
+    late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
+    found = explain([*others(3), replace(late, now=NOW + 1.4)], 94.6)
+    assert "finished #6 95 s ago" in found.lines[1]
+    assert "finished #6 94 s ago" in explain([*others(3), replace(late, now=NOW + 1.4)], 7.0).lines[1]
+
+
+def test_children_of_a_program_without_python_are_shown() -> None:
+    shell = process(command="sh -c", stacks="none: it is no Python program")
+    child = process(pid=7, command="./solver -n 4", stacks="none: it is no Python program")
+    found = explained(seen(0, [], shell, child))
+    assert found.lines[-1] == "  its process 7: ./solver -n 4; sleeping"
 
 
 def test_ranks_of_a_gather_may_have_different_sizes() -> None:

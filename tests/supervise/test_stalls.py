@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import pytest
 from support.played import running
 
+from cpulaunch.ledger import MEETING, STARTED
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, LauncherMessage
 from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
 from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.stall_box import title
 from cpulaunch.supervise.stalls import ABORT, DUE, LEAST, MIN_NATIVE, Stalls, StallSettings
 
 AUTO = StallSettings()
@@ -44,6 +46,10 @@ class Job:
                 steps=before.steps + count, progressed_at=at, longest_gap=max(before.longest_gap, gap)
             )
 
+    def waits(self, rank: int) -> None:
+        """It has called ``init_process_group`` just now."""
+        self.beats[rank] = self.beats[rank]._replace(waits_since=self.now + self.ahead * rank)
+
     def until(self, moment: float) -> None:
         while self.now < moment:
             due = [at for at, *_ in self._on_the_way]
@@ -74,7 +80,14 @@ class Job:
         if isinstance(message, AskProgress) and rank.rank in self.answering:
             self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
         elif isinstance(message, AskDump) and rank.rank in self.dumping:
-            dump = Dump(message.request, self.now, [], [], "")
+            since = self.beats[rank.rank].waits_since
+            operation = {
+                "sequence": 0, "state": STARTED, "kind": MEETING, "type": "", "bytes": 0, "enqueued": since,
+                "started": since, "completed": None, "peer": -1, "waits_for": "",
+            }  # fmt: skip
+            group = {"name": "", "backend": "", "size": 2, "rank": rank.rank, "count": 1}
+            groups = [{**group, "operations": [operation]}] if since is not None else []
+            dump = Dump(message.request, self.now, groups, [], "")
             self._act(self.stalls.dumped(rank, dump, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
@@ -138,6 +151,34 @@ def test_nothing_is_counted_before_the_first_step() -> None:
     job.beats = [Beat(0, 12, 0.1, 0, True, 100, 1.0)] * 2  # DDP has broadcast the model
     job.until(100)
     assert not job.reports
+
+
+@pytest.mark.parametrize(("timeout", "due"), [(20, 35.0), (None, 615.0)])
+def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
+    timeout: float | None, due: float
+) -> None:
+    job = Job(StallSettings(timeout, ABORT), ahead=5000)
+    job.until(15)
+    job.waits(1)
+    job.until(2 * due)
+    assert job.reports == [pytest.approx(due, abs=DUE)]
+    (report,) = [action for _, action in job.done if isinstance(action, ReportStall)]
+    assert report.begun is False
+    assert report.explanation.lines[-1] == (
+        "the job is left alone: --stall-action abort begins with the first step"
+    )
+    assert title(report) == (
+        f"no progress for {due:.0f} s, before the first step: rank 0 on node0 has not called init_process_group"
+    )
+
+
+def test_a_rank_that_starts_late_is_waited_for() -> None:
+    job = Job(StallSettings(20))
+    job.waits(0)
+    job.until(15)
+    job.stalls.started(15)
+    job.until(60)
+    assert job.reports == [pytest.approx(35, abs=DUE)]
 
 
 def test_collectives_count_where_no_rank_has_an_optimizer() -> None:

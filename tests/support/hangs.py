@@ -10,8 +10,8 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 
 backend, case = sys.argv[1:]
-dist.init_process_group(backend)
-rank, size = dist.get_rank(), dist.get_world_size()
+case == "unmet" or dist.init_process_group(backend)
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 is_culprit = rank == size // 2
 ones, more = torch.ones(1000), torch.ones(2000)
 
@@ -177,6 +177,32 @@ def left():
     if is_culprit:
         sys.exit()
     dist.distributed_c10d._get_default_store().get("what the other rank sets")
+
+def download():
+    while not glob.glob("runs/*/stacks-1.txt"):
+        time.sleep(0.05)
+
+def unmet():
+    if is_culprit:
+        download()
+    dist.init_process_group(backend)
+    step()
+
+def first():
+    if is_culprit:
+        download()
+    step()
+
+def roots():
+    steps(3)
+    dist.broadcast(ones, size - 1 - rank)
+
+def destroyed():
+    steps(3)
+    if is_culprit:
+        dist.destroy_process_group()
+        load_batch()
+    step()
 
 globals()[case]()
 dist.destroy_process_group()

@@ -1,0 +1,49 @@
+"""Groups in a ledger, as Python writes them: those that ``ccl`` doesn't write itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpulaunch import ledger
+
+
+def free_slot(memory: Any) -> int:
+    """A group's place that is free, and empty by now, from the end, as ccl takes the first ones; else -1."""
+    for usable in (ledger.FREE, ledger.CLOSED):
+        for slot in reversed(range(ledger.GROUPS)):
+            at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
+            if ledger.GROUP.unpack_from(memory, at)[0] == usable:
+                clear(memory, slot)
+                return slot
+    return -1
+
+
+def clear(memory: Any, slot: int) -> None:
+    """Make the place free."""
+    _fill(memory, slot, bytes(ledger.GROUP_BYTES))
+
+
+def write(memory: Any, slot: int, group: ledger.Group) -> None:
+    """Write a group there.
+
+    Of its operations those that are under way, the oldest first, go before others, of which the last are
+    kept: they are what a rank hangs in.
+    """
+    operations = sorted(group.operations, key=lambda each: each.enqueued)
+    under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]
+    others = [each for each in operations if each.state != ledger.STARTED]
+    room = ledger.OPERATIONS - len(under_way)
+    text = bytearray(ledger.GROUP_BYTES)
+    backend, name = group.backend.encode(), group.name.encode()
+    ledger.GROUP.pack_into(text, 0, ledger.OPEN, backend, name, group.size, group.rank, group.count)
+    for n, each in enumerate([*under_way, *others[::-1][:room]]):
+        at = ledger.GROUP.size + n * ledger.OPERATION.size
+        sequence, state, kind, type_, *numbers, waits_for, root = each
+        fields = kind.encode(), type_.encode(), *numbers, waits_for.encode()
+        ledger.OPERATION.pack_into(text, at, sequence, state, root + 1, *fields)
+    _fill(memory, slot, text)
+
+
+def _fill(memory: Any, slot: int, text: bytes | bytearray) -> None:
+    at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
+    memory[at : at + ledger.GROUP_BYTES] = text
