@@ -115,8 +115,8 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind, code = kinds.INTERRUPTED, 128 + state.interrupted
     elif cause:
         kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
-        if state.sides and (note := state.sides.note(first)):
-            first = replace(first, note=note)
+        if state.sides:
+            first = state.sides.noted(first)
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)

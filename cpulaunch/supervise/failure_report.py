@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -38,6 +39,15 @@ TITLES = {
 }
 FATAL = "Fatal Python error: "
 """How faulthandler's report begins."""
+
+THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n  what\(\):  ((?:.|\n)*)\Z")
+"""What C++ says before it, of an exception that nobody has caught."""
+
+OWN_THREAD = re.compile(
+    r'Thread 0x.*\n(?:  File .*\n)*  File ".*/cpulaunch/(?:runtime|ccl)/.*\n'
+    r'(?:  File ".*/threading\.py", .*\n)+\n?'
+)
+"""A thread in it that cpulaunch has started."""
 
 OURS = "cpulaunch/agent/"
 """Where the frames of ours are that run the user's program."""
@@ -76,6 +86,8 @@ def failure_report(
         return f"cpulaunch: the job was ended: {failure.error}\n"
     name = f"{noun} {failure.rank + first}"
     title = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name)
+    if failure.disagree:
+        title = f"ranks call different operations, and {title}"
     others = "; ".join(_others(outcome, failure.rank, noun))
     kept = last_output(failure.rank)
     story = _story(failure, directory, kept, said_nothing=outcome.restarts > 0 and not kept)
@@ -111,7 +123,7 @@ def _story(
             yield ""
         yield from _shortened(lines)
     elif (failure.error is None or failure.signal is not None) and (last := _last_words(words)):
-        yield from ("", "Its last output:") if not last[0].startswith(FATAL) else ("",)
+        yield from ("",) if any(line.startswith(FATAL) for line in last) else ("", "Its last output:")
         yield from _shortened(last)
     if directory is not None and logged is not None:
         yield ""
@@ -132,12 +144,14 @@ def _tail(directory: JobDirectory, log: str) -> bytes | None:
 
 def _last_words(text: str) -> list[str]:
     """The report of a native crash, else the last lines that the rank said."""
-    _, fatal, after = text.rpartition(FATAL)
+    before, fatal, after = text.rpartition(FATAL)
     if fatal:
-        lines = (fatal + after).partition("\n\nExtension modules: ")[0].rstrip().splitlines()
+        report = OWN_THREAD.sub("", (fatal + after).partition("\n\nExtension modules: ")[0])
+        lines = report.rstrip().splitlines()
         while len(lines) > 1 and OURS in lines[-1]:
             del lines[-1]
-        return lines
+        thrown = THROWN.search(before.rstrip())
+        return [*f"{thrown[1]}: {thrown[2]}".splitlines(), "", *lines] if thrown else lines
     return [line.rpartition("\r")[2] for line in text.rstrip().splitlines()[-LAST_LINES:]]
 
 

@@ -29,7 +29,8 @@ class Failure:
     ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
     was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
     the cause.  ``rank`` and ``host`` are None where none is to blame.  ``unexplained``: it is an exit code
-    of a Python program that neither an exception nor ``sys.exit`` explains.
+    of a Python program that neither an exception nor ``sys.exit`` explains.  ``disagree``: ranks have called
+    different operations, as ``note`` says, and this rank was only the first to find out.
     """
 
     rank: int | None = None
@@ -42,6 +43,7 @@ class Failure:
     traceback: str | None = None
     note: str | None = None
     unexplained: bool = False
+    disagree: bool = False
 
     @property
     def summary(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from signal import SIGABRT
 
 from cpulaunch import messages
@@ -16,7 +17,7 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.stall_report import Seen, sides
+from cpulaunch.supervise.stall_report import Seen, sides, without
 from cpulaunch.supervise.waiting import waits
 
 WITHIN = 2.0
@@ -69,13 +70,16 @@ class Sides:
             return True
         return all(rank.raised or rank.state is not RankState.RUNNING for rank in waiting)
 
-    def note(self, failure: Failure) -> str | None:
-        """A line for each side, if ``failure`` may come of it; None where but one is known."""
+    def noted(self, failure: Failure) -> Failure:
+        """``failure`` with a line for each side, if it may come of it, and more than one is known."""
         error = failure.error or ""
         if failure.signal != SIGABRT and not may_differ(error):
-            return None
-        lines = sides([self._seen(rank) for rank in self._ranks], said=bool(_DIFFER.search(error)))
-        return "\n".join(lines) if len(lines) > 1 else None
+            return failure
+        seen = [self._seen(rank) for rank in self._ranks]
+        if lines := sides(seen, said=bool(_DIFFER.search(error))):
+            return replace(failure, note="\n".join(lines), disagree=True)
+        lines = without(seen)
+        return replace(failure, note="\n".join(lines)) if lines else failure
 
     def _seen(self, rank: Rank) -> Seen:
         raised, dump = rank.raised, self._dumps.get(rank.rank)

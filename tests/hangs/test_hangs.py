@@ -103,6 +103,7 @@ def test_ccl_itself_finds_operations_that_differ(
     done = hang(case, "--stall-timeout", "30")
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
+    assert result["first_failure"]["disagree"]
     usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
     sides = [
         f"rank 0 on localhost: {usual}",
@@ -116,19 +117,42 @@ def test_ccl_itself_finds_operations_that_differ(
 
 
 def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: Path) -> None:
-    """It aborts one of the ranks, and the other one hears no more than that the connection is gone."""
+    """It aborts one of the ranks, which is not to blame for it; the other one's connection is gone."""
     done = hang("other_size", "--stall-timeout", "30", backend="gloo")
     result = outcome(tmp_path)
     first = result["first_failure"]
     assert (done.returncode, first["rank"], first["signal"]) == (134, 0, 6), done.stderr
     aborted, other = first["note"].splitlines()
-    assert aborted.startswith("rank 0 on localhost: all_reduce #4 of group 0, 4 kB float32")
+    assert aborted.startswith("rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32")
     at = f"train.py:{line_of('dist.all_reduce(more)')} other_size"
-    assert other == f"rank 1 on localhost: all_reduce #4 of group 0, 8 kB float32, at {at}"
-    _, lines = box(done.stderr)
+    assert other == f"rank 1 on localhost: all_reduce #3 of group 0, 8 kB float32, at {at}"
+    title, lines = box(done.stderr)
+    assert title == "ranks call different operations, and rank 0 on localhost failed first"
     assert {aborted, other} <= set(lines)
+    assert "Received data size doesn't match expected size." in "".join(lines)
+    assert "ledger_mirror.py" not in "".join(lines)
     step = f'train.py", line {line_of("dist.all_reduce(tensor)")} in step'  # as faulthandler says
     assert any(line.endswith(step) for line in lines)
+
+
+def test_roots_that_differ_are_shown(hang: Hang, tmp_path: Path) -> None:
+    """Where each waits for the other one's tensor."""
+    _, lines, _ = stall(tmp_path, hang("roots", backend="gloo"), in_docs=True)
+    for rank in (0, 1):
+        side = f"rank {rank} on localhost: broadcast #3 from rank {1 - rank} of group 0, 4 kB float32, at train.py:"
+        assert lines[rank].startswith(side)
+
+
+def test_a_rank_that_has_destroyed_its_group_is_named(hang: Hang, tmp_path: Path) -> None:
+    """gloo's other ranks hear no more than that a connection is gone."""
+    done = hang("destroyed", "--stall-timeout", "30", backend="gloo")
+    first = outcome(tmp_path)["first_failure"]
+    assert (done.returncode, first["rank"], first["disagree"]) == (1, 0, False), done.stderr
+    at = f"train.py:{line_of('time.sleep(600)', 'def load_batch')} load_batch"
+    assert first["note"].splitlines() == [
+        f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step",
+        f"rank 1 on localhost is not in group 0 any more and is at {at}",
+    ]
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
@@ -218,6 +242,31 @@ def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said
     assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
 
 
+@pytest.mark.parametrize(
+    ("case", "backend", "waits_in"),
+    [
+        ("unmet", "ccl", "init_process_group"),
+        repeat("unmet", "gloo", "init_process_group"),
+        repeat("first", "ccl", "all_reduce #0 of group 0, 4 kB float32"),
+        ("first", "gloo", "all_reduce #0 of group 0, 4 kB float32"),
+    ],
+)
+def test_a_wait_before_the_first_step_is_reported_and_not_ended(
+    case: str, backend: str, waits_in: str, hang: Hang, tmp_path: Path
+) -> None:
+    """The rank goes on once there is a report."""
+    done = hang(case, backend=backend)
+    assert done.returncode == 0, done.stderr
+    title, *lines = boxes(done.stderr)[0]
+    name = waits_in.partition(" of ")[0]
+    assert title == f"no progress for N s, before the first step: rank 1 on localhost has not called {name}"
+    assert lines[0].startswith(f"rank 0 on localhost waits in {waits_in}, at train.py:")
+    assert f"is at train.py:{line_of('time.sleep(0.05)', 'def download')} download" in lines[1]
+    assert lines[2] == "the job is left alone: --stall-action abort begins with the first step"
+    assert case == "first" or boxes(done.stderr)[0] in boxes((REPOSITORY / "docs/hangs.md").read_text())
+    assert outcome(tmp_path)["stalls"][0]["ranks"] == [1]
+
+
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
     done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr
@@ -228,7 +277,9 @@ def test_a_program_without_a_ledger_is_reported_by_a_number_only(
     hang: Hang, cpulaunch: Run, tmp_path: Path
 ) -> None:
     settings = ("--stall-timeout", "2", "--stall-action", "abort")
-    done = cpulaunch("run", "-n", "1", *settings, "--no-python", "sleep", "600")
+    program = ("sh", "-c", "sleep 600; true")
+    done = cpulaunch("run", "-n", "2", *settings, "--backend", "gloo", "--no-python", *program)
     title, lines, _ = stall(tmp_path, done)
-    assert "sleeping" in title or "nanosleep" in title  # by gdb, where that is installed
-    assert "keeps no ledger" in lines[0]
+    assert "all ranks are" in title
+    assert "keep no ledger" in lines[0]
+    assert re.fullmatch(r"  its process \d+: sleep 600; .*(sleeping|at ).*", lines[2])

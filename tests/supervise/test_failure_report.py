@@ -51,6 +51,31 @@ def test_of_a_rank_whose_agent_was_killed_the_last_output_is_shown(tmp_path: Pat
     assert lines[3:5] == ["Its last output:", "Abort(1) on node 0: Fatal error in internal_Init_thread"]
 
 
+def test_what_cpp_threw_is_shown_before_the_programs_threads(tmp_path: Path) -> None:
+    """And not what a thread of ours did."""
+    threading = '  File "/usr/lib/python3.12/threading.py", line 331 in wait\n'
+    ours = f'{threading}  File "/venv/cpulaunch/runtime/ledger_mirror.py", line 122 in run\n{threading}'
+    main = '  File "train.py", line 20 in step\n'
+    (tmp_path / "rank-0.log").write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  8 vs 4. Too much.\n"
+        f"Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n{ours}\n"
+        f"Thread 0x2 (most recent call first):\n{main}"
+    )
+    outcome = Outcome(
+        134, "signal", 1.0, Failure(0, "a", signal=6), (RankOutcome(0, "a", 1, "0", "signal 6"),)
+    )
+    lines = box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))[1]
+    assert lines[1:8] == [
+        "",
+        "gloo::EnforceNotMet: 8 vs 4. Too much.",
+        "",
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x2 (most recent call first):",
+        main.rstrip(),
+    ]
+
+
 def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> None:
     error = "ValueError: " + "x" * 300
     outcome = Outcome(

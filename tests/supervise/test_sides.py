@@ -121,6 +121,21 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abor
     assert note(job) == (sides if size == 8000 else [])
 
 
+def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
+    """It has destroyed the group; all that gloo says is that its connection is gone."""
+    job = running()
+    job.raises(0, RESET, groups=groups(0, backend="gloo"))
+    for rank in (2, 3):
+        job.says(rank, dump(rank, backend="gloo"))
+    job.says(1, dump(1)._replace(groups=[]))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 1 on node1 is not in group 0 any more and is at train.py:13 step",
+    ]
+
+
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
