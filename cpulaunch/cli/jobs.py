@@ -72,7 +72,10 @@ def _running(running: Running) -> Iterator[str]:
     try:
         with Observer(contact) as observer:
             where = "" if is_here(contact) else f" · launched on {contact.host}"
-            yield f"{contact.job}  {_words(observer.status())}{where}"
+            status = observer.status()
+        yield f"{contact.job}  {_words(status)}{where}"
+        if status.stalled:
+            yield f"    {status.stalled}"
     except HostError as e:
         yield f"{contact.job}  does not answer: {e.hint}"
     yield f"    {directory}"

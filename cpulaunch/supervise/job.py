@@ -161,6 +161,10 @@ class JobState:
         """Whether no rank is left."""
         return self._state.finished
 
+    def stalled(self, now: float) -> str:
+        """In what the job hangs now, as far as that was reported; empty where it doesn't."""
+        return "" if self.ending else self._state.stalls.stalled(now)
+
     @property
     def user_signals(self) -> int:
         """How many the launcher got."""

@@ -93,7 +93,8 @@ class AttemptLoop:
         self.job = JobState(watching(self.attempt, self.launcher), time.monotonic(), began)
         token, ranks = self.attempt.token, self.job.ranks
         self.profiling = Profiling(ranks, self._send, console.directory)
-        self.observers = Observers(token, ranks, self._status, self._want_dump, self.profiling)
+        wants = self._want_dump, self._want_progress
+        self.observers = Observers(token, ranks, self._status, *wants, self.profiling)
         strangers = max_strangers(plan.here_alone)
         self.control = Control(token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
@@ -244,8 +245,13 @@ class AttemptLoop:
             self._soon = asyncio.get_running_loop().call_later(SOON, self._due.set)
 
     def _status(self) -> Status:
+        now, job = time.monotonic(), self.job
         return status_of(
-            self.job.ranks, time.monotonic() - self._began, self.attempt.restart_count, ending=self.job.ending
+            job.ranks,
+            now - self._began,
+            self.attempt.restart_count,
+            ending=job.ending,
+            stalled=job.stalled(now),
         )
 
     def _send(self, rank: int, message: messages.LauncherMessage) -> None:
@@ -265,6 +271,10 @@ class AttemptLoop:
     def _want_dump(self, native: bool) -> None:
         self._happens(events.DumpWanted(native))
         self._due.set()  # for when the answers are due
+
+    def _want_progress(self, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
+            self._send(rank.rank, messages.AskProgress())
 
     def _user_signal(self, number: int) -> None:
         self._due.set()

@@ -45,6 +45,7 @@ class Status(NamedTuple):
 
     ``seconds`` are those since its start, ``restarts`` those in them.  ``steps`` and ``collectives`` are
     those of the rank that has done most; their rates are per second, and None where nothing is known of them.
+    ``stalled`` says in what the job hangs, if it does.
     """
 
     state: str
@@ -57,6 +58,7 @@ class Status(NamedTuple):
     collectives: int
     step_rate: float | None
     collective_rate: float | None
+    stalled: str
 
 
 class RankSeen(NamedTuple):

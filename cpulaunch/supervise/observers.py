@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ MAX_OBSERVERS = 8
 MAX_QUESTION = 1 << 12
 """Bytes of a line of theirs."""
 
+PROGRESS_WITHIN, LOOK_EVERY = 0.5, 0.01
+"""Seconds in which agents say how far they are, and between two looks whether they have."""
+
 PATIENCE = 60.0
 """Seconds in which an observer has to ask, or to take an answer."""
 
@@ -30,6 +34,7 @@ class Observers:
     """Those who have proved that they may ask.
 
     ``want_dump`` is called when one of them asks for stacks; ``dumped`` is to be called for what comes of it.
+    ``want_progress`` asks the agents of ranks for beats.
     """
 
     def __init__(
@@ -38,12 +43,14 @@ class Observers:
         ranks: list[Rank],
         status: Callable[[], protocol.Status],
         want_dump: Callable[[bool], None],
+        want_progress: Callable[[list[Rank]], None],
         profiling: Profiling | None = None,
     ) -> None:
         """``token`` is the job's."""
         self._profiling = profiling
         self._token = observers_token(token)
-        self._ranks, self._status, self._want_dump = ranks, status, want_dump
+        self._ranks, self._status = ranks, status
+        self._want_dump, self._want_progress = want_dump, want_progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
 
@@ -93,6 +100,7 @@ class Observers:
 
     async def _answer(self, connected: socket.socket, question: NamedTuple) -> None:
         if isinstance(question, protocol.AskStatus):
+            await self._latest_progress()
             await self._say(connected, self._status())
         elif isinstance(question, protocol.AskStacks):
             future: asyncio.Future[Dumped] = asyncio.get_running_loop().create_future()
@@ -106,6 +114,16 @@ class Observers:
             await self._profile(connected, question, self._profiling)
         else:
             raise MessageError("no question")
+
+    async def _latest_progress(self) -> None:
+        """Have all agents say how far their ranks are, whose last words on it may be old."""
+        now = asyncio.get_running_loop().time
+        asked = time.monotonic()
+        running = [rank for rank in self._ranks if rank.state is RankState.RUNNING]
+        self._want_progress(running)
+        until = now() + PROGRESS_WITHIN
+        while any(rank.beat_at < asked for rank in running) and now() < until:
+            await asyncio.sleep(LOOK_EVERY)
 
     async def _profile(
         self, connected: socket.socket, asked: protocol.AskProfile, profiling: Profiling
@@ -143,16 +161,19 @@ def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
     return protocol.RankSeen(rank.rank, rank.host, None, rank.status)
 
 
-def status_of(ranks: list[Rank], seconds: float, restarts: int, *, ending: bool) -> protocol.Status:
-    """How far a job is whose ``ranks`` these are."""
+def status_of(
+    ranks: list[Rank], seconds: float, restarts: int, *, ending: bool, stalled: str = ""
+) -> protocol.Status:
+    """How far a job is whose ``ranks`` these are, and in what it hangs."""
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
-    state = "ending" if ending else "running" if running else "starting"
+    state = "ending" if ending else "stalled" if stalled else "running" if running else "starting"
     first = max((rank for rank in ranks if rank.beat), key=_progress, default=None)
     steps, collectives = _progress(first) if first else (0, 0)
     step_rate, collective_rate = (first.rates if first else None) or (None, None)
     hosts = len({rank.host for rank in ranks})
+    rates = step_rate, collective_rate
     return protocol.Status(
-        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, step_rate, collective_rate
+        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, *rates, stalled
     )
 
 

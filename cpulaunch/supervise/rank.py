@@ -53,8 +53,8 @@ class Rank:
 
     ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
     that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
-    no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and
-    ``rates`` are its steps and collectives per second since the one before.  ``raised`` and ``exit``
+    no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and ``rates``
+    are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit``
     are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
     that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
     ``over_at``: it came to a final state then.
@@ -71,6 +71,7 @@ class Rank:
     round_trip: float = 0.0
     beat: messages.Beat | None = None
     beat_at: float = 0.0
+    rated: tuple[messages.Beat, float] | None = None
     rates: tuple[float, float] | None = None
     pid: int | None = None
     cores: str | None = None
@@ -84,10 +85,13 @@ class Rank:
 
     def beats(self, beat: messages.Beat, now: float) -> None:
         """Its agent has said how far its program is."""
-        if self.beat and (seconds := now - self.beat_at) > 0:
-            done = beat.steps - self.beat.steps, beat.collectives - self.beat.collectives
-            self.rates = done[0] / seconds, done[1] / seconds
         self.beat, self.beat_at = beat, now
+        before, since = self.rated or (beat, now)
+        if (seconds := now - since) >= RATED_OVER:  # where somebody asks, two come at once
+            done = beat.steps - before.steps, beat.collectives - before.collectives
+            self.rates = done[0] / seconds, done[1] / seconds
+        if self.rated is None or seconds >= RATED_OVER:
+            self.rated = beat, now
 
     @property
     def status(self) -> str:
@@ -136,6 +140,9 @@ class Rank:
             return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
         return None
 
+
+RATED_OVER = 1.0
+"""Seconds of which a rate is taken at least."""
 
 LONG_WAIT = 2.0
 """Seconds from which on a restart says what was waited for."""

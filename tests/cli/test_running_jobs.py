@@ -178,6 +178,29 @@ def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: P
             assert ask("jobs").stdout.startswith(gone)
             assert list(entry.parent.iterdir()) == []
         assert "runs: no job is running there" in ask("stacks", "runs").stderr
+        killed = f"{where}: the launcher of this job was killed, and its agents have ended the ranks"
+        assert killed in ask("stacks", where).stderr
+
+
+def test_a_job_that_has_stalled_names_the_rank_once(ask: Ask, tmp_path: Path) -> None:
+    text = "no progress for 3 s: rank 1 on localhost has not called all_reduce #5"
+    failure = {"rank": 1, "host": "localhost", "error": text}
+    job = tmp_path / "runs" / "x"
+    job.mkdir(parents=True)
+    (job / "outcome.json").write_text(json.dumps({"kind": "stalled", "first_failure": failure, "ranks": []}))
+    assert f"runs/x  stalled: {text} · " in ask("jobs").stdout
+
+
+def test_a_job_that_hangs_now_is_said_to(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    program = SLEEPS.replace('print("done"', 'import sys; sys.exit(0)\nprint("done"')
+    with job(tmp_path, env, ["--no-python", "--stall-timeout", "1"], program, sys.executable) as launcher:
+        until(lambda: list(tmp_path.glob("runs/*/stacks-1.txt")), "the stall to be reported")
+        first, why, where, _ = ask("jobs").stdout.splitlines()
+        assert first.startswith(f"{directory_of(tmp_path).name}  stalled · 1 host, 2 ranks · ")
+        assert re.match(r"    no progress for \d+ s: ", why)
+        assert where.strip() == str(directory_of(tmp_path))
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
 
 
 def test_jobs_that_have_ended_are_listed_the_newest_first(

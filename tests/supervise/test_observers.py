@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,14 +32,17 @@ class Launcher:
 
     def __init__(self) -> None:
         self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING)]
-        self.ranks[0].beats(Beat(10, 100), 1.0)
-        self.ranks[0].beats(Beat(14, 140), 3.0)
+        self.ranks[0].beats(Beat(8, 80), 1.0)
         self.wanted: list[bool] = []
         self.connected: list[int] = []
         self.answers = True
         self.refused = Refused()
         self.observers = Observers(
-            "token", self.ranks, lambda: status_of(self.ranks, 61.0, 2, ending=False), self.want
+            "token",
+            self.ranks,
+            lambda: status_of(self.ranks, 61.0, 2, ending=False, stalled="no progress"),
+            self.want,
+            self.want_progress,
         )
 
     def want(self, native: bool) -> None:
@@ -46,6 +50,10 @@ class Launcher:
         if self.answers:
             seen = Dumped(native, {0: Dump(1, 0.0, [], [{"pid": 7}], "")}, [1])
             asyncio.get_running_loop().call_soon(self.observers.dumped, seen)
+
+    def want_progress(self, ranks: list[Rank]) -> None:
+        """The first rank has done more since its last beat; the other one says nothing."""
+        ranks[0].beats(Beat(14, 140), time.monotonic())
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         self.connected.append(rank)
@@ -77,16 +85,20 @@ def test_questions_and_their_answers() -> None:
 
     launcher = Launcher()
     status, native, plain = with_launcher(asks, launcher)
-    assert (status.state, status.hosts, status.ranks, status.running) == ("running", 2, 2, 2)
-    assert (status.steps, status.step_rate, status.collectives, status.collective_rate) == (
-        14,
-        2.0,
-        140,
-        20.0,
-    )
+    assert (status.state, status.hosts, status.ranks, status.running) == ("stalled", 2, 2, 2)
+    assert (status.steps, status.collectives, status.stalled) == (14, 140, "no progress")
     late = RankSeen(1, "b", None, "its agent has not answered within 10 s")
     assert native == plain == [RankSeen(0, "a", [{"pid": 7}], ""), late]
     assert launcher.wanted == [True, False]
+
+
+def test_rates_are_those_of_a_second_at_least() -> None:
+    rank = Rank(0, "a", RankState.RUNNING)
+    for at, steps in ((1.0, 10), (1.1, 14), (3.0, 14), (3.1, 20)):
+        rank.beats(Beat(steps, 10 * steps), at)
+    assert rank.rates == (2.0, 20.0)
+    status = status_of([rank], 61.0, 0, ending=False)
+    assert (status.steps, status.step_rate, status.collective_rate) == (20, 2.0, 20.0)
 
 
 @pytest.mark.parametrize("token", ["", "token", "0" * 64])
