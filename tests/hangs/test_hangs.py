@@ -267,6 +267,13 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert outcome(tmp_path)["stalls"][0]["ranks"] == [1]
 
 
+def test_a_signal_is_handled_while_a_rank_waits_in_a_collective(hang: Hang, tmp_path: Path) -> None:
+    """The other rank, which would never call it, sends SIGINT, and waits for the KeyboardInterrupt."""
+    done = hang("interrupted", "--stall-action", "report")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "heard").exists()
+
+
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
     done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr

@@ -204,6 +204,21 @@ def destroyed():
         load_batch()
     step()
 
+def interrupted():
+    steps(3)
+    if rank == 0:
+        open("pid", "w").write(str(os.getpid()))
+        try:
+            step()
+        except KeyboardInterrupt:
+            open("heard", "w").close()
+    else:
+        download()
+        os.kill(int(open("pid").read()), signal.SIGINT)
+        while not os.path.exists("heard"):
+            time.sleep(0.05)
+    os._exit(0)
+
 globals()[case]()
 dist.destroy_process_group()
 """

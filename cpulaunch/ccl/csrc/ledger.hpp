@@ -27,7 +27,7 @@ struct Operation {
 
   uint64_t sequence;
   State state;
-  uint32_t zero;
+  uint32_t root;  // + 1; 0 where it isn't said
   char kind[28];
   char type[12];
   uint64_t bytes;

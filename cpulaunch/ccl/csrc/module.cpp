@@ -1,5 +1,8 @@
 // The Python module `_group`.
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <pybind11/stl.h>
 
 #include <torch/csrc/utils/pybind.h>
@@ -158,6 +161,11 @@ PYBIND11_MODULE(_group, module) {
       py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("network"),
       py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
+  ProgressEngine::instance().set_signal_handling([] {
+    if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
   module.def(
       "open_ledger",
       [](const py::buffer& mapping) {

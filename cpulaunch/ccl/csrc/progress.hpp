@@ -8,6 +8,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -32,6 +33,12 @@ class ProgressEngine {
   void configure(ProgressOptions options);
   const ProgressOptions& options() const { return options_; }
 
+  // `handle` runs the program's signal handlers, where its caller is the thread that does, and throws what they throw.
+  void set_signal_handling(std::function<void()> handle) { handle_signals_ = std::move(handle); }
+  void handle_signals() const {
+    if (handle_signals_) handle_signals_();
+  }
+
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
 
@@ -53,6 +60,7 @@ class ProgressEngine {
   void promote_follower();
 
   ProgressOptions options_;
+  std::function<void()> handle_signals_;
 
   // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks
   // that wait for other operations, it hands the lead to another thread.

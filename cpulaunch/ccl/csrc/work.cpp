@@ -20,6 +20,8 @@ constexpr unsigned kPollsPerCheck = 256;
 // An operation that takes longer asks the watchdog to look after its peers.  Ordinary imbalance between ranks is
 // shorter, and the watchdog's queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
+// A thread that has waited for so long handles signals, as often.
+constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
 // Where the transport doesn't compare what the ranks call, a rank says it after so long ...
 constexpr auto kSayAfter = std::chrono::seconds(1);
 // ... and one whose transport has failed waits for so long to hear it.
@@ -189,14 +191,14 @@ void CclWork::complete() {
   finish_with(error);
 }
 
-void CclWork::fail(const std::string& what) {
+void CclWork::fail(const std::string& what, bool tell) {
   if (!take()) return;  // another thread has completed it
   const auto text = c10::str(describe(), " ", what);
   group_->fail(text);
   transfer_->abort();
   // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
-  Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
+  if (tell) Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
   finish_with(distributed_error(text));
 }
 
@@ -243,6 +245,20 @@ void CclWork::check(Clock::time_point now) {
   }
 }
 
+void CclWork::handle_signals(Clock::time_point now) {
+  thread_local Clock::time_point handled{};
+  if (now - started_at_ < kSignalsAfter || now - handled < kSignalsAfter) return;
+  handled = now;
+  try {
+    ProgressEngine::instance().handle_signals();
+  } catch (...) {
+    // The watchdog tells the others, if this process goes on.  One that ends needn't wait for that: they see its end.
+    Watchdog::instance().alert(group_);
+    fail("was left by a signal handler's exception", /*tell=*/false);
+    throw;
+  }
+}
+
 std::string CclWork::cause() const {
   const auto found = transfer_->peer() ? "" : group_->cause(sequence_);
   return found.empty() ? group_->are_late(transfer_->stragglers()) : found;
@@ -282,6 +298,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
     if (due || limited) {
       const auto now = Clock::now();
       if (due) check(now);
+      if (due) handle_signals(now);
       if (moved) until = std::max(until, now + more);
       if (now >= until) return done();
       if (engine.stopped()) return false;

@@ -101,13 +101,16 @@ class CclWork final : public c10d::Work {
   bool claim();
   void complete();
   // Fails the operation and its group; `what` continues the sentence that begins with describe().
-  void fail(const std::string& what);
+  // `tell`: this process goes on for long enough to tell the other ranks.
+  void fail(const std::string& what, bool tell = true);
   // Polls until the operation is completed or the time is `until`; false when it is not completed by then.  Each
   // poll in which the transfer has done a step moves `until` to at least `more` after that poll: the peers are at
   // work too.
   bool drive(Clock::time_point until, Clock::duration more = Clock::duration::zero());
   // Fails the operation if its timeout is over or its group has failed.
   void check(Clock::time_point now);
+  // Lets the program handle its signals, now and then while it waits.  What its handlers throw ends the operation.
+  void handle_signals(Clock::time_point now);
 
   // Of the transfer.
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
