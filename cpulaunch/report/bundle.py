@@ -10,7 +10,7 @@ def vega_bundle() -> str:
     try:
         import vl_convert
     except ImportError:
-        hint = "pip install 'cpulaunch[report]', or pip install vl-convert-python"
+        hint = "pip install vl-convert-python"
         raise UsageError("a report takes the package vl-convert-python", hint=hint) from None
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return bundle
