@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,17 +13,14 @@ from typing import NamedTuple
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.show import shown_path
+from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
-from cpulaunch.wording import cannot_run
 
 LOOK = 2.0
 """Seconds after which Slurm is asked once more how the job is; its daemon serves a whole cluster."""
 
 READ = 0.2
 """Seconds after which the log is read once more."""
-
-TIMEOUT = 60.0
-"""Seconds that scontrol may take."""
 
 CHUNK = 1 << 16
 
@@ -100,18 +96,7 @@ def _look_again(job: str, last: JobInfo) -> JobInfo:
 
 def described(job: str) -> JobInfo:
     """What Slurm says of the job.  Raises HostError."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "job", job],
-            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except OSError as e:
-        raise HostError(cannot_run("scontrol", e)) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"scontrol has not answered within {TIMEOUT:.0f} s") from None
-    if done.returncode:
-        raise HostError(f"Slurm job {job}: {done.stderr.strip()}")
-    return job_info(done.stdout)
+    return job_info(ask_slurm(["scontrol", "show", "job", job]))
 
 
 def job_info(text: str) -> JobInfo:

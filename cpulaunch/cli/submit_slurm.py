@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -14,15 +13,12 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.run import program_of
 from cpulaunch.config.config import Config
-from cpulaunch.errors import HostError, UsageError
+from cpulaunch.discovery.ask_slurm import ask_slurm
+from cpulaunch.errors import UsageError
 from cpulaunch.manifests.sbatch import SAVING, batch_script, limit, warned_before
-from cpulaunch.wording import cannot_run
 
 NAME = "slurm"
 """What --to calls it."""
-
-TIMEOUT = 60.0
-"""Seconds that sbatch may take."""
 
 LEFT_TO_SLURM = 10
 """Seconds before its time limit in which a job has ended that was warned of it."""
@@ -93,15 +89,6 @@ def _demand_time(options: Mapping[str, str]) -> None:
 
 def _submit(script: str) -> str:
     """The number of the job.  Raises HostError."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"], input=script, capture_output=True, text=True, timeout=TIMEOUT
-        )
-    except OSError as e:
-        hint = "--dry-run prints the script, to be submitted elsewhere"
-        raise HostError(cannot_run("sbatch", e), hint=hint) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"sbatch has not answered within {TIMEOUT:.0f} s") from None
-    if done.returncode:
-        raise HostError(f"sbatch: {done.stderr.strip().removeprefix('sbatch: error: ')}")
-    return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
+    hint = "--dry-run prints the script, to be submitted elsewhere"
+    said = ask_slurm(["sbatch", "--parsable"], text=script, hint=hint)
+    return said.strip().partition(";")[0]  # the cluster's name may follow

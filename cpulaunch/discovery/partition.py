@@ -5,19 +5,16 @@ Sources: sinfo(1) and sbatch(1) of Slurm 22.05.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
+from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.errors import HostError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Cpu, Topology
-from cpulaunch.wording import cannot_run, counted
-
-TIMEOUT = 10.0
-"""Seconds that sinfo may take."""
+from cpulaunch.wording import counted
 
 # Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
 _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
@@ -56,18 +53,8 @@ def nodes_of_partition(options: Mapping[str, str]) -> Nodes:
     chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
     if "--clusters" in options:
         chosen.append(f"--clusters={options['--clusters']}")
-    try:
-        done = subprocess.run(
-            ["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen],
-            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except OSError as e:
-        raise HostError(cannot_run("sinfo", e)) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"sinfo has not answered within {TIMEOUT:.0f} s") from None
-    if done.returncode:
-        raise HostError(done.stderr.strip() or f"sinfo has ended with exit code {done.returncode}")
-    return most_nodes(done.stdout, options)
+    said = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
+    return most_nodes(said, options)
 
 
 def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:

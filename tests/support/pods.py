@@ -30,7 +30,7 @@ from support.faults import Cluster
 from support.namespaces import TIMEOUT
 
 if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
+    pass  # Python 3.11
 
 IMAGE = REPOSITORY / "examples" / "kubernetes"
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
@@ -89,14 +89,9 @@ class Pods(Cluster):
         self.sshds: list[subprocess.Popen[str]] = []
         self.cpusets: list[Path] = []
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._make_pods()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+    def _up(self) -> None:
+        super()._up()
+        self._make_pods()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None

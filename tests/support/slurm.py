@@ -24,7 +24,7 @@ from support.namespaces import SEARCH, until
 from support.namespaces import why_not as why_no_hosts
 
 if TYPE_CHECKING:
-    from typing import Self  # Python 3.11
+    pass  # Python 3.11
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CPUS = len(os.sched_getaffinity(0))
@@ -104,14 +104,9 @@ class Queue(Cluster):
         super().__init__(names)
         self._cgroups = cgroups
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        try:
-            self._start_slurm()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+    def _up(self) -> None:
+        super()._up()
+        self._start_slurm()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None

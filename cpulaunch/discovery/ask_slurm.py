@@ -1,0 +1,30 @@
+"""What Slurm's own programs say: sinfo, scontrol, sbatch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from cpulaunch.errors import HostError
+from cpulaunch.wording import cannot_run
+
+TIMEOUT = 60.0
+"""Seconds that Slurm's daemon may take for an answer."""
+
+
+def ask_slurm(argv: Sequence[str], *, text: str = "", hint: str | None = None) -> str:
+    """What the program prints that is given ``text`` to read.
+
+    Raises HostError where it fails, and with ``hint`` where it isn't there.
+    """
+    program = argv[0]
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TIMEOUT)
+    except OSError as e:
+        raise HostError(cannot_run(program, e), hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{program} has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        said = done.stderr.strip().removeprefix(f"{program}: error: ")
+        raise HostError(f"{program}: {said or f'exit code {done.returncode}'}")
+    return done.stdout
