@@ -22,7 +22,7 @@ MAX_SIDES = 8
 MAX_CHILDREN = 4
 """Children of a rank that are described."""
 
-_NO_LEDGER = "without Python, or a process group, programs keep no ledger: what they wait for isn't known"
+_NO_LEDGER = "programs that cpulaunch doesn't run as Python, or without a process group, keep no ledger"
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ class _Case:
         name = what(wait, wait.waiting[0], short=True)
         if left:
             how = self.seen[left[0]].left
-            return f"{self.named(left)} {_have(left)} left ({how}), and not called {name}"
+            return f"{self.named(left)} {_have(left)} left ({how}) without calling {name}"
         if all(self.seen[rank].dump is None for rank in free):
             return f"{self.named(free)} can't be seen; the others wait in {name}"
         if wait.message:
-            return f"{self.named(free)} {_have(free)} not answered {name} of rank {wait.waiting[0]}"
+            return f"{self.named(free)} {_have(free)} not answered rank {wait.waiting[0]}'s {name}"
         if held:
             return self._held(held)
         if locked := self._locked(free):
@@ -186,7 +186,12 @@ class _Case:
                 f"{self.named([rank])} waits for rank {other} in {what(wait, rank)}{self.at([rank])}"
             )
         wait = next(iter(circle.values()))[0]
-        what_for = "messages" if wait.message else "different groups"
+        if all(wait.message for wait, _ in circle.values()):
+            what_for = "messages"
+        elif len({wait.group.name for wait, _ in circle.values()}) == 1:
+            what_for = "a collective and a message"
+        else:
+            what_for = "different groups"
         headline = f"{self.named(list(circle))} wait for each other in {what_for}"
         return self._of(wait, headline, lines, sorted(circle))
 
@@ -229,7 +234,7 @@ class _Case:
             return self._of(wait, headline, [*lines, *self.situations(held, wait)], held)
         pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
         if not pairs:
-            return self._of(wait, f"all have called {name}, and it does not complete", lines, ())
+            return self._of(wait, f"all have called {name}, but it does not complete", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
         for a, b in pairs:
             by_hosts.setdefault(frozenset((self.seen[a].host, self.seen[b].host)), []).append((a, b))
@@ -266,14 +271,17 @@ class _Case:
         for rank in running:
             places.setdefault(self.seen[rank].at, []).append(rank)
         fewest = min(places.values(), key=len, default=[])
-        ranks = tuple(fewest) if len(places) > 1 or len(running) == 1 else ()
+        has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
+        ranks = tuple(fewest) if (len(places) > 1 and has_ledger) or len(running) == 1 else ()
         if len(places) == 1 and (at := next(iter(places))):
             who = "all ranks are" if len(running) > 1 else f"{self.named(running)} is"
             first = self.seen[running[0]]
             headline = f"{who} {'at ' if first.place else ''}{at}"
         else:
-            headline = "no rank waits in a collective"
-        lines = [] if any(each.dump and each.dump.groups for each in self.seen.values()) else [_NO_LEDGER]
+            headline = (
+                "no rank waits in a collective" if has_ledger else "what the ranks wait for isn't known"
+            )
+        lines = [] if has_ledger else [_NO_LEDGER]
         lines += [line for theirs in places.values() for line in self.situations(theirs[:1])]
         lines += self.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks)
@@ -363,10 +371,17 @@ class _Case:
         member = wait.members.get(seen.rank)
         if member is None:
             return f"is not in group {wait.group.name} any more"
-        if (done := member.completed) is None:
+        done, called = member.completed, member.record(member.reached)
+        if called and (done is None or called.sequence > done.sequence):
+            return f"called #{called.sequence} {self._ago(seen, called.enqueued)}"
+        if done is None:
             return f"has completed nothing in group {wait.group.name} yet"
-        ago = (seen.dump.at if seen.now is None else seen.now) - done.completed
-        return f"finished #{done.sequence} {self.paused if abs(ago - self.paused) < 1 else ago:.0f} s ago"
+        return f"finished #{done.sequence} {self._ago(seen, done.completed)}"
+
+    def _ago(self, seen: Seen, at: float) -> str:
+        assert seen.dump
+        ago = (seen.dump.at if seen.now is None else seen.now) - at
+        return f"{self.paused if abs(ago - self.paused) < 1 else ago:.0f} s ago"
 
     def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
         sequence = wait.sequence

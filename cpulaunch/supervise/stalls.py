@@ -278,16 +278,19 @@ class Stalls:
 
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._progressed_at, 1)
-        explanation = explain(self._seen(now), paused)
+        seen = tuple(self._seen(now))
+        explanation = explain(seen, paused)
+        hopeless = any(each.left for each in seen)  # whoever has left comes to no meeting any more
         if not self._begun:
             if explanation.operation is None:  # nobody waits, after all
                 self._not_due_before = now + self._timeout()
                 return self._watch()
-            explanation = self._left_alone(explanation)
+            if not hopeless:
+                explanation = self._left_alone(explanation)
         self._phase, self._until = Phase.STALLED, inf
         stall = self._stall(explanation, paused)
         self.stalls.append(stall)
-        return [ReportStall(len(self.stalls), stall, explanation, tuple(self._seen(now)), self._begun)]
+        return [ReportStall(len(self.stalls), stall, explanation, seen, self._begun or hopeless)]
 
     def _left_alone(self, explanation: Explanation) -> Explanation:
         if self.settings.action == REPORT:

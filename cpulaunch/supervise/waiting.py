@@ -42,6 +42,11 @@ class Member(NamedTuple):
         done = (op for op in self.collectives if op.state == COMPLETED)
         return max(done, key=lambda op: op.sequence, default=None)
 
+    def has_completed(self, sequence: int) -> bool:
+        """Whether it is known to have completed the collective with this number, be it long ago."""
+        op = self.record(sequence)
+        return self.reached > sequence if op is None else op.state == COMPLETED
+
 
 class Wait(NamedTuple):
     """A collective, number ``sequence`` of ``group``, that doesn't complete, or a message (``message``).
@@ -140,7 +145,7 @@ def _collective(members: list[Member], names: Mapping[int, int], states: tuple[i
     sequences = [op.sequence for ops in open_ones.values() for op in ops]
     if not sequences:
         return
-    sequence = min(sequences)
+    sequence = min([n for n in sequences if not _is_behind(n, members, open_ones)] or sequences)
     called = {member.rank: op for member in members if (op := member.record(sequence))}
     waiting = [rank for rank, ops in open_ones.items() if any(op.sequence == sequence for op in ops)]
     missing = [member.rank for member in members if member.reached < sequence]
@@ -156,6 +161,17 @@ def _collective(members: list[Member], names: Mapping[int, int], states: tuple[i
         {member.rank: member for member in members},
         names,
     )
+
+
+def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, list[Operation]]) -> bool:
+    """Whether all others have completed this collective and wait in a later one, so that it isn't the cause.
+
+    gloo's completions are noted up to a second late, and not at all once a rank is stopped.
+    """
+    kinds = {op.kind for member in members if (op := member.record(sequence))}
+    others = [member for member in members if all(op.sequence != sequence for op in open_ones[member.rank])]
+    later = any(op.sequence > sequence for member in others for op in open_ones[member.rank])
+    return later and len(kinds) == 1 and all(member.has_completed(sequence) for member in others)
 
 
 def _messages(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:

@@ -182,6 +182,17 @@ def test_ranks_that_were_stopped_or_are_in_a_debugger_are_said_to_be(hang: Hang,
     assert found["ranks"] == [1, 2, 3]
 
 
+def test_a_rank_that_was_stopped_at_once_has_not_called_what_the_others_wait_in(
+    hang: Hang, tmp_path: Path
+) -> None:
+    """gloo's ledger of a rank that is stopped doesn't say any more that the last operation was completed."""
+    title, lines, found = stall(tmp_path, hang("stopped", backend="gloo"))
+    assert title.endswith("rank 1 on localhost: stopped (SIGSTOP)")
+    assert lines[0].startswith("rank 0 on localhost waits in all_reduce #3 of group 0")
+    assert re.match(r"rank 1 on localhost (called|finished) #2 ", lines[1])
+    assert (found["ranks"], found["sequence"]) == ([1], 3)
+
+
 def test_a_rank_that_has_left_is_said_to(hang: Hang, tmp_path: Path) -> None:
     """Nobody waits for it in a collective, where it would be an error."""
     title, lines, found = stall(tmp_path, hang("left"))
@@ -224,7 +235,7 @@ def test_a_dead_lock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_pa
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, _, found = stall(tmp_path, hang("receive", backend=backend))
-    assert "rank 1 on localhost has not answered recv" in title
+    assert "rank 1 on localhost has not answered rank 0's recv" in title
     assert found["ranks"] == [1]
 
 

@@ -120,7 +120,7 @@ def test_a_rank_that_waits_alone_is_named_where_the_others_have_gone_on() -> Non
 
 def test_a_rank_that_has_left_is_named() -> None:
     found = explained(*others(2), seen(2, left="exit 0"))
-    assert found.headline == "rank 2 on node0 has left (exit 0), and not called all_reduce #7"
+    assert found.headline == "rank 2 on node0 has left (exit 0) without calling all_reduce #7"
     assert found.ranks == (2,)
 
 
@@ -139,6 +139,19 @@ def test_different_operations_under_one_number_are_shown_with_both_lines() -> No
         "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
     )
     assert found.ranks == (1,)
+
+
+def test_a_ledger_that_is_behind_is_no_news() -> None:
+    """gloo's says of a rank that was stopped that it has called #6, and not that this was completed."""
+    stopped = seen(3, [group(3, operation(6))], process(LOAD, MAIN))
+    waiting = [
+        seen(rank, [group(rank, operation(6, done=93), operation(7))], process(TORCH, MAIN))
+        for rank in range(3)
+    ]
+    found = explained(*waiting, stopped)
+    assert found.headline == "rank 3 on node1 has not called all_reduce #7"
+    assert found.lines[1] == "rank 3 on node1 called #6 93 s ago and is at train.py:88 load_batch"
+    assert found.ranks == (3,)
 
 
 def test_one_that_has_completed_another_operation_and_gone_on_is_shown_too() -> None:
@@ -187,7 +200,7 @@ def test_children_of_a_program_without_python_are_shown() -> None:
 
 def test_ranks_of_a_gather_may_have_different_sizes() -> None:
     ranks = [seen(rank, [group(rank, operation(7, "gather", bytes=rank))]) for rank in range(4)]
-    assert explained(*ranks).headline == "all have called gather #7, and it does not complete"
+    assert explained(*ranks).headline == "all have called gather #7, but it does not complete"
 
 
 def test_crossed_groups_are_shown_with_both_lines() -> None:
@@ -215,7 +228,7 @@ def test_a_chain_of_groups_leads_to_the_rank_that_computes() -> None:
 def test_a_message_that_nobody_answers_names_the_peer() -> None:
     receiver = seen(0, [group(0, operation(1, "recv", peer=2))])
     found = explained(receiver, *(seen(rank, [group(rank)], process(LOAD)) for rank in (1, 2, 3)))
-    assert found.headline == "rank 2 on node0 has not answered recv #1 from rank 2 of rank 0"
+    assert found.headline == "rank 2 on node0 has not answered rank 0's recv #1 from rank 2"
     assert found.lines[0].startswith("rank 0 on node0 waits in recv #1 from rank 2")
 
 
@@ -296,10 +309,18 @@ def test_a_disk_that_hangs_is_named() -> None:
 
 
 def test_nobody_in_a_collective_is_said_with_all_places() -> None:
-    found = explained(*(seen(rank, [], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
+    done = [[group(rank, operation(6, done=93))] for rank in range(4)]
+    found = explained(*(seen(rank, done[rank], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
     assert found.headline == "no rank waits in a collective"
     assert found.ranks == (1,)
 
 
+def test_without_a_ledger_nobody_is_blamed() -> None:
+    found = explained(*(seen(rank, [], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
+    assert found.headline == "what the ranks wait for isn't known"
+    assert found.ranks == ()
+
+
 def test_nothing_known_is_no_error() -> None:
-    assert explained(*(Seen(rank, "node0") for rank in range(2))).headline == "no rank waits in a collective"
+    found = explained(*(Seen(rank, "node0") for rank in range(2)))
+    assert found.headline == "what the ranks wait for isn't known"
