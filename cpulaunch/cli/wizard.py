@@ -207,7 +207,7 @@ class Wizard:
         try:
             value = setting.kind.from_text(text)
         except ValueError:
-            return f"expected {setting.kind.expected()}"
+            return f"expected {setting.kind.expected(text)}"
         if setting.key == "output.log_dir":
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):

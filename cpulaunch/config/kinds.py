@@ -26,8 +26,8 @@ class Kind:
         """The value that ``text``, from a flag or a variable, stands for."""
         raise NotImplementedError
 
-    def expected(self) -> str:
-        """``describe``, for an error: with what is known only here and now."""
+    def expected(self, given: object) -> str:
+        """``describe``, for an error about ``given``: with what is known only here and now."""
         return self.describe
 
     def to_text(self, value: Any) -> str:
@@ -120,7 +120,7 @@ class ChoiceOrPlugin(Choice):
             raise ValueError
         return text
 
-    def expected(self) -> str:
+    def expected(self, given: object) -> str:
         names = self._installed()
         return f"{self.describe}; installed: {', '.join(names) or 'none'}"
 
@@ -155,6 +155,11 @@ MAX_DIGITS = 20
 """Characters that the text of a number may have: Python refuses to print one that is very long."""
 
 
+def _is_long(given: object) -> bool:
+    """Whether this is the text of a number that is too long; an int may be too long to be a text at all."""
+    return (isinstance(given, int) and abs(given) >= 10**MAX_DIGITS) or len(str(given)) > MAX_DIGITS
+
+
 class Number(Kind):
     """A whole number (or a decimal one) from ``minimum`` on, or one of a few words."""
 
@@ -166,10 +171,8 @@ class Number(Kind):
         span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
         self.describe = ", or ".join((f"a {'' if decimal else 'whole '}number {span}", *words))
 
-    def expected(self) -> str:
-        return (
-            self.describe if self.maximum is not None else f"{self.describe}, in {MAX_DIGITS} digits at most"
-        )
+    def expected(self, given: object) -> str:
+        return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
 
     def from_text(self, text: str) -> Any:
         if text in self.words:

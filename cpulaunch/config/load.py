@@ -92,7 +92,7 @@ def read_setting(key: str, text: str, origin: str) -> Any:
         return setting.kind.from_text(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} is not valid for {key}: expected {setting.kind.expected()}", part=text
+            f"{origin}: {text!r} is not valid for {key}: expected {setting.kind.expected(text)}", part=text
         ) from None
 
 
@@ -241,7 +241,7 @@ class _YamlReader:
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "an empty value" if value is None else node.value if written else repr(value)
             raise ConfigError(
-                f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected()}",
+                f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected(value)}",
                 part=str(value),
             ) from None
 

@@ -35,4 +35,6 @@ def rank_setting(key: str, environ: Mapping[str, str]) -> Any:
     try:
         return setting.kind.from_text(text)
     except ValueError:
-        raise UsageError(f"{setting.rank_variable} is {text!r}: expected {setting.kind.expected()}") from None
+        raise UsageError(
+            f"{setting.rank_variable} is {text!r}: expected {setting.kind.expected(text)}"
+        ) from None
