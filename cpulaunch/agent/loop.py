@@ -396,7 +396,8 @@ class Agent:
 
     def _exit(self, running: Running, ended: Ended) -> messages.Exit:
         code, number, at, by_launcher = *ended, self.ended_at, self.by_launcher
-        if by_launcher and self.exiting:
+        if self.exiting and (by_launcher or (number is None and code == self.exiting[0])):
+            # Its peers see closed connections while it ends.
             (code, at), number, by_launcher = self.exiting, None, False
         if number == signal.SIGKILL and not self.killed:
             # It was dying already: its peers see closed connections before we can see its end.

@@ -188,8 +188,9 @@ def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.Mon
         dumps = Dumps(selectors.DefaultSelector(), None, answers.append)
         dumps.ask(AskDump(1, False))
         until(lambda: dumps.check_time() or answers, "the answer")
-        left_out = len(list(processes.family(os.getpid()))) - len(answers[0].processes)
-        assert 0 < left_out < 12
+        family = list(processes.family(os.getpid()))  # and what other tests of this process have started
+        left_out = len(family) - len(answers[0].processes)
+        assert 0 < left_out < len(family)
         assert f"{left_out} more processes are left out: too much to send" in answers[0].error
     finally:
         for child in children:

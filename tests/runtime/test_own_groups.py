@@ -99,7 +99,7 @@ def run(
         (SPAWN, ["2"] * 4, MAKES.format(2)),
         (FORK, ["2"] * 4, MAKES.format(2)),
         (TORCHRUN, ["2"] * 4, STARTS),
-        (NOTEBOOK, ["2"] * 4, STARTS),
+        repeat(NOTEBOOK, ["2"] * 4, STARTS),
         (ALONE, ["1"] * 2, MAKES.format(1)),
     ],
     ids=["spawn", "fork", "torchrun", "notebook_launcher", "alone"],

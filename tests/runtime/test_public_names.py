@@ -31,8 +31,10 @@ def test_no_other_name_is_public() -> None:
         "init",
         "is_main",
         "log",
+        "metric",
         "prepare",
         "rank",
+        "shard",
         "unwrap",
         "world_size",
     ]

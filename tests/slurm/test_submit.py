@@ -161,6 +161,7 @@ def test_preemption_saves_requeues_and_goes_on(submit: Submit, queue: Queue) -> 
     assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
 
 
+@pytest.mark.repeats
 def test_a_chain_of_jobs_goes_on_where_the_one_before_was_warned(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
