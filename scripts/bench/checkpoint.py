@@ -95,12 +95,12 @@ def prepared(options: argparse.Namespace, directory: str) -> Callable[[int | Non
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            checkpoint.save_if_due()
             if niceness is not None and number == 0:
                 saving.NICE = niceness
                 before = time.perf_counter()
                 checkpoint.save()
                 stood = time.perf_counter() - before
-            checkpoint.save_if_due()
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         waited = time.perf_counter()
         checkpoint.wait()
