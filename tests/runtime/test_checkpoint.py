@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import REPOSITORY, Run, bounded, clean_environment, intel_python
+from support.command import REPOSITORY, Run, bounded, clean_environment, intel_python, processes_with
 from support.jobs import box, outcome
 from support.marks import repeat
+from support.namespaces import until
 
 PROGRAMS = Path(__file__).with_name("programs_checkpoint.py")
 EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
@@ -186,6 +187,28 @@ def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
         first.kill()
         first.wait()
     assert result(alone(tmp_path, "refused_lock", "ckpt").stdout) == {"error": "", "hint": ""}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_directory_without_room_for_a_name_can_be_had_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    full = "mount -t tmpfs -o size=4k tmpfs disk && head -c 4096 /dev/zero > disk/rest"
+    done = alone(tmp_path, "refused_lock", "disk", before=full)
+    assert result(done.stdout) == {"error": "", "hint": ""}, done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_was_killed_save_and_end(tmp_path: Path, marked: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--checkpoint-every", "10h",
+               EXAMPLE, "--steps", "1000000"]  # fmt: skip
+    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(**marked), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
+    with bounded(launcher, LIMIT):
+        assert launcher.stdout
+        assert any("step 50:" in line for line in launcher.stdout)
+        launcher.kill()
+        until(lambda: not processes_with(f"TEST_MARK={tmp_path}"), "the ranks to end", LIMIT)
+    assert len(complete(tmp_path / "ckpt")) == 1
 
 
 def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[str]:

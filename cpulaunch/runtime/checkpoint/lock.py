@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from cpulaunch import variables
@@ -53,8 +54,9 @@ def claim(root: Path) -> str:
         except OSError:
             break
     _claimed[root] = fd
-    os.truncate(fd, 0)
-    os.pwrite(fd, _ourselves().encode(), 0)
+    with suppress(OSError):  # a full disk costs only the name that others are told
+        os.truncate(fd, 0)
+        os.pwrite(fd, _ourselves().encode(), 0)
     return ""
 
 
