@@ -23,7 +23,7 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 6
+VERSION = 7
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
@@ -81,9 +81,10 @@ class Resumes(NamedTuple):
 
 
 class Saves(NamedTuple):
-    """The program has saved the state after so many steps, and ends because of a signal."""
+    """The state after so many steps is on disk; ``leaves``: the program ends now, because of a signal."""
 
     step: int
+    leaves: bool
 
 
 class SavesAt(NamedTuple):
@@ -260,6 +261,7 @@ class Saved(NamedTuple):
     """What a rank's ``Saves`` said."""
 
     step: int
+    leaves: bool
 
 
 class Tracing(NamedTuple):

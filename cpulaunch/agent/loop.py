@@ -306,7 +306,7 @@ class Agent:
         elif isinstance(report, messages.Resumes):
             self._tell(messages.Resumed(report.step))
         elif isinstance(report, messages.Saves):
-            self._tell(messages.Saved(report.step))
+            self._tell(messages.Saved(*report))
         elif isinstance(report, messages.SavesAt):
             self.saves_at = report.signals
         elif isinstance(report, (messages.Traces, messages.HasTraced)):

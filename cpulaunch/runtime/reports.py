@@ -26,10 +26,13 @@ def resumed_from(step: int) -> None:
         report(encode(Resumes(step)))
 
 
-def saved_and_leaving(step: int) -> None:
-    """This rank has saved the state after ``step`` optimizer steps, and ends because of a signal."""
+def saved(step: int, *, leaving: bool = False) -> None:
+    """The state after ``step`` optimizer steps is on disk, from where the job can go on.
+
+    ``leaving``: this rank ends now, because of a signal.
+    """
     if report is not None:
-        report(encode(Saves(step)))
+        report(encode(Saves(step, leaving)))
 
 
 def saves_at(signals: Iterable[int]) -> None:

@@ -102,7 +102,8 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
     elif isinstance(message, messages.Resumed):
         rank.resumed_from = message.step
     elif isinstance(message, messages.Saved):
-        rank.saved = True
+        rank.saved = rank.saved or message.leaves
+        rank.has_made(message.step - (rank.resumed_from or 0))
     elif isinstance(message, messages.Failure):
         rank.raised = rank.raised or message
         # Its traceback is shown at the end if it is the cause.

@@ -57,7 +57,8 @@ class Rank:
     are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit``
     are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
     that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
-    ``over_at``: it came to a final state then.
+    ``over_at``: it came to a final state then.  ``steps`` of an optimizer are known to have been made; None
+    where none could be seen.
     """
 
     rank: int
@@ -82,10 +83,17 @@ class Rank:
     failed: Candidate | None = None
     tidy: bool = False
     over_at: float | None = None
+    steps: int | None = None
+
+    def has_made(self, steps: int) -> None:
+        """Its program is known to have made so many steps, or more."""
+        self.steps = max(self.steps or 0, steps)
 
     def beats(self, beat: messages.Beat, now: float) -> None:
         """Its agent has said how far its program is."""
         self.beat, self.beat_at = beat, now
+        if beat.keeps_ledger:
+            self.has_made(beat.steps)
         before, since = self.rated or (beat, now)
         if (seconds := now - since) >= RATED_OVER:  # where somebody asks, two come at once
             done = beat.steps - before.steps, beat.collectives - before.collectives
@@ -168,7 +176,7 @@ def attempt_outcome(
     """How an attempt of these ``ranks`` has ended."""
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     resumed = [rank.resumed_from for rank in ranks if rank.resumed_from is not None]
-    steps = [rank.beat.steps for rank in ranks if rank.beat and rank.beat.keeps_ledger]
+    steps = [rank.steps for rank in ranks if rank.steps is not None]
     return AttemptOutcome(
         kind,
         round(seconds, 3),

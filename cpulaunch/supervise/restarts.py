@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from cpulaunch.errors import UsageError
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.outcome import Failure, Outcome
 from cpulaunch.supervise.root_cause import is_consequence
@@ -15,6 +16,9 @@ LOST = "lost"
 """The status of a rank whose host is gone."""
 
 EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
+
+USAGE_ERROR = f"{UsageError.__module__}.{UsageError.__qualname__}: "
+"""How a traceback begins the line of what the script can't do with cpulaunch."""
 
 TWICE = 2
 """A host that has brought the job down so often is avoided."""
@@ -121,7 +125,7 @@ class Restarts:
             return "" if self.count else "what can't be started couldn't be the next time"
         if failure is None:
             return "its ranks were not watched"
-        if kind == kinds.ERROR and (failure.error or "").startswith("UsageError: "):
+        if kind == kinds.ERROR and (failure.error or "").startswith(USAGE_ERROR):
             return "this error would come back"
         if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
             return ""

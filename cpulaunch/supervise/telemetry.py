@@ -107,6 +107,7 @@ class Telemetry:
         return round(at + rank.clock - self._began, 4)
 
     def _remember(self, rank: Rank, steps: list[StepRow]) -> None:
+        rank.has_made(steps[-1].number)
         rows = self._rows.setdefault(rank.rank, deque(maxlen=RECENT))
         rows.extend(steps)
         own = [row.seconds - row.waiting for row in rows if row.waiting is not None]

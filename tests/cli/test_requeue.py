@@ -16,9 +16,9 @@ from support.namespaces import until
 # It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
 SAVES = """
 import os, pathlib, signal, sys, time
-from cpulaunch.runtime.reports import saved_and_leaving
+from cpulaunch.runtime.reports import saved
 def save(*_):
-    saved_and_leaving(7)
+    saved(7, leaving=True)
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
 pathlib.Path("ready").touch()

@@ -436,6 +436,16 @@ def gone(directory: str) -> dict[str, Any]:
     return {}
 
 
+def unread(directory: str) -> dict[str, Any]:
+    """Two programs that save, of which the second doesn't ask for what the first has saved."""
+    for _ in range(2):
+        checkpoint = cpulaunch.Checkpoint(directory, model=network())
+        for step in (1, 2):
+            checkpoint.save(step=step)
+        checkpoint.wait()
+    return {}
+
+
 def holds(directory: str) -> dict[str, Any]:
     cpulaunch.Checkpoint(directory, model=network()).resume()
     print("holds", flush=True)

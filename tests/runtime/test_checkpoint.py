@@ -79,7 +79,7 @@ def test_a_full_disk_costs_a_line_for_each_save_and_no_checkpoint(tmp_path: Path
     assert result(done.stdout) == {"5": kept, "10": kept, "15": kept, "20": ["step-20", "step-5"]}
     lines = [line for line in done.stderr.splitlines() if line]
     assert [line.partition(": ")[2] for line in lines] == [
-        f"the checkpoint of step {step} was not saved: No space left on device; training goes on, and "
+        f"the checkpoint of step {step} was not saved: No space left on device; "
         f"{tmp_path}/disk/step-5 stays the last one"
         for step in (10, 15)
     ]
@@ -164,8 +164,17 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
 def test_a_directory_that_is_gone_costs_a_line_for_each_save(tmp_path: Path) -> None:
     done = alone(tmp_path, "gone", "disk")
     assert done.returncode == 0, done.stderr
-    lost = "cpulaunch: the checkpoint of step 2 was not saved: Not a directory; training goes on\n"
+    lost = "cpulaunch: the checkpoint of step 2 was not saved: Not a directory; there is none before it\n"
     assert done.stderr.count(lost) == 1, done.stderr
+
+
+def test_a_script_that_does_not_load_what_is_there_is_told_so_once(tmp_path: Path) -> None:
+    done = alone(tmp_path, "unread", "ckpt")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"cpulaunch: {tmp_path}/ckpt/step-2 is there, but was not loaded: call resume() before the first step to "
+        "go on from it"
+    ]
 
 
 def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:

@@ -320,11 +320,25 @@ def test_the_status_line_names_hosts_that_miss_ranks() -> None:
     )
 
 
+def test_what_a_rank_has_saved_counts_as_made_though_its_agent_never_told_its_steps() -> None:
+    """Agents die with mpiexec, before their next beat."""
+    job = running()
+    for rank in range(4):
+        job.says(rank, messages.Resumed(100))
+        job.says(rank, messages.Beat(steps=2, keeps_ledger=True))
+    job.says(0, messages.Saved(110, leaves=False))
+    job.exits(0, None, 9)
+    job.obeys(1, 2, 3)
+    job.to_the_end()
+    (attempt,) = job.outcome().attempts
+    assert (attempt.resumed_from, attempt.steps, attempt.reached) == (100, 10, 110)
+
+
 @pytest.mark.parametrize(("saved", "kind"), [(False, "exit"), (True, "interrupted")])
 def test_exit_code_75_means_a_saved_state_only_where_a_rank_has_said_so(saved: bool, kind: str) -> None:
     job = running()
     if saved:
-        job.says(0, messages.Saved(300))
+        job.says(0, messages.Saved(300, leaves=True))
     job.exits(0, 75)
     job.obeys(1, 2, 3)
     job.to_the_end()

@@ -50,7 +50,11 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         ({"kind": kinds.NODE_LOST, "lost": "b"}, {}, None),
         (RAISED, {}, "--restart-on error"),
         (RAISED, {"on": "error"}, None),
-        (RAISED | {"error": "UsageError: ckpt is in use"}, {"on": "error"}, "would come back"),
+        (
+            RAISED | {"error": "cpulaunch.errors.UsageError: ckpt is in use"},
+            {"on": "error"},
+            "would come back",
+        ),
         (RAISED | {"error": RESET}, {}, None),
         (RAISED | {"error": RESET, "note": "rank 1 had exited with code 0"}, {}, "--restart-on error"),
         ({"kind": kinds.EXIT, "exit_code": 3}, {}, "exit code 3"),
@@ -129,17 +133,22 @@ COMMANDS = ("command.sh", "command-1.sh", "command-2.sh")
 
 # Each attempt makes as many steps as its word of the file says, and ends as that says.
 TRAIN = """
-import os, signal, subprocess, sys, time
+import os, psutil, signal, subprocess, sys, time
 from cpulaunch import ledger
-from cpulaunch.runtime.reports import resumed_from
+from cpulaunch.runtime.reports import resumed_from, saved
 rank, attempt = int(os.environ["RANK"]), int(os.environ["CPULAUNCH_RESTART_COUNT"])
 assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
 print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"], flush=True)
 steps, how = open("attempts").read().split()[attempt].split(":")
-header = ledger.MAGIC, ledger.HAS_OPTIMIZER, int(steps), 0, time.monotonic_ns(), 0, 0
+known = 0 if how == "mpiexec" else int(steps)
+header = ledger.MAGIC, ledger.HAS_OPTIMIZER, known, 0, time.monotonic_ns(), 0, 0
 ledger.PROGRESS.pack_into(ledger.of_this_process, 0, *header)
 if attempt:
     resumed_from(1)
+if how == "mpiexec" and rank == 0:
+    saved(int(steps))
+    above = psutil.Process().parents()
+    next(each for each in above if each.name().startswith("mpiexec")).kill()
 if how == "signal" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "error" and rank == 1:
@@ -220,6 +229,13 @@ def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
     assert fall.file("plan-2.json").exists()
     ports = [re.search("MASTER_PORT=([0-9]+)", fall.file(name).read_text()) for name in COMMANDS]
     assert len({port and port[1] for port in ports}) == 3
+
+
+@pytest.mark.slow
+def test_a_state_that_was_saved_is_a_step_though_mpiexec_took_the_agents_along(fall: Fall) -> None:
+    told, result = fall("10:mpiexec 1:end", "--launcher", "mpirun", "--mpi", "intel")
+    assert ", at step 10" in told[0], told
+    assert result["restarts"] == 1
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from cpulaunch import variables
 from cpulaunch.config.kinds import Interval
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
-from cpulaunch.runtime import distributed
+from cpulaunch.runtime import distributed, reports
 from cpulaunch.runtime.checkpoint import buckets, directory, lock, position, randomness, state
 from cpulaunch.runtime.checkpoint.directory import Facts, unseen
 from cpulaunch.runtime.checkpoint.due import Agreement
@@ -28,7 +28,6 @@ from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.reports import resumed_from, saved_and_leaving
 from cpulaunch.wording import counted
 
 T = TypeVar("T")
@@ -88,7 +87,7 @@ class Checkpoint:
         self._bucket_orders: list[list[str] | None] | None = None
         self._step = self._saved_step = 0
         self._saved_at = time.monotonic()
-        self._resumed = self._iterates = self._counts = False
+        self._resumed = self._iterates = self._counts = self._told = False
         self._optimizer_steps = self._uncounted_from = 0
         for each in self._optimizers:
             each.register_step_post_hook(self._count_step)
@@ -112,7 +111,7 @@ class Checkpoint:
                 hint="end it, or give each job a directory of its own",
             )
         self._load_newest()
-        resumed_from(self._optimizer_steps)
+        reports.resumed_from(self._optimizer_steps)
         self._saved_at = time.monotonic()
         return self._step
 
@@ -160,6 +159,7 @@ class Checkpoint:
         After SIGTERM, SIGUSR1 or SIGUSR2, it saves at once, and ends the program with exit code 75.
         """
         self._signals.watch()
+        self._tell_of_unread()
         if not self._iterates:
             self._step += 1
             self._counts = True
@@ -176,6 +176,7 @@ class Checkpoint:
 
         ``step``: how many steps were made, in a loop of your own that doesn't call ``save_if_due``.
         """
+        self._tell_of_unread()
         if step is not None:
             self._step = step
         elif self._optimizer_steps > self._uncounted_from and not self._counts:
@@ -184,6 +185,16 @@ class Checkpoint:
                 hint="save(step=N), or call save_if_due() after each step, which counts them",
             )
         self._save()
+
+    def _tell_of_unread(self) -> None:
+        """Once, where there are checkpoints, and the script hasn't asked for them."""
+        if self._resumed or self._told:
+            return
+        self._told = True
+        if self._rank == 0 and (last := directory.newest(self._root)):
+            log_once(
+                f"{last} is there, but was not loaded: call resume() before the first step to go on from it"
+            )
 
     def _save(self, *, urgent: bool = False) -> None:
         self._saver.wait()
@@ -266,7 +277,7 @@ class Checkpoint:
         self._signals.in_time()
         if saved:
             log_once(f"{name}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
-            saved_and_leaving(self._optimizer_steps)
+            reports.saved(self._optimizer_steps, leaving=True)
             sys.exit(SAVED_EXIT_CODE)
         sys.exit(128 + number)
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from cpulaunch.runtime import reports
 from cpulaunch.runtime.checkpoint import directory
 from cpulaunch.runtime.checkpoint.directory import Facts
 from cpulaunch.runtime.checkpoint.failures import why
@@ -51,7 +52,7 @@ class Saver:
         writer = _Writer(
             directory.partial(self._root, facts.step),
             self._copies,
-            lambda: directory.publish(self._root, facts, self._keep),
+            lambda: self._publish(facts),
             None if urgent else NICE,
         )
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's, where copies differ
@@ -61,6 +62,10 @@ class Saver:
                 tensors, storage_writer=writer, planner=planner, process_group=self._group
             )
         self._under_way = under_way
+
+    def _publish(self, facts: Facts) -> None:
+        directory.publish(self._root, facts, self._keep)
+        reports.saved(facts.optimizer_steps)
 
     def wait(self) -> bool:
         """Wait for the save under way, if there is one; False where the last has failed, which costs a line.
@@ -78,8 +83,8 @@ class Saver:
             directory.remove_rest(self._root)
         last = directory.newest(self._root)
         log_once(
-            f"the checkpoint of step {self._facts.step} was not saved: {why(error)}; training goes on"
-            + (f", and {last} stays the last one" if last else "")
+            f"the checkpoint of step {self._facts.step} was not saved: {why(error)}; "
+            + (f"{last} stays the last one" if last else "there is none before it")
         )
         return False
 

@@ -20,7 +20,7 @@ from typing import Any
 from cpulaunch.runtime.checkpoint import randomness
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches import resume
-from cpulaunch.runtime.reports import resumed_from
+from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
 
 
@@ -35,7 +35,7 @@ class _Loader:
 
 
 _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those that name their checkpoints themselves, and have not loaded one yet."""
+"""Those that have not loaded a state yet."""
 _loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
 _steps = [0]
 """Steps of all optimizers, those before the restart included."""
@@ -69,8 +69,7 @@ def _note_accelerators(kind: Any) -> None:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self.project_configuration.automatic_checkpoint_naming and self.project_dir:
-            _accelerators.add(self)
+        _accelerators.add(self)
 
     @functools.wraps(load)
     def load_state(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,12 +100,13 @@ def _note_states(kind: Any) -> None:
     @functools.wraps(original)
     def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         number = self.save_iteration
-        saved = original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         if self.project_configuration.automatic_checkpoint_naming:
             self.wait_for_everyone()
             if self.is_main_process:
                 resume.write_facts(_root(self) / f"checkpoint_{number}", **_facts(self))
-        return saved
+                saved(_steps[0])
+        return result
 
     kind.save_state = save_state
 
@@ -164,12 +164,22 @@ def _pass_without_batches(loader: Any, synchronize: Any) -> None:
 
 def _go_on(accelerator: Any, load_state: Any) -> None:
     """Load the newest whole state, and have its batches left out."""
+    if not (accelerator.project_configuration.automatic_checkpoint_naming and accelerator.project_dir):
+        log_once(
+            "restarted: the script's states are not loaded, as only with a project_dir and "
+            "automatic_checkpoint_naming is it known where accelerate saves them"
+        )
+        return
     found = resume.numbered(_root(accelerator), r"checkpoint_(\d+)")
     whole = [number for number, path in found.items() if resume.read_facts(path)]
     number = resume.agreed(whole[-1] if whole else None)
     # Names that an interrupted save has taken are not to be had again.
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:
+        log_once(
+            "restarted: accelerate starts from the beginning, as this job has saved no state in "
+            f"{_root(accelerator)} yet"
+        )
         resumed_from(0)
         return
     facts = resume.read_facts(found[number])

@@ -9,7 +9,7 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches import resume
 from cpulaunch.runtime.patches.base import Change
-from cpulaunch.runtime.reports import resumed_from
+from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("5.23.0",)
@@ -38,6 +38,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if state.is_world_process_zero and path.is_dir():  # as it is not in a search's trials
                 resume.write_facts(path)
+                saved(state.global_step)
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -47,6 +48,11 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
             if path is not None:
                 resume_from_checkpoint = path
                 log_once(f"restarted: the Trainer goes on after step {step}, from {path}")
+            else:
+                log_once(
+                    "restarted: the Trainer starts from the beginning, as this job has saved no checkpoint "
+                    f"in {self.args.output_dir} yet"
+                )
             resumed_from(step)
         return original(self, resume_from_checkpoint, *args, **kwargs)
 
