@@ -30,10 +30,24 @@ Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Cuts words into options of ``cpulaunch run`` and what follows them.  Raises UsageError."""
 
 
-def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split) -> None:
+_OF_A_SHELL = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?((?:ba|da|k|z|c|tc|fi)?sh)(?=\s)[^\n]*\n")
+
+
+def refuse_shell_script(shown: str, text: bytes) -> None:
+    """Raise UsageError where the script that begins with ``text`` is a shell's, as batch scripts are."""
+    found = _OF_A_SHELL.match(text)
+    if not found or text[found.end() :].startswith(b"'''exec"):  # Python's, as pip writes it
+        return
+    raise UsageError(
+        f"{shown} is a script of {found[1].decode()}, and ranks run Python",
+        hint="name the Python script that it starts; --no-python runs any program",
+    )
+
+
+def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, command: str = "run") -> None:
     """Raise UsageError where ``words`` begin with Python or another launcher instead of a script.
 
-    ``options`` are those before them.
+    ``options`` are those before them, and ``command`` is what they are options of.
     """
     module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
     program = PurePath(words[0]).name
@@ -49,7 +63,7 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split) 
         instead = [*options, *_without_launchers(words, split)]
     except UsageError as e:
         raise UsageError(f"{what}; {e}", hint=e.hint) from None
-    raise UsageError(what, hint=f"type: {shlex.join(['cpulaunch', 'run', *instead])}")
+    raise UsageError(what, hint=f"type: {shlex.join(['cpulaunch', command, *instead])}")
 
 
 def _without_launchers(words: Sequence[str], split: Split) -> list[str]:

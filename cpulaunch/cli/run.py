@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cpulaunch.cli.each import read_each
 from cpulaunch.cli.main import say
 from cpulaunch.cli.nested import refuse_within_a_launcher
-from cpulaunch.cli.not_scripts import refuse_launcher
+from cpulaunch.cli.not_scripts import refuse_launcher, refuse_shell_script
 from cpulaunch.cli.options import (
     Parser,
     add_settings,
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 SLOW_DISK = 2.0
 """Seconds after which a line says that we wait for the disk to make the job's directory."""
+
+BEGINNING = 1024
+"""Bytes of a script that say whose it is."""
 
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> int:
         words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
         rest = [rest[0], *after]
     options = parser.parse_args(words)
-    if rest and not options.no_python and _is_program(options.wdir / rest[0]):
+    if rest and not options.no_python and is_program(options.wdir / rest[0]):
         refuse_launcher(typed, rest, split)
     if not options.dry_run:
         refuse_within_a_launcher(os.environ)
@@ -225,7 +228,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
     return Program(tuple(argv), not no_python, str(directory), python)
 
 
-def _is_program(path: Path) -> bool:
+def is_program(path: Path) -> bool:
     """Whether ``path`` is no script in the way of a program of this name."""
     return not path.exists() or (os.access(path, os.X_OK) and not path.is_dir())
 
@@ -238,8 +241,8 @@ def _check_script(directory: Path, shown: str) -> None:
                 f"{shown} is a pipe, which only one of the ranks could read",
                 hint="write the script to a file first",
             )
-        with path.open("rb"):
-            return
+        with path.open("rb") as file:
+            refuse_shell_script(shown, file.read(BEGINNING))
     except IsADirectoryError:
         if (path / "__main__.py").is_file():
             return  # Python runs those, too

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch.cli import submit_kubernetes, submit_slurm
+from cpulaunch.cli.not_scripts import refuse_launcher
 from cpulaunch.cli.options import load_config
-from cpulaunch.cli.run import MODULE, program_of, run_parser
+from cpulaunch.cli.run import MODULE, is_program, program_of, run_parser
 from cpulaunch.config.config import Config
 from cpulaunch.manifests.sbatch import SWITCHES, VALUES
 
@@ -71,6 +73,8 @@ def read(arguments: list[str]) -> Typed:
         parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
     words, rest = parser.split(arguments, ends=MODULE)
     options = parser.parse_args(words)
+    if rest and not options.no_python and is_program(options.wdir / rest[0]):
+        refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
     config = load_config(options)
     if options.format:
         parser.error("--format is for `cpulaunch run --dry-run`")

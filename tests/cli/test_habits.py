@@ -414,3 +414,26 @@ def test_a_host_that_is_listed_twice_is_found(script: None, capsys: pytest.Captu
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "cpulaunch: error: --hosts: localhost is named twice, as hosts 1 and 2"
     assert hint == "cpulaunch: hint: say how many ranks it takes: localhost:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "shell"),
+    [
+        ("#!/bin/bash\n#SBATCH -N 4\nsrun python train.py\n", "bash"),
+        ("#!/bin/bash -l\nexit\n", "bash"),
+        ("#! /usr/bin/env zsh\nexit\n", "zsh"),
+        ("#!/bin/sh\nexit\n", "sh"),
+        ("#!/bin/sh\n'''exec' /venv/bin/python \"$0\" \"$@\"\n' '''\nprint()\n", ""),  # as pip writes them
+        ("#!/usr/bin/env python3\nprint()\n", ""),
+        ("#!/venv/bash-completion/bin/python\nprint()\n", ""),
+        ("print()  # !/bin/sh\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_script_of_a_shell_is_no_script_for_ranks(
+    script: None, capsys: pytest.CaptureFixture[str], text: str, shell: str
+) -> None:
+    Path("job").write_text(text)
+    assert main(["run", "--launcher", "local", "-n", "1", "--dry-run", "job"]) == (2 if shell else 0)
+    said = f"job is a script of {shell}, and ranks run Python"
+    assert (said in capsys.readouterr().err) == bool(shell)

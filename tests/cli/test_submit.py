@@ -50,6 +50,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     (path := tmp_path / "train.py").touch()
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun train.py\n")
     (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
     return path
 
@@ -94,6 +95,12 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ),
         ("--time 3 --requeue train.py", "--time 3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
+        ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
+        (
+            "-N 4 torchrun --nproc-per-node 2 train.py",
+            "type: cpulaunch submit --dry-run -N 4 --nproc-per-node 2 train.py",
+        ),
+        ("-N 4 srun python train.py", "type: cpulaunch submit --dry-run -N 4 train.py"),
     ],
 )
 def test_what_run_would_refuse_is_refused_before_the_job_waits(
