@@ -30,7 +30,10 @@ SCRIPTS = {
     "imports_torch.py": "import torch\nprint('hello', flush=True)\n",
 }
 BARE = ["srun", "--overlap", "--ntasks=4", "--nodes=4", "--cpu-bind=none", "--mpi=none", sys.executable]
-CPULAUNCH = [sys.executable, "-m", "cpulaunch", "run", "--launcher", "slurm", "-ppn", "1", "--tee", "all"]
+# gloo, so that ranks have all cores of their nodes, as under srun.  For ccl, each would leave one free: here
+# the same one on all nodes, as they are one machine, of whose two cores all ranks would share one.
+CPULAUNCH = [sys.executable, "-m", "cpulaunch", "run", "--launcher", "slurm", "-ppn", "1", "--tee", "all",
+             "--backend", "gloo"]  # fmt: skip
 
 
 def main() -> int:
@@ -75,7 +78,8 @@ def timed(
     queue: Queue, command: Sequence[str], directory: str, allocation: dict[str, str]
 ) -> tuple[float, float]:
     """Seconds to the first line, and to the end."""
-    environ = clean_environment(**allocation)
+    # Compiled modules may be kept, as they are for users.
+    environ = {k: v for k, v in clean_environment(**allocation).items() if k != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
     with bounded(queue.start("login", command, directory=directory, env=environ)) as process:
         assert process.stdout
