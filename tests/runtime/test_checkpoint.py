@@ -373,8 +373,8 @@ def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "assert second.arrived == signal.SIGTERM\n"
         "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
-        "second.in_time(); thread.join(60)\n"
-        "assert not thread.is_alive() and len(late) == 1\n"
+        "second.in_time(); thread.join(0.5)\n"
+        "assert len(late) == 1\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same, come another way
         "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.TWICE)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -382,7 +382,7 @@ def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True,
                           timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
-    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
 
 
 @pytest.mark.slow

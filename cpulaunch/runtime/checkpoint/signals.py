@@ -98,9 +98,11 @@ class Signals:
         def wait() -> None:
             while (number := os.read(reading, 1)) and number[0] not in numbers:
                 pass
-            os.close(reading)
             if number and not in_time.wait(seconds):
                 self._late(number[0], seconds)
+            while number and os.read(reading, 64):  # the same once more, for which Python wants a reader
+                pass
+            os.close(reading)
 
         threading.Thread(target=wait, name="cpulaunch-late", daemon=True).start()
 
