@@ -97,7 +97,8 @@ async def _probe_all(
     try:
         # The master goes first, and stays until all others have tried to reach it.
         others = [host.visit(gate, master) for host in hosts[1:]]
-        responses = await asyncio.gather(hosts[0].visit_master(gate, master), *others)
+        visit_master = hosts[0].visit_master(gate, master, [host.has_tried for host in hosts[1:]])
+        responses = await asyncio.gather(visit_master, *others)
     finally:
         telling.cancel()
         progress(None)
@@ -154,10 +155,13 @@ class _ProbedHost:
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
         self.has_answered: bool | None = None  # None as long as that isn't known
+        self.has_tried = asyncio.Event()  # to reach the master, or never will
         self.connect_errors: dict[str, str | None] = {}  # why it couldn't reach the master, by the address
 
-    async def visit_master(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
-        """Ask the master, and tell the others at which addresses to try it.  It stays connected."""
+    async def visit_master(
+        self, gate: _Gate, master: asyncio.Future[ConnectRequest | None], others: Sequence[asyncio.Event]
+    ) -> ProbeResponse:
+        """Ask the master, tell the others at which addresses to try it, and hang up when they have."""
         request = None
         try:
             async with gate.passed():
@@ -169,14 +173,20 @@ class _ProbedHost:
             master.set_result(request)
         if request:
             await self._try_to_connect(request)  # it is a client of the store there, too
+        for has_tried in others:
+            await has_tried.wait()
+        await self.end()  # while they end: srun takes as long for that as for the start
         return response
 
     async def visit(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
         """Ask the host, let it try to reach the master, and hang up."""
         async with gate.passed():
-            response = await self._ask()
-            if response.answer and (request := await master):
-                await self._try_to_connect(request)
+            try:
+                response = await self._ask()
+                if response.answer and (request := await master):
+                    await self._try_to_connect(request)
+            finally:
+                self.has_tried.set()
             await self.end()
             return response
 
