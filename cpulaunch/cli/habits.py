@@ -141,7 +141,7 @@ def shown(option: str, value: str) -> str:
 
 
 _RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
-_ON_ALL_HOSTS = "name the hosts with -f HOSTFILE or --hosts a,b; --master-port chooses the port"
+_ON_ALL_HOSTS = "-f HOSTFILE, --hosts a,b or the queue names the hosts, and --master-port the port"
 _ONE_RUN = "one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order"
 _ALONE = "the job is on one host"
 _NAME_HOSTS = "start it on one host only, without this option, and name all hosts: -f HOSTFILE or --hosts a,b"

@@ -29,5 +29,5 @@ def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Ma
         raise UsageError(
             f"this is process {rank} of {size} of an {program} (${size_in}), "
             "and each of them would start a job",
-            hint=f"leave out {program}: cpulaunch run -n {size} train.py",
+            hint=f"leave out {program}: cpulaunch starts the ranks on all hosts itself (-n {size}: as many)",
         )

@@ -247,8 +247,9 @@ def _add_habits(parser: Parser, sections: Container[str]) -> None:
 
 def refuse_restricted(options: argparse.Namespace) -> None:
     """Raise UsageError where options were given that are accepted for jobs on one host only."""
-    for row, option, value in options.restricted:
-        row.refuse(option, value)
+    for row, _, value in options.restricted:
+        names = [name for same, name, _ in options.restricted if same is row]
+        row.refuse(", ".join(dict.fromkeys(names)), value)  # all at once, as a job may wait long for each
 
 
 def tell_of_restricted(options: argparse.Namespace) -> None:

@@ -12,7 +12,8 @@ from cpulaunch.cli.not_scripts import refuse_launcher
 from cpulaunch.cli.options import load_config
 from cpulaunch.cli.run import MODULE, is_program, program_of, run_parser
 from cpulaunch.config.config import Config
-from cpulaunch.manifests.sbatch import SWITCHES, VALUES
+from cpulaunch.errors import UsageError
+from cpulaunch.manifests.sbatch import LOG, SWITCHES, VALUES
 
 QUEUES = (submit_slurm.NAME, submit_kubernetes.NAME)
 
@@ -69,6 +70,7 @@ def read(arguments: list[str]) -> Typed:
         letters = [letter] if letter else []
         dest = "job_name" if name == "--job-name" else "_"
         parser.add_argument(name, *letters, dest=dest, metavar="V", help=argparse.SUPPRESS)
+    parser.add_argument(LOG[0], dest="_", metavar="V", help=argparse.SUPPRESS)
     for name in SWITCHES:
         parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
     words, rest = parser.split(arguments, ends=MODULE)
@@ -81,12 +83,15 @@ def read(arguments: list[str]) -> Typed:
     sbatch = []
     if options.to == QUEUES[0]:
         submit_kubernetes.refuse_options(options, options.to)
+        if "%" in str(options.output):
+            why = f"--output {options.output} keeps the script, and sbatch's patterns are for the job's log"
+            raise UsageError(why, hint=f"{LOG[0]} {options.output} names the log")
         program_of(rest, options.no_python, options.wdir)
     else:
         submit_slurm.refuse_options(options, options.to)
     if options.to == QUEUES[0] and options.job_name is None:
         sbatch.append(f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
-    long_names = {letter: name for name, letter in VALUES.items() if letter}
+    long_names = dict([LOG, *((letter, name) for name, letter in VALUES.items() if letter)])
     run = []
     while words:
         name, equals, value = words.pop(0).partition("=")

@@ -9,18 +9,29 @@ from math import ceil
 from typing import NamedTuple
 
 VALUES = {
-    "--account": "-A", "--array": "-a", "--begin": "", "--chdir": "", "--clusters": "", "--comment": "",
-    "--constraint": "-C", "--cpus-per-task": "-c", "--deadline": "", "--dependency": "-d", "--error": "",
-    "--exclude": "", "--export": "", "--gres": "", "--hint": "", "--job-name": "-J", "--licenses": "",
-    "--mail-type": "", "--mail-user": "", "--mem": "", "--mem-per-cpu": "", "--nice": "", "--nodelist": "-w",
-    "--nodes": "-N", "--ntasks": "", "--ntasks-per-node": "", "--open-mode": "", "--partition": "-p",
-    "--priority": "", "--qos": "-q", "--reservation": "", "--signal": "", "--switches": "",
-    "--threads-per-core": "", "--time": "-t", "--time-min": "", "--tmp": "", "--wckey": "",
+    "--account": "-A", "--acctg-freq": "", "--array": "-a", "--batch": "", "--bb": "", "--bbf": "",
+    "--begin": "-b", "--chdir": "-D", "--cluster-constraint": "", "--clusters": "-M", "--comment": "",
+    "--constraint": "-C", "--core-spec": "-S", "--cores-per-socket": "", "--cpu-freq": "",
+    "--cpus-per-task": "-c", "--deadline": "", "--delay-boot": "", "--dependency": "-d", "--error": "-e",
+    "--exclude": "", "--export": "", "--gres": "", "--hint": "", "--job-name": "-J",
+    "--kill-on-invalid-dep": "", "--licenses": "-L", "--mail-type": "", "--mail-user": "", "--mem": "",
+    "--mem-per-cpu": "", "--network": "", "--nice": "", "--nodefile": "-F", "--nodelist": "-w",
+    "--nodes": "-N", "--ntasks": "", "--ntasks-per-core": "", "--ntasks-per-node": "",
+    "--ntasks-per-socket": "", "--open-mode": "", "--partition": "-p", "--prefer": "", "--priority": "",
+    "--qos": "-q", "--reservation": "", "--signal": "", "--sockets-per-node": "", "--switches": "",
+    "--thread-spec": "", "--threads-per-core": "", "--time": "-t", "--time-min": "", "--tmp": "",
+    "--wait-all-nodes": "", "--wckey": "",
 }  # fmt: skip
 """Options of sbatch that take a value, each with its letter, where that isn't one of `cpulaunch run`."""
 
-SWITCHES = ("--contiguous", "--exclusive", "--hold", "--no-requeue", "--overcommit", "--requeue")
+SWITCHES = (
+    "--contiguous", "--exclusive", "--hold", "--no-kill", "--no-requeue", "--overcommit", "--reboot",
+    "--requeue", "--spread-job", "--use-min-nodes",
+)  # fmt: skip
 """Options of sbatch that take none."""
+
+LOG = ("-o", "--output")
+"""How sbatch calls the job's log, by a letter, which stays, and by a name, which `submit` has for itself."""
 
 # With any of these, the user has said how much of a node the job takes.
 _SHARES = ("--exclusive", "--cpus-per-task", "--mem", "--mem-per-cpu", "--ntasks", "--ntasks-per-node")

@@ -293,6 +293,11 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
     [
         ("--nnodes 2 --rdzv-backend c10d", "--rdzv-backend: no rendezvous service is needed", "-f HOSTFILE"),
         ("--rdzv_id=7 --num-machines 2", "--rdzv-id: no rendezvous service", "-f HOSTFILE"),
+        (
+            "--nnodes 2 --rdzv-id 7 --rdzv-backend c10d",
+            "--rdzv-id, --rdzv-backend: no rendezvous",
+            "-f HOSTFILE",
+        ),
         ("--node_rank 1", "--node-rank 1: one `cpulaunch run` starts all hosts", "one host only"),
         ("--machine_rank 1", "--machine-rank 1: one `cpulaunch run`", "one host only"),
         ("--nnodes 2 --node_rank 0", "--node-rank 0: one `cpulaunch run` starts all hosts", "--hosts a,b"),

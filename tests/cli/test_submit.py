@@ -73,6 +73,14 @@ def test_options_of_sbatch_become_its_lines_and_the_others_stay_the_jobs(
     assert capsys.readouterr().out == text
 
 
+def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = "-N 4 -o logs/%j.out -e err --no-kill -D /scratch train.py"
+    assert main(["submit", "--dry-run", *typed.split()]) == 0
+    lines = re.findall(r"^#SBATCH (--\S+)", capsys.readouterr().out, re.M)
+    said = ["--nodes=4", "--output=logs/%j.out", "--error=err", "--no-kill", "--chdir=/scratch"]
+    assert lines == ["--job-name=train", *said, "--exclusive"]
+
+
 def test_the_script_is_kept_where_that_is_asked_for(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +103,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ),
         ("--time 3 --requeue train.py", "--time 3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
+        ("--nodes 4 --output logs/%j.out train.py", "hint: -o logs/%j.out names the log"),
         ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
         (
             "-N 4 torchrun --nproc-per-node 2 train.py",
