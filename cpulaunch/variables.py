@@ -210,7 +210,7 @@ TABLE = (
     Variable("SLURM_NTASKS_PER_NODE", "<Slurm>", "discovery launchers plan", "integer", "the same"),
     Variable("SLURM_PROCID", "<Slurm>", "cli launchers plan", "integer", "which process of a step this is"),
     Variable("SLURM_PTY_PORT", "<Slurm>", "cli", "integer", "whether it is the step of a terminal"),
-    Variable("SLURM_STEP_ID", "<Slurm>", "cli", "integer", "whether this process is one of a step"),
+    Variable("SLURM_STEP_ID", "<Slurm>", "cli discovery", "integer", "whether this process is one of a step"),
     Variable("SLURM_STEP_NUM_TASKS", "<Slurm>", "cli launchers plan", "integer", "the number of the step's processes"),
     Variable("SLURM_TASKS_PER_NODE", "<Slurm>", "discovery plan", "such as 2(x3),1", "tasks of each host"),
 )

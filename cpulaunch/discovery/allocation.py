@@ -35,7 +35,7 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
             hosts = _in_node_file(f"${variable}", file, read(file))
             return Allocation(f"{system} job {environ.get(number, '?')}", hosts)
     if file := operators_hostfile(environ):
-        return Allocation(file, _operators(file, read(file)))
+        return Allocation(file, _operators(file, read))
     return None
 
 
@@ -83,6 +83,8 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     runs = _runs("$SLURM_TASKS_PER_NODE", tasks)
     nodes_counted = sum(times for _, times in runs)
     if nodes_counted != len(hosts):
+        if "SLURM_STEP_ID" in environ:  # they are the tasks of the step that we are in: nobody's wish
+            return hosts
         raise ConfigError(
             f"$SLURM_TASKS_PER_NODE: {tasks} is for {nodes_counted} nodes, but {nodes} are {len(hosts)}",
             hint="name the hosts with --hosts or a hostfile",
@@ -92,16 +94,24 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
 
 
-def _operators(file: str, text: str | None) -> tuple[Host, ...]:
-    """``host:N``, or ``host slots=N`` for Open MPI: N is the job's ``slotsPerWorker``."""
-    if text is None:
+def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]:
+    """``host:N``, or ``host slots=N`` for Open MPI: N is the job's ``slotsPerWorker``.
+
+    With ``runLauncherAsWorker``, this pod is one of them.  Intel's mpiexec knows it by its own name only, and
+    would ask for its sshd, which it doesn't have.
+    """
+    if (text := read(file)) is None:
         raise ConfigError(
             f"the MPI operator's hostfile {file} cannot be read", hint="--hosts names the workers"
         )
-    hosts = parse_hostfile(text, file)
+    own = (read("/etc/hostname") or "").strip()
+    hosts = [
+        Host(own, host.slots) if host.name.partition(".")[0] == own else host
+        for host in parse_hostfile(text, file)
+    ]
     # Where the job says nothing, it is 1, which the user did not ask for.
     asked = any(host.slots != 1 for host in hosts)
-    return hosts if asked else tuple(Host(host.name) for host in hosts)
+    return tuple(host if asked else Host(host.name) for host in hosts)
 
 
 def _runs(variable: str, text: str) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,30 @@ def test_the_launchers_command_waits_for_its_workers_and_trains(
         assert placed == {str(n): str(*pods.cpus(worker)) for n, worker in enumerate(pods.workers)}
         (accuracy,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)
         assert float(accuracy) > 95
+        until(lambda: not pods.processes(), "all processes to end", limit=GONE_WITHIN)
+
+
+@needs_two_cores
+@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
+def test_the_launchers_pod_can_be_a_worker_too(
+    mpi: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``runLauncherAsWorker``, of a job that somebody has written: its pod is in the hostfile, without an sshd."""
+    need_cluster()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "show.py").write_text("import os, socket\nprint(os.environ['RANK'], socket.gethostname())\n")
+    tee = ("--set", "output.tee=all")
+    job = manifest(*mpi_options(mpi), "--nodes", "1", "--cpu", "1", "--memory", "1Gi", *tee, "show.py")
+    job[0]["spec"]["runLauncherAsWorker"] = True
+    with Pods(job) as pods:
+        with bounded(pods.start_launcher()) as launcher:
+            assert launcher.stderr
+            waits = next(line for line in iter(launcher.stderr.readline, "") if "waiting for" in line)
+            assert "waiting for 1 of 1 worker, for 300 s at most: job-worker-0.job.ml.svc: " in waits
+            pods.start_workers()
+            printed, rest = launcher.communicate(timeout=60)
+        assert launcher.returncode == 0, rest
+        assert sorted(re.findall(r"\] (.*)", printed)) == ["0 job-launcher", "1 job-worker-0"], rest
         until(lambda: not pods.processes(), "all processes to end", limit=GONE_WITHIN)
 
 

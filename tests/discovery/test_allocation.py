@@ -58,6 +58,22 @@ def test_the_mpi_operators_hostfile_is_read_in_its_pods_alone(variable: str, tex
     assert allocation({variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get) is None
 
 
+def test_the_tasks_of_a_step_that_we_are_in_say_nothing_of_the_job() -> None:
+    """``srun --nodes=1 --ntasks=1 cpulaunch run``: its variables are those of the step, but for the nodes."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
+    found = allocation({**SLURM, **step}, lambda path: None)
+    assert found is not None
+    assert shown(found.hosts) == "n1 n2 n3"
+
+
+def test_the_launchers_pod_goes_by_its_own_name_where_it_is_a_worker_too() -> None:
+    hostfile = "j-launcher.j.ns.svc:2\nj-worker-0.j.ns.svc:2\n"
+    files = {"/etc/mpi/hostfile": hostfile, "/etc/hostname": "j-launcher\n"}
+    found = allocation({**POD, "HYDRA_HOST_FILE": "/etc/mpi/hostfile"}, files.get)
+    assert found is not None
+    assert shown(found.hosts) == "j-launcher*2 j-worker-0.j.ns.svc*2"
+
+
 def test_the_cpus_of_each_node() -> None:
     assert cpus_of_nodes({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "72(x2),36"}) == {"n1": 72, "n2": 72, "n3": 36}
     assert cpus_of_nodes(SLURM) == {}

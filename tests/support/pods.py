@@ -84,8 +84,9 @@ class Pods(Cluster):
         self.launcher = f"{name}-launcher"
         self.workers = [f"{name}-worker-{number}" for number in range(replicas["Worker"]["replicas"])]
         super().__init__([self.launcher, *self.workers])
-        domain = f"{name}.{self.job['metadata'].get('namespace', 'default')}.svc"
-        self.domain_names = {worker: f"{worker}.{domain}" for worker in self.workers}
+        self.domain = f"{name}.{self.job['metadata'].get('namespace', 'default')}.svc"
+        both = [self.launcher, *self.workers] if self.spec.get("runLauncherAsWorker") else self.workers
+        self.domain_names = {pod: f"{pod}.{self.domain}" for pod in both}
         self.sshds: list[subprocess.Popen[str]] = []
         self.cpusets: list[Path] = []
 
@@ -154,7 +155,7 @@ class Pods(Cluster):
         self.directory.chmod(0o755)
         slots = self.spec.get("slotsPerWorker", 1)
         form = "{} slots={}\n" if self.spec["mpiImplementation"] == "OpenMPI" else "{}:{}\n"
-        hostfile = "".join(form.format(self.domain_names[worker], slots) for worker in self.workers)
+        hostfile = "".join(form.format(name, slots) for name in self.domain_names.values())
         for pod in self.names:
             at = self.directory / pod
             (at / "hostfile").write_text(hostfile)
@@ -164,7 +165,8 @@ class Pods(Cluster):
                     self.maps[volume["configMap"]["name"]].items() if "configMap" in volume else ()
                 ):
                     (at / "files" / file).write_text(text)
-            (at / "hosts").write_text(f"127.0.0.1 localhost\n{self.addresses[pod]} {pod}\n")
+            own = f"{pod}.{self.domain}.cluster.local {pod}"  # as the kubelet writes it
+            (at / "hosts").write_text(f"127.0.0.1 localhost\n{self.addresses[pod]} {own}\n")
             # The compiled group is in the image's home.
             cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "cpulaunch")
             cache.mkdir(parents=True, exist_ok=True)
