@@ -108,6 +108,7 @@ class Srun(Launcher):
         "srun: cluster configuration lacks support for cpu binding",
         _ENDED_BY_US,
         "srun: Job step aborted: Waiting up to ",
+        "srun: got SIGCONT",  # with which Slurm accompanies each SIGTERM of its own
     )
     ranks_outlive_it = True
 

@@ -139,7 +139,8 @@ def test_a_signal_while_hosts_are_asked_loses_nothing(queue: Queue, tmp_path: Pa
 
 
 TRAINS = (REPOSITORY / "examples" / "checkpoint.py", "--steps", 1000)
-SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "--checkpoint-every", 20)
+EVERY = 20
+SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "--checkpoint-every", EVERY)
 
 
 def went_on(before: str, after: str) -> bool:
@@ -159,6 +160,45 @@ def test_preemption_saves_requeues_and_goes_on(submit: Submit, queue: Queue) -> 
         assert job.wait() == 0, out + error
     assert went_on(out, out), out
     assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
+
+
+def test_preemption_without_grace_goes_on_from_what_was_saved_now_and_then(
+    submit: Submit, queue: Queue
+) -> None:
+    """Slurm ends srun, and so the ranks, whether or not they have saved by then."""
+    pytest.importorskip("sklearn")
+    options = ("-N", 2, "-p", "abrupt", "--requeue", "--follow", *SAVES)
+    with bounded(submit(*options, *TRAINS), LIMIT) as job:
+        assert job.stdout
+        assert any("step 100:" in line for line in job.stdout)
+        preempt(queue)
+        out = job.stdout.read()
+        error = job.stderr.read() if job.stderr else ""
+        assert job.wait() == 0, out + error
+    assert "DUE TO PREEMPTION" in out
+    assert "Traceback" not in out
+    goes_on = re.search(r"goes on after step (\d+),", out)
+    assert goes_on, out
+    assert int(goes_on[1]) >= EVERY
+    assert "weights " in out
+    assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
+
+
+@pytest.mark.repeats
+def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
+    """Of two minutes, as Slurm knows no shorter one of which it can warn."""
+    pytest.importorskip("sklearn")
+    limit = ("--time", 2, "--signal=B:TERM@30", "--grace-period", 25)
+    endless = (TRAINS[0], "--steps", 10**6)
+    with bounded(submit("-N", 1, *limit, "--requeue", "--follow", *SAVES, *endless), 2 * LIMIT) as job:
+        assert job.stdout
+        number = job_number(job)
+        out = ""
+        for line in job.stdout:
+            out += line
+            if "goes on after step" in line:
+                break
+    assert went_on(out + "weights ", out + "weights "), number + out
 
 
 @pytest.mark.repeats

@@ -62,6 +62,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4 PreemptMode=OFF
 PartitionName=spare Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=abrupt Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=0
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
