@@ -27,7 +27,7 @@ SIZE = 3 << 15
 """Bytes of the file."""
 
 HEADER_SIZE = 128
-"""Bytes of the header: ``PROGRESS``, ``TRAFFIC``, ``RECORDED``, ``OTHERS``."""
+"""Bytes of the header: ``PROGRESS``, ``TRAFFIC``, ``RECORDED``, ``OTHERS``, ``LOOKED``."""
 
 PROGRESS = struct.Struct("=IIQQQQQ")
 """``MAGIC``, flags, then steps, collectives of ccl, progressed_at, longest_gap, waiting of ``Progress``.
@@ -48,9 +48,13 @@ which precision."""
 OTHERS = struct.Struct("=Q")
 """Collectives of other groups than those of ccl."""
 
+LOOKED = struct.Struct("=Q")
+"""When these groups were last copied here; 0 where they never were."""
+
 TRAFFIC_AT = PROGRESS.size
 RECORDED_AT = TRAFFIC_AT + TRAFFIC.size
 OTHERS_AT = RECORDED_AT + RECORDED.size
+LOOKED_AT = OTHERS_AT + OTHERS.size
 
 HAS_OPTIMIZER = 1
 """Flag: an optimizer was made, so that a step is to be expected."""
@@ -66,9 +70,10 @@ where one that is still under way has that record: those are what a rank hangs i
 FREE, OPEN, CLOSED = 0, 1, 2
 """States of a group.  Where there is no room, one that is closed makes some."""
 
-OPERATION = struct.Struct("=QII28s12sQQQQi4x16s")
+OPERATION = struct.Struct("=QII28s12sQQQQiI16s")
 """Of an operation, 112 bytes: its sequence number, state, root + 1, kind, type, bytes, enqueued, started,
-completed, peer, and ranks of the group that it waits for as a text, such as ``3, 7``, or ``10, 11, …``."""
+completed, peer, the thread that has called it, by the kernel's number, or 0, and ranks of the group that it
+waits for as a text, such as ``3, 7``, or ``10, 11, …``."""
 
 ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
@@ -163,7 +168,7 @@ class Operation(NamedTuple):
 
     ``sequence`` counts those of the group's collectives, or of its messages.  ``peer`` is a message's other
     rank in the group, else -1.  ``bytes`` are the tensors' of this rank.  ``root`` is that of a broadcast or
-    reduce in the group, where it is known, else -1.
+    reduce in the group, where it is known, else -1.  ``thread`` has called it; 0 where that isn't known.
     """
 
     sequence: int
@@ -177,6 +182,7 @@ class Operation(NamedTuple):
     peer: int
     waits_for: str
     root: int = -1
+    thread: int = 0
 
 
 class Group(NamedTuple):
@@ -235,6 +241,11 @@ def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
     return found if found.number == number and found.ended_at else None
 
 
+def looked_at(ledger: bytes | memoryview | mmap.mmap) -> int:
+    """When groups of other backends than ccl were last copied here; 0 where they never were."""
+    return int(LOOKED.unpack_from(ledger, LOOKED_AT)[0])
+
+
 def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
     """Those of the groups that there are, or were."""
     places = (FIRST_GROUP + number * GROUP_BYTES for number in range(GROUPS))
@@ -264,7 +275,7 @@ def waits_since(ledger: bytes | memoryview | mmap.mmap) -> int:
 
 
 def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
-    sequence, state, root, kind, type_, size, enqueued, started, completed, peer, waits_for = (
+    sequence, state, root, kind, type_, size, enqueued, started, completed, peer, thread, waits_for = (
         OPERATION.unpack_from(ledger, at)
     )
     return Operation(
@@ -279,6 +290,7 @@ def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
         peer,
         _text(waits_for),
         root - 1,
+        thread,
     )
 
 

@@ -68,6 +68,12 @@ class Raised(NamedTuple):
     hint: str
 
 
+class Aborts(NamedTuple):
+    """C++ is about to abort the program, whose threads of Python are these, as in ``Dump.processes``."""
+
+    threads: list[dict[str, Any]]
+
+
 class Leaving(NamedTuple):
     """The program is about to end with this exit code."""
 
@@ -219,8 +225,8 @@ class Dump(NamedTuple):
 class Failure(NamedTuple):
     """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then.
 
-    ``groups`` are those of its ledger in which operations have failed or were under way, with these alone, as
-    in ``Dump``.
+    ``groups`` are those of its ledger, as in ``Dump``; of ``ccl``, which knows when an operation has ended,
+    only operations that have failed or were under way, and groups that have any.
     """
 
     error: str
@@ -305,7 +311,7 @@ class Exit(NamedTuple):
     ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own;
     ``by_signal`` is the signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
     ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
-    ``Failure``, if it was a signal of its own.
+    ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.
     """
 
     code: int | None
@@ -316,6 +322,7 @@ class Exit(NamedTuple):
     note: str | None
     unexplained: bool = False
     groups: list[dict[str, Any]] | None = None
+    threads: list[dict[str, Any]] | None = None
 
 
 # ---- launcher → agent
@@ -342,10 +349,15 @@ class AskProgress(NamedTuple):
 
 
 class AskDump(NamedTuple):
-    """What is the program doing?  ``native``: show frames of C and C++, too, which takes longer."""
+    """What is the program doing?
+
+    ``native``: show frames of C and C++, too, which takes longer.  ``fresh``: the ledger has to have all
+    collectives by then, for which it may wait.
+    """
 
     request: int
     native: bool
+    fresh: bool = False
 
 
 class Trace(NamedTuple):
@@ -378,7 +390,7 @@ class Release(NamedTuple):
     """The end of the program was heard; the agent may go."""
 
 
-Report = Ready | Torch | Raised | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
+Report = Ready | Torch | Raised | Aborts | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
 TraceMessage = Tracing | Traced | TracePiece
 AgentMessage = (
     Hello
@@ -404,6 +416,7 @@ FROM_RANK: Mapping[str, type[Report]] = {
     "ready": Ready,
     "torch": Torch,
     "raised": Raised,
+    "aborts": Aborts,
     "leaving": Leaving,
     "resumes": Resumes,
     "saves": Saves,

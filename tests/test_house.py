@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime.instances": {"metric_line"},
     "runtime.reports": {"messages", "wire"},
+    "runtime.last_words": {"messages", "wire"},
     "runtime.tracing": {
         "ledger",
         "messages",
@@ -167,6 +168,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
     "runtime": {"files", "environment", "clock", "terminal"},
     "runtime.instances": {"environment", "terminal"},
+    "runtime.last_words": {"libc"},  # the handler that C++ calls
     "runtime.checkpoint.signals": {"clock", "processes"},
     "runtime.checkpoint.lock": {"clock", "environment", "files", "network"},  # the host's name
     "runtime.patches.own_groups": {"environment", "processes"},

@@ -16,6 +16,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Torch(4, "4"), FROM_RANK),
     (messages.Raised("ValueError: x", "train.py", 5, "Traceback …", ""), FROM_RANK),
     (messages.Raised("ValueError: x", None, None, "", "Do this."), FROM_RANK),
+    (messages.Aborts([{"id": 1, "name": "MainThread", "frames": [["f", "train.py", 5]]}]), FROM_RANK),
     (messages.Leaving(3), FROM_RANK),
     (messages.Resumes(300), FROM_RANK),
     (messages.Saves(300, leaves=True), FROM_RANK),

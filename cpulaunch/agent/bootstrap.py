@@ -62,8 +62,10 @@ def main() -> None:
         sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
         _take_over_port(finder.functions)
         _take_over_ledger(finder.functions)
-        for reporter in ("cpulaunch.runtime.reports", "cpulaunch.runtime.tracing"):
-            finder.functions[reporter] = [lambda module: setattr(module, "report", report)]
+        for reporter in ("reports", "tracing", "last_words"):
+            finder.functions[f"cpulaunch.runtime.{reporter}"] = [
+                lambda module: setattr(module, "report", report)
+            ]
     atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
     try:
         _run(sys.argv[1:])
@@ -74,6 +76,8 @@ def main() -> None:
         raise
     except BaseException as error:
         last.status = 1
+        if "gloo/" in str(error):  # a source file of its; the launcher will ask what was called
+            _keep_last_collectives()
         report(_raised(error))
         raise
     report(leaving(0))
@@ -181,6 +185,16 @@ def _run_file(path: str) -> None:
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
     exec(code, module.__dict__)
+
+
+def _keep_last_collectives() -> None:
+    """Have them in the ledger, where they are copied to once in a while."""
+    kept = sys.modules.get("cpulaunch.runtime.ledger")
+    for mirror in getattr(kept, "mirrors", ()):
+        try:
+            mirror.look(failed=True)
+        except Exception:
+            pass  # the exception itself is what is to be told
 
 
 def _raised(error: BaseException) -> bytes:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
-from cpulaunch import variables
+from cpulaunch import ledger, variables
 from cpulaunch.agent import ledger_file, processes
 from cpulaunch.agent.stacks import fit, from_faulthandler, from_gdb, from_py_spy
 from cpulaunch.agent.start import Running, StacksHandler
@@ -43,6 +43,10 @@ missing then is said."""
 
 MOMENT = 0.5
 """Seconds between two looks at what only shows over time: a quota, and a disk that is not just busy."""
+
+COPIED_WITHIN = 1.5
+"""Seconds in which a program copies groups of other backends than ccl into its ledger, or else the last copy
+has to do (`runtime.ledger_mirror`)."""
 
 AT_ONCE = 2
 """py-spies that run at the same time."""
@@ -85,6 +89,7 @@ class Dumps:
         self._ledger = running.ledger if running else None
         self._asked: deque[tuple[AskDump, float]] = deque()  # and when
         self._look: Look | None = None
+        self._copied_by = inf
 
     def ask(self, message: AskDump) -> None:
         self._asked.append((message, time.monotonic()))
@@ -93,7 +98,18 @@ class Dumps:
     @property
     def due(self) -> float:
         """On the monotonic clock; infinite where nothing is asked."""
-        return self._look.due if self._look else inf
+        return min(self._look.due, self._copied_by) if self._look else inf
+
+    def _is_copied(self) -> bool:
+        """Whether the ledger has groups of all backends as they were when it was asked for, if they count."""
+        message, asked_at = self._asked[0]
+        now, self._copied_by = time.monotonic(), inf
+        if not message.fresh or self._ledger is None or now >= asked_at + COPIED_WITHIN:
+            return True
+        if ledger.backends(self._ledger) <= {"ccl"} or ledger.looked_at(self._ledger) / 1e9 >= asked_at:
+            return True
+        self._copied_by = now + COPIED_WITHIN / 20
+        return False
 
     def check_time(self) -> None:
         """Go on with what is due, and answer what is complete."""
@@ -104,7 +120,7 @@ class Dumps:
                 if until < time.monotonic() + LEAST:  # an earlier look has used it up
                     until = 0.0
                 self._look = Look(message, until, self._program, self._selector, self._handler)
-            if not self._look.done():
+            if not self._look.done() or not self._is_copied():
                 return
             shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors
             if left_out := len(self._look.processes) - len(shown):

@@ -43,19 +43,24 @@ def close(fd: int | None) -> None:
 def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened.
 
-    ``unfinished``: those of them with operations that have failed or are under way, and these alone.
+    ``unfinished``: of ``ccl``, operations that have failed or are under way, and groups that have any.
+    Others don't say which have failed.
     """
     found = ledger.groups(kept) if kept else []
     if unfinished:
         found = [
             group._replace(operations=operations)
             for group in found
-            if (operations := tuple(each for each in group.operations if each.state != ledger.COMPLETED))
+            if (operations := tuple(each for each in group.operations if _counts(group, each)))
         ]
     return [
         {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
         for group in found
     ]
+
+
+def _counts(group: ledger.Group, operation: ledger.Operation) -> bool:
+    return group.backend != "ccl" or operation.state != ledger.COMPLETED
 
 
 def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class Agent:
         self.saves_at: list[int] = []  # signals that the program takes as the wish to save
         self.by_signal = 0  # the signal by which somebody else wants it
         self.exiting: tuple[int, float] | None = None  # code, time: it was about to end before that
+        self.aborting: list[dict[str, Any]] | None = None  # its threads, when C++ was about to abort it
         self.unknown: set[str] = set()
         self.printed, self.printed_at = 0, 0.0  # bytes that the program has printed, and when it last did
         self.oom_kills = oom_kills()
@@ -300,6 +301,8 @@ class Agent:
     def _reported(self, report: Report | Unknown) -> None:
         if isinstance(report, messages.Raised):
             self._tell(messages.Failure(*report, time.monotonic(), self.by_launcher, self._unfinished()))
+        elif isinstance(report, messages.Aborts):
+            self.aborting = report.threads
         elif isinstance(report, messages.Leaving):
             if not self.by_launcher:
                 self.exiting = report.code, time.monotonic()
@@ -409,7 +412,10 @@ class Agent:
             note = why_killed(running.program.pid, self.oom_kills)
         unexplained = self.placement.python and self.exiting is None
         groups = self._unfinished() if number and not by_launcher else None
-        return messages.Exit(code, number, at, by_launcher, self.by_signal, note, unexplained, groups)
+        threads = self.aborting if number == signal.SIGABRT and not by_launcher else None
+        return messages.Exit(
+            code, number, at, by_launcher, self.by_signal, note, unexplained, groups, threads
+        )
 
 
 def _raise_open_files() -> int:

@@ -20,7 +20,7 @@ MAX_BLOCKED = 8
 _WORDS = {
     "R": "running",
     "S": "sleeping",
-    "D": "in the disk",
+    "D": "waiting for a disk",
     "T": "stopped",
     "t": "held by a debugger",
     "Z": "ended",

@@ -110,10 +110,12 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
         made = make(*args, **kwargs)
         is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
         if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
+            from cpulaunch.runtime.last_words import say_before_abort
             from cpulaunch.runtime.ledger_mirror import Mirror
 
             mirrors.append(Mirror(torch, header, memory))
             mirrors[0].start()
+            say_before_abort(mirrors[0].look)
             if recorder:
                 recorder.communication = Communication(torch)
         return made

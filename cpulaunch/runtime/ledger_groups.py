@@ -38,8 +38,8 @@ def write(memory: Any, slot: int, group: ledger.Group) -> None:
     ledger.GROUP.pack_into(text, 0, ledger.OPEN, backend, name, group.size, group.rank, group.count)
     for n, each in enumerate([*under_way, *others[::-1][:room]]):
         at = ledger.GROUP.size + n * ledger.OPERATION.size
-        sequence, state, kind, type_, *numbers, waits_for, root = each
-        fields = kind.encode(), type_.encode(), *numbers, waits_for.encode()
+        sequence, state, kind, type_, *numbers, waits_for, root, thread = each
+        fields = kind.encode(), type_.encode(), *numbers, thread, waits_for.encode()
         ledger.OPERATION.pack_into(text, at, sequence, state, root + 1, *fields)
     _fill(memory, slot, text)
 

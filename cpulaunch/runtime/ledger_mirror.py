@@ -2,8 +2,8 @@
 
 Collectives come from torch's flight recorder, which has those of gloo, too (2.8 and 2.13).  It has neither
 messages nor ``monitored_barrier``, which are noted when they are called, and doesn't say when an operation
-was completed: that is when the thread has first seen it.  The recorder dies with the program: where gloo
-aborts it, as for sizes that differ, the last collective is in the ledger because it was noted there, too.
+was completed: that is when the thread has first seen it.  The recorder dies with the program: of one that is
+killed, the last collective is in the ledger because it was noted there, too.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ INTERVAL = 1.0
 SHARE = 1e-3
 """Of a core, which it takes at most."""
 
+PATIENCE = 0.5
+"""Seconds that one look waits for another one to end."""
+
 _TYPES = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
     "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1),
@@ -45,12 +48,17 @@ _OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "
 """Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
 
 
+_Found = tuple[tuple[bool, int], ledger.Operation]
+"""An operation, after whether it is a message, and its number."""
+
+
 class _Message(NamedTuple):
     sequence: int
     kind: str
     tensors: list[Any]  # their types and sizes in bytes
     peer: int
     at: int
+    thread: int
     work: Any  # a weak reference
 
 
@@ -60,6 +68,7 @@ class _Barrier:
 
     sequence: int
     at: int
+    thread: int
     state: int = ledger.STARTED
 
 
@@ -79,7 +88,7 @@ class _Group:
         self.last_at = ledger.FIRST_GROUP + (slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
         self.word = self.last_at // 8
         self.kind: str | None = None  # of the last record, as long as it was noted, and has no root
-        self.size, self.dtype = 0, None
+        self.size, self.dtype, self.thread = 0, None, 0
 
 
 class _Types(dict[Any, bytes]):
@@ -109,6 +118,7 @@ class Mirror(threading.Thread):
         self._inside: dict[str, int] = {}  # further messages of barriers, by group
         self._ending = threading.Event()
         self._lock = threading.Lock()  # for who makes a group's place
+        self._looking = threading.Lock()
         for name in ("send", "recv", "recv_anysource"):
             self._note_messages(torch.distributed.ProcessGroup, name)
         self._note_barriers(torch.distributed.ProcessGroup)
@@ -135,8 +145,17 @@ class Mirror(threading.Thread):
         self._ending.set()
         self.join(INTERVAL)
 
-    def look(self) -> None:
-        """Copy what there is now."""
+    def look(self, *, failed: bool = False) -> None:
+        """Copy what there is now.  ``failed``: one has, and counts as such if it is a group's last."""
+        # Who comes before the program's end can't wait for long.
+        if not self._looking.acquire(timeout=PATIENCE):
+            return
+        try:
+            self._look(failed)
+        finally:
+            self._looking.release()
+
+    def _look(self, failed: bool) -> None:
         now = time.monotonic_ns()
         wall = time.time_ns() - now
         recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
@@ -150,9 +169,15 @@ class Mirror(threading.Thread):
         for name, pg in named.items():
             group = self._place(name, pg, backends[pg])
             entries = [each for each in recorded if each["process_group"][0] == name]
-            done += self._copy(name, pg, backends[pg], group, entries, wall, now)
+            collectives = list(_collectives(entries, wall, group.roots))
+            if failed and collectives:
+                (key, last) = max(collectives, key=lambda each: each[1].sequence)
+                collectives.remove((key, last))
+                collectives.append((key, last._replace(state=ledger.FAILED)))
+            done += self._copy(name, pg, backends[pg], group, collectives, now)
         if done:
             self._header.add_collectives(done, now)
+        ledger.LOOKED.pack_into(self._memory, ledger.LOOKED_AT, now)
 
     def forget_destroyed(self) -> None:
         """Groups that are gone are gone from the ledger, too, before others miss this rank."""
@@ -178,13 +203,10 @@ class Mirror(threading.Thread):
                 self._groups[name] = group
             return group
 
-    def _copy(
-        self, name: str, pg: Any, backend: str, group: _Group, entries: list[Any], wall: int, now: int
-    ) -> int:
+    def _copy(self, name: str, pg: Any, backend: str, group: _Group, recorded: list[_Found], now: int) -> int:
         """Write one group.  Returns how many of its operations were completed since the last time."""
         seen, before = {}, group.completed
         operations = []
-        recorded = _collectives(entries, wall, group.roots)
         collectives = (*recorded, *_barriers(self._barriers.get(name, ())))
         for key, operation in (*collectives, *_messages(self._messages.get(name, ()))):
             if operation.state == ledger.COMPLETED:
@@ -215,6 +237,7 @@ class Mirror(threading.Thread):
         # call like the one before writes its number alone: it has the time of the first one since a look.
         groups, counts, inside, rooted = self._groups, self._counts, self._inside, kind != "all_reduce"
         pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()
+        this_thread, number_of_thread = threading.get_ident, threading.get_native_id
 
         @functools.wraps(original)
         def call(pg: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,16 +250,23 @@ class Mirror(threading.Thread):
                 size = tensor.nbytes if tensors is tensor or len(tensors) == 1 else _bytes(tensors)
                 number = sequence_of(pg) - (self._others(name) if counts or inside else 0)
                 dtype = tensor.dtype
-                if size == group.size and dtype is group.dtype and kind is group.kind:
+                thread = this_thread()
+                if (
+                    size == group.size
+                    and dtype is group.dtype
+                    and kind is group.kind
+                    and thread == group.thread
+                ):
                     self._words[group.word] = number
                 else:
                     root = _root(args, kwargs) if rooted else -1
                     if root >= 0:
                         group.roots[number] = root
                     at, type_, time_ = group.last_at, types[dtype], now()
-                    fields = in_ledger, type_, size, time_, time_, 0, -1, b""
+                    fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b""
                     pack(self._memory, at, number, started, root + 1, *fields)
                     group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
+                    group.thread = thread
             return original(pg, tensors, *args, **kwargs)
 
         setattr(process_group, method, call)
@@ -254,7 +284,7 @@ class Mirror(threading.Thread):
 
     def _forget(self) -> None:
         """A forked process is not the rank, whose memory it shares."""
-        self._memory, self._lock = bytearray(ledger.SIZE), threading.Lock()
+        self._memory, self._lock, self._looking = bytearray(ledger.SIZE), threading.Lock(), threading.Lock()
         self._words = memoryview(self._memory).cast("Q")
 
     def _note_messages(self, process_group: Any, method: str) -> None:
@@ -273,7 +303,8 @@ class Mirror(threading.Thread):
                 kept = self._messages[name] = deque(maxlen=ledger.OPERATIONS)
             peer = -1 if anybodys or not args else args[0]
             sizes = [(str(each.dtype)[6:], each.nbytes) for each in tensors]
-            kept.append(_Message(number, kind, sizes, peer, at, weakref.ref(work)))
+            thread = threading.get_native_id()
+            kept.append(_Message(number, kind, sizes, peer, at, thread, weakref.ref(work)))
             return work
 
         setattr(process_group, method, call)
@@ -284,7 +315,7 @@ class Mirror(threading.Thread):
         @functools.wraps(original)
         def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
             name = pg.group_name
-            noted = _Barrier(self._next(pg, name), time.monotonic_ns(), ledger.STARTED)
+            noted = _Barrier(self._next(pg, name), time.monotonic_ns(), threading.get_native_id())
             self._barriers.setdefault(name, deque(maxlen=ledger.OPERATIONS)).append(noted)
             # To rank 0, each other rank sends a message, and gets one.
             self._inside[name] = self._inside.get(name, 0) + 2 * (pg.size() - 1 if pg.rank() == 0 else 1) - 2
@@ -306,11 +337,10 @@ def _root(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return root if isinstance(root, int) else -1
 
 
-def _collectives(
-    entries: list[Any], wall: int, roots: dict[int, int]
-) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+def _collectives(entries: list[Any], wall: int, roots: dict[int, int]) -> Iterator[_Found]:
     """Those that the recorder has, which counts them from 1.  Of the ``roots``, theirs are kept."""
     known = {entry["collective_seq_id"] - 1 for entry in entries}
+    threads = {str(each.ident): each.native_id for each in threading.enumerate()}
     for old in [sequence for sequence in roots if sequence < min(known, default=0)]:
         del roots[old]
     for entry in entries:
@@ -332,20 +362,21 @@ def _collectives(
                 peer=-1,
                 waits_for="",
                 root=roots.get(sequence, -1),
+                thread=threads.get(entry.get("thread_id", "")) or 0,  # torch 2.8 doesn't say it
             ),
         )
 
 
-def _barriers(barriers: Iterable[_Barrier]) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+def _barriers(barriers: Iterable[_Barrier]) -> Iterator[_Found]:
     for each in tuple(barriers):
         times = each.at, each.at, 0
         operation = ledger.Operation(
-            each.sequence, each.state, "monitored_barrier", "", 0, *times, peer=-1, waits_for=""
+            each.sequence, each.state, "monitored_barrier", "", 0, *times, -1, "", thread=each.thread
         )
         yield (False, each.sequence), operation
 
 
-def _messages(messages: Iterable[_Message]) -> Iterator[tuple[tuple[bool, int], ledger.Operation]]:
+def _messages(messages: Iterable[_Message]) -> Iterator[_Found]:
     for message in tuple(messages):
         work = message.work()
         # Nobody waits any more for one that is gone.
@@ -363,5 +394,6 @@ def _messages(messages: Iterable[_Message]) -> Iterator[tuple[tuple[bool, int], 
                 completed=0,
                 peer=message.peer,
                 waits_for="",
+                thread=message.thread,
             ),
         )

@@ -152,6 +152,13 @@ class ReportStall(NamedTuple):
     begun: bool = True
 
 
+class ActOnStall(NamedTuple):
+    """End the job because of a stall, as was asked for; from ``Stalls`` to the job's state machine."""
+
+    stall: Stall
+    explanation: Explanation
+
+
 class Dumped(NamedTuple):
     """What the ranks are doing is known: ``answers`` by rank; ``silent`` ones haven't answered."""
 
@@ -177,6 +184,7 @@ Action = (
     | Record
     | ShowStatus
     | ReportStall
+    | ActOnStall
     | Dumped
     | EndProcesses
     | Finish

@@ -49,6 +49,11 @@ OWN_THREAD = re.compile(
 )
 """A thread in it that cpulaunch has started."""
 
+BEFORE_ABORT = re.compile(
+    r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/last_words\.py", .*\n)+(\n)?'
+)
+"""Where cpulaunch looks before C++ aborts it; a thread of gloo's has no other frames of Python."""
+
 OURS = "cpulaunch/agent/"
 """Where the frames of ours are that run the user's program."""
 
@@ -75,6 +80,8 @@ def failure_report(
     what a rank is called, and ``first`` the number of the first.
     """
     failure = outcome.first_failure
+    if failure and outcome.kind == STALLED:  # which was shown in a box of its own
+        return f"cpulaunch: the job was ended: {failure.error}\n"
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
             saved = "; its state is saved, so the same command goes on from there"
@@ -82,8 +89,6 @@ def failure_report(
             more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
-    if outcome.kind == STALLED:  # which was shown in a box of its own
-        return f"cpulaunch: the job was ended: {failure.error}\n"
     name = f"{noun} {failure.rank + first}"
     title = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name)
     if failure.disagree:
@@ -147,6 +152,7 @@ def _last_words(text: str) -> list[str]:
     before, fatal, after = text.rpartition(FATAL)
     if fatal:
         report = OWN_THREAD.sub("", (fatal + after).partition("\n\nExtension modules: ")[0])
+        report = BEFORE_ABORT.sub(lambda found: "" if found[2] else found[1], report)
         lines = report.rstrip().splitlines()
         while len(lines) > 1 and OURS in lines[-1]:
             del lines[-1]

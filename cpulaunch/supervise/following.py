@@ -114,6 +114,8 @@ def what_happened(outcome: Outcome) -> str:
 
 
 def _failure(failure: Failure) -> str:
+    if failure.rank is None:
+        return failure.error or "it failed"
     who = f"rank {failure.rank} on {failure.host}"
     if failure.signal is not None:
         told = ": ".join(filter(None, (failure.error, failure.note)))

@@ -11,12 +11,11 @@ from cpulaunch.errors import STALLED_EXIT_CODE, HostError
 from cpulaunch.messages import KINDS, AgentMessage, Unknown
 from cpulaunch.supervise import ending, launched
 from cpulaunch.supervise import outcome as kinds
-from cpulaunch.supervise.events import Action, HideStderr, Record, ReportStall, Write
+from cpulaunch.supervise.events import Action, ActOnStall, HideStderr, Record, ReportStall, Write
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import Candidate
 from cpulaunch.supervise.sides import Sides, aborted_by_gloo, may_differ
-from cpulaunch.supervise.stalls import REPORT
 from cpulaunch.supervise.state import State
 
 STDOUT = 1
@@ -33,7 +32,7 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
     entry = hello._asdict()
     for name in ("rank", "salt", "proof"):
         del entry[name]
-    state.log(rank, "hello", entry)
+    state.log(rank.rank, "hello", entry)
     if hello.version != messages.VERSION:
         # The loop closes the connection, whereupon the agent ends its program.
         state.move(rank, RankState.FAILED_TO_START)
@@ -76,7 +75,7 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
     if isinstance(message, Unknown):
         _unknown_kind(state, rank, message.kind)
         return
-    state.log(rank, KINDS[type(message)], message._asdict())
+    state.log(rank.rank, KINDS[type(message)], message._asdict())
     _goes_through(state, rank, message)
 
 
@@ -135,7 +134,7 @@ def ask_time(state: State, rank: Rank) -> None:
 
 
 def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
-    state.log(rank, kind, {"unknown": True})
+    state.log(rank.rank, kind, {"unknown": True})
     if kind not in state.unknown:
         state.unknown.add(kind)
         state.tell(f"{rank.host}: the agent of rank {rank.rank} sent an unknown kind of message, {kind!r}")
@@ -202,15 +201,28 @@ def look_for_silence(state: State) -> None:
 def about_stalls(state: State, actions: Sequence[Action]) -> None:
     if state.ending:
         return
-    state.actions += actions
+    state.actions += [action for action in actions if not isinstance(action, ActOnStall)]
     for action in actions:
         if isinstance(action, ReportStall):
-            stall = action.stall
-            rank = state.ranks[next(iter(stall.ranks), 0)]
-            fields = asdict(stall)
-            state.log(rank, "stall", {"lasted": fields.pop("seconds"), **fields})
-            if action.begun and state.watching.stalls.action != REPORT:
-                error = f"no progress for {stall.seconds:.0f} s: {stall.text}"
-                failure = Failure(rank.rank, rank.host, error=error, file=stall.file, line=stall.line)
-                rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
-                ending.end_ranks(state, SIGTERM)
+            fields = asdict(action.stall)
+            first = next(iter(action.stall.ranks), None)
+            state.log(first, "stall", {"lasted": fields.pop("seconds"), **fields})
+        elif isinstance(action, ActOnStall):
+            _end_stalled(state, action)
+
+
+def _end_stalled(state: State, action: ActOnStall) -> None:
+    stall, explanation = action
+    first = next(iter(stall.ranks), None)
+    failure = Failure(
+        first,
+        stall.host,
+        error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
+        file=stall.file,
+        line=stall.line,
+        note="\n".join(explanation.lines) if explanation.disagree else None,
+        disagree=explanation.disagree,
+    )
+    # Where none is to blame, some rank has to keep it.
+    state.ranks[first or 0].failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+    ending.end_ranks(state, SIGTERM)

@@ -368,10 +368,9 @@ class AttemptLoop:
         self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         if self.console.verbose:
             values = (f"{k}={entry[k]}" for k in SHOWN_FIELDS if entry.get(k) is not None)
-            rank = self.job.ranks[entry["rank"]]
-            self.console.tell(
-                f"{entry['seconds']:.3f} s: rank {rank.rank} on {rank.host}: {' '.join(values)}"
-            )
+            number = entry["rank"]
+            who = f"rank {number} on {self.job.ranks[number].host}" if number is not None else "no rank"
+            self.console.tell(f"{entry['seconds']:.3f} s: {who}: {' '.join(values)}")
 
     # ---- the end
 

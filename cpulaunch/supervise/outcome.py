@@ -30,7 +30,8 @@ class Failure:
     was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
     the cause.  ``rank`` and ``host`` are None where none is to blame.  ``unexplained``: it is an exit code
     of a Python program that neither an exception nor ``sys.exit`` explains.  ``disagree``: ranks have called
-    different operations, as ``note`` says, and this rank was only the first to find out.
+    different operations, as ``note`` says; of an error, this rank was only the first to find out, and of a
+    stall, fewest have called what it has, if there is a rank at all.
     """
 
     rank: int | None = None

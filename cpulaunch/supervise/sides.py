@@ -19,6 +19,7 @@ from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_report import Seen, sides, without
 from cpulaunch.supervise.waiting import waits
+from cpulaunch.supervise.whereabouts import BACKWARD
 
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""
@@ -41,7 +42,7 @@ def may_differ(error: str) -> bool:
 def aborted_by_gloo(end: messages.Exit) -> bool:
     """Whether a rank was aborted within an operation of gloo."""
     pending = waits({0: end.groups or []}, 1)
-    return end.signal == SIGABRT and any(wait.group.backend == "gloo" for wait in pending)
+    return end.signal == SIGABRT and any(wait.group.backend != "ccl" for wait in pending)
 
 
 class Sides:
@@ -55,7 +56,7 @@ class Sides:
 
     def ask(self) -> list[Send]:
         """The question to the others."""
-        return [Send(rank, AskDump(REQUEST, native=False)) for rank in sorted(self._waiting)]
+        return [Send(rank, AskDump(REQUEST, native=False, fresh=True)) for rank in sorted(self._waiting)]
 
     def dumped(self, rank: Rank, dump: Dump) -> None:
         """An answer to it, or to another one."""
@@ -76,16 +77,20 @@ class Sides:
         if failure.signal != SIGABRT and not may_differ(error):
             return failure
         seen = [self._seen(rank) for rank in self._ranks]
-        if lines := sides(seen, said=bool(_DIFFER.search(error))):
+        said = bool(_DIFFER.search(error))
+        if lines := sides(seen, said=said):
             return replace(failure, note="\n".join(lines), disagree=True)
         lines = without(seen)
-        return replace(failure, note="\n".join(lines)) if lines else failure
+        note = "\n".join(lines) if lines else failure.note
+        return replace(failure, note=note, disagree=said)
 
     def _seen(self, rank: Rank) -> Seen:
         raised, dump = rank.raised, self._dumps.get(rank.rank)
         if raised is None:
             if dump is None and rank.exit:
-                dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], [], "")
+                threads = rank.exit.threads
+                program = [{"pid": rank.pid, "threads": threads}] if threads else []
+                dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], program, "")
             return Seen(rank.rank, rank.host, dump=dump)
         own = Dump(REQUEST, raised.at, raised.groups, [], "")
         return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
@@ -98,4 +103,5 @@ def _place(raised: messages.Failure) -> str:
     name = raised.file.rpartition("/")[2]
     line = rf'{re.escape(name)}", line {raised.line}, in (\S+)'
     functions = re.findall(line, raised.traceback)
-    return " ".join([f"{name}:{raised.line}", *functions[-1:]])
+    backward = ", in the backward pass" if BACKWARD in raised.traceback else ""
+    return " ".join([f"{name}:{raised.line}", *functions[-1:]]) + backward

@@ -25,6 +25,8 @@ Process = dict[str, Any]
 T = TypeVar("T")
 
 _OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
+_WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")
+"""Functions of ours that torch's stand in: the library calls ours, and ours the library's."""
 _STANDARD = re.compile(r"/lib(64)?/python3\.\d+/|/python3\.\d+\.zip/|^<frozen ")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _INTERPRETER = re.compile(
@@ -47,6 +49,12 @@ class Frame(NamedTuple):
     @property
     def is_python(self) -> bool:
         return self.file.endswith(".py") or self.file.startswith("<")
+
+    @property
+    def is_libc(self) -> bool:
+        """Whether it is of libc, or of another library without Python."""
+        built = self.file.startswith(("../", "./"))  # as those who have built it say, where gdb asks them
+        return not self.is_python and (built or bool(re.search(r"\.so\b[^/]*$", self.file)))
 
     @property
     def is_standard(self) -> bool:
@@ -74,6 +82,7 @@ def stack(thread: Process) -> Stack:
         for frame in frames
         if frame.function != "?"
         and not (frame.is_python and re.search(r"/cpulaunch/agent/|/runpy\.py$|<frozen runpy>", frame.file))
+        and not ("/cpulaunch/runtime/" in frame.file and _WRAPPER.search(frame.function))
         and not (not frame.is_python and _INTERPRETER.search(frame.file))
     )
 
@@ -124,9 +133,9 @@ def states(process: Process) -> list[str]:
         said.append(f"a debugger (pid {process['traced_by']}, {process.get('tracer')}) holds it")
     for thread in process.get("blocked") or ():
         if thread.get("file"):
-            said.append(f"in the disk: {thread['call']} of {thread['file']}")
+            said.append(f"waits for a disk: {thread['call']} of {thread['file']}")
         elif thread.get("call"):
-            said.append(f"in the disk: {thread['call']}")
+            said.append(f"waits for a disk: {thread['call']}")
         else:
             said.append(
                 f"in the kernel, and not to be interrupted: {thread.get('wchan') or 'no more is known'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from cpulaunch.messages import Dump
@@ -50,7 +50,11 @@ class Seen:
 
     @property
     def at(self) -> str:
-        return self.raised_at or (whereabouts.where(self.program) if self.program else "")
+        return self.at_of(0)
+
+    def at_of(self, caller: int) -> str:
+        """Where it is, or its thread with this number, which has called something."""
+        return self.raised_at or (whereabouts.where(self.program, caller) if self.program else "")
 
     @property
     def runs(self) -> bool:
@@ -63,13 +67,20 @@ class Seen:
 
 @dataclass(frozen=True)
 class Explanation:
-    """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is."""
+    """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is.
+
+    ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
+    ``certain``: it won't go on, however long anybody may need.
+    """
 
     headline: str
     lines: tuple[str, ...]
     ranks: tuple[int, ...] = ()
     operation: str | None = None
     sequence: int | None = None
+    place: Frame | None = None
+    disagree: bool = False
+    certain: bool = False
 
 
 def explain(seen: Sequence[Seen], paused: float = 0.0) -> Explanation:
@@ -122,7 +133,10 @@ class _Case:
             self._silent,
             self._incomplete,
         )
-        return next((found for rule in rules if (found := rule())), None) or self._nobody()
+        found = next((found for rule in rules if (found := rule())), None) or self._nobody()
+        if found.place or not found.ranks:
+            return found
+        return replace(found, place=self.seen[found.ranks[0]].place)
 
     # ---- the causes
 
@@ -134,7 +148,8 @@ class _Case:
                 ranks = fewest if len(fewest) < len(most) else ()
                 lines = [self.side(wait, theirs) for theirs in kinds.values()]
                 headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
-                return self._of(wait, headline, lines, ranks)
+                found = self._of(wait, headline, lines, ranks)
+                return replace(found, disagree=True, certain=True)
         return None
 
     def _missing(self) -> Explanation | None:
@@ -154,7 +169,8 @@ class _Case:
         headline = self._of_absent(wait, free, left, held)
         others = [rank for rank in free if rank not in first]
         lines = [self._waiters(wait, free), *self.situations([*first, *others], wait)]
-        return self._of(wait, headline, lines, first)
+        certain = bool(left) or bool(not held and self._locked(free))
+        return replace(self._of(wait, headline, lines, first), certain=certain)
 
     def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
         """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
@@ -183,7 +199,7 @@ class _Case:
         lines = []
         for rank, (wait, other) in circle.items():
             lines.append(
-                f"{self.named([rank])} waits for rank {other} in {what(wait, rank)}{self.at([rank])}"
+                f"{self.named([rank])} waits for rank {other} in {what(wait, rank)}{self.at(wait, [rank])}"
             )
         wait = next(iter(circle.values()))[0]
         if all(wait.message for wait, _ in circle.values()):
@@ -193,7 +209,7 @@ class _Case:
         else:
             what_for = "different groups"
         headline = f"{self.named(list(circle))} wait for each other in {what_for}"
-        return self._of(wait, headline, lines, sorted(circle))
+        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
         """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
@@ -228,7 +244,7 @@ class _Case:
         if wait is None:
             return None
         name = what(wait, wait.waiting[0], short=True)
-        lines = [f"all have called {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"]
+        lines = [f"all have called {what(wait, wait.waiting[0])}{self.at(wait, wait.waiting)}"]
         if held := [rank for rank in wait.members if self.seen[rank].held]:
             headline = self._held(held)
             return self._of(wait, headline, [*lines, *self.situations(held, wait)], held)
@@ -318,22 +334,26 @@ class _Case:
         hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
         return f"rank{'s' if len(ranks) > 1 else ''} {CoreSet(ranks)} on {shortened(hosts)}"
 
-    def at(self, ranks: Iterable[int]) -> str:
-        """``", at train.py:91 main"``: the lines where ranks are."""
-        places = dict.fromkeys(at for rank in ranks if (at := self.seen[rank].at))
+    def at(self, wait: Wait, ranks: Iterable[int]) -> str:
+        """``", at train.py:91 main"``: the lines where ranks are that have called it."""
+        callers = {rank: wait.operations[rank].thread for rank in ranks}
+        places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].at_of(callers[rank])))
         return f", at {shortened(list(places))}" if places else ""
 
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """Where ranks have called it, or where they are now, if it is complete for all of them."""
-        if there := [rank for rank in ranks if rank in wait.waiting]:
-            return self.at(there)
-        return self.at(ranks).replace(", at ", ", which is complete there; now at ", 1)
+        """Where ranks have called it, or where they are now, if it is complete for all of them.
+
+        What is complete for a rank that has raised an error may well have failed.
+        """
+        if there := [rank for rank in ranks if rank in wait.waiting or self.seen[rank].raised_at]:
+            return self.at(wait, there)
+        return self.at(wait, ranks).replace(", at ", ", which is complete there; now at ", 1)
 
     def _waiters(self, wait: Wait, missing: Sequence[int]) -> str:
         others = [rank for rank in self.seen if rank not in missing]
         who = "all others wait" if list(wait.waiting) == others and missing and len(others) > 1 else None
         who = who or f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
-        return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait.waiting)}"
+        return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait, wait.waiting)}"
 
     def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
@@ -384,8 +404,11 @@ class _Case:
         return f"{self.paused if abs(ago - self.paused) < 1 else ago:.0f} s ago"
 
     def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
-        sequence = wait.sequence
-        return Explanation(headline, tuple(lines), tuple(ranks), wait.operation.kind, sequence)
+        first = next(iter(ranks := tuple(ranks)), -1)
+        operation = wait.operations.get(first)
+        program = self.seen[first].program if operation else None
+        place = whereabouts.place(program, operation.thread) if operation and program else None
+        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place)
 
 
 def what(wait: Wait, rank: int, *, short: bool = False) -> str:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cpulaunch import messages
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
 from cpulaunch.supervise.dumps import Answers
-from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.outcome import Stall
 from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.second_look import SecondLook
 from cpulaunch.supervise.stall_report import Explanation, Seen, explain
 from cpulaunch.supervise.stragglers import Straggler, Stragglers
 from cpulaunch.supervise.whereabouts import THROTTLED
@@ -96,6 +97,8 @@ class Stalls:
         self._not_due_before = now
         self._waiting: set[int] = set()  # ranks that haven't answered
         self._dumps = Answers()
+        self._second: SecondLook | None = None  # of a stall that was reported before the first step
+        self._explained: Explanation | None = None  # the last one that was
         # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
         self._request = self._expected = 0
         self._stragglers = Stragglers([rank.host for rank in ranks])
@@ -139,6 +142,9 @@ class Stalls:
         """A rank says what its program does."""
         if straggler := self._slow.pop(dump.request, None):
             return [Tell(f"{straggler}{_why_slow(dump)}")]
+        if self._second and dump.request == self._expected:
+            self._second.heard(rank.rank, dump)
+            return self.look(now)
         if dump.request != self._expected or self._phase not in (Phase.LOOKING, Phase.LOOKING_CLOSER):
             return []
         self._waiting.discard(rank.rank)
@@ -154,6 +160,9 @@ class Stalls:
         self._stragglers.forget()
         if self._phase is not Phase.STALLED:
             self._watch()
+        elif self._second:
+            self._second.again(now)
+            self._until = self._second.due
 
     def stalled(self, now: float) -> str:
         """What is known of a stall that was reported and lasts; empty where none does."""
@@ -176,7 +185,9 @@ class Stalls:
             return []
         if self._phase is Phase.WATCHING:
             return self._ask(now) if self._may_be_due(now) else []
-        if self._phase is Phase.STALLED or (self._waiting and now < self._until):
+        if self._phase is Phase.STALLED:
+            return self._look_again(self._second, now) if self._second else []
+        if self._waiting and now < self._until:
             return []
         if self._phase is Phase.ASKING:
             return self._dump(now) if self._is_due(now) else self._watch()
@@ -250,7 +261,7 @@ class Stalls:
     # ---- one step after the other
 
     def _watch(self) -> list[Action]:
-        self._phase, self._until, self._waiting = Phase.WATCHING, inf, set()
+        self._phase, self._until, self._waiting, self._second = Phase.WATCHING, inf, set(), None
         return []
 
     def _ask(self, now: float) -> list[Action]:
@@ -280,23 +291,54 @@ class Stalls:
         paused = round(now - self._progressed_at, 1)
         seen = tuple(self._seen(now))
         explanation = explain(seen, paused)
-        hopeless = any(each.left for each in seen)  # whoever has left comes to no meeting any more
-        if not self._begun:
-            if explanation.operation is None:  # nobody waits, after all
-                self._not_due_before = now + self._timeout()
-                return self._watch()
-            if not hopeless:
-                explanation = self._left_alone(explanation)
+        if not self._begun and explanation.operation is None:  # nobody waits, after all
+            self._not_due_before = now + self._timeout()
+            return self._watch()
         self._phase, self._until = Phase.STALLED, inf
-        stall = self._stall(explanation, paused)
+        wanted = self.settings.action != REPORT
+        acts = wanted and (self._begun or explanation.certain)
+        if wanted and not acts:
+            explanation = self._not_yet(explanation, now)
+        self._explained, stall = explanation, self._stall(explanation, paused)
         self.stalls.append(stall)
-        return [ReportStall(len(self.stalls), stall, explanation, seen, self._begun or hopeless)]
+        report = ReportStall(len(self.stalls), stall, explanation, seen, self._begun)
+        return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
-    def _left_alone(self, explanation: Explanation) -> Explanation:
-        if self.settings.action == REPORT:
-            return explanation
-        line = f"the job is left alone: --stall-action {self.settings.action} begins with the first step"
+    def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
+        """Before the first step, ranks may be waited for because they have much to do."""
+        action, timeout = self.settings.action, self.settings.timeout
+        if timeout is not None and explanation.ranks:
+            self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
+            self._until = self._second.due
+            line = f"--stall-action {action}: {self._second.promise}"
+        else:
+            line = f"the job is left alone: --stall-action {action} begins with the first step"
+            line += " by --stall-timeout auto" if timeout is None else ""
         return replace(explanation, lines=(*explanation.lines, line))
+
+    def _look_again(self, second: SecondLook, now: float) -> list[Action]:
+        """Whether those who are waited for do anything."""
+        if not second.asked:
+            if now < second.due:
+                return []
+            self._until, asked = now + DUE, self._ask_dump(native=False)
+            return [Send(rank, asked) for rank in second.ask()]
+        if now < self._until and not second.complete:
+            return []
+        stall, explanation = self.stalls[-1], self._explained
+        assert explanation
+        if second.idle():
+            self._second, self._until = None, inf
+            stall = replace(stall, seconds=round(now - self._progressed_at, 1))
+            self.stalls[-1] = stall
+            return [ActOnStall(stall, explanation)]
+        second.again(now)
+        self._until = second.due
+        if second.has_told:
+            return []
+        second.has_told = True
+        alone = f"--stall-action {self.settings.action} leaves the job alone"
+        return [Tell(f"{second.named} {second.are} at work: {alone}")]
 
     def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
         self._waiting, self._until = set(ranks), until
@@ -330,7 +372,7 @@ class Stalls:
 
     def _stall(self, explanation: Explanation, seconds: float) -> Stall:
         first = explanation.ranks[0] if explanation.ranks else None
-        place = next((each.place for each in self._seen(0.0) if each.rank == first), None)
+        place = explanation.place
         return Stall(
             seconds=seconds,
             ranks=explanation.ranks,

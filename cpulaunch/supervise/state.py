@@ -135,6 +135,6 @@ class State:
     def tell(self, line: str) -> None:
         self.actions.append(Tell(line))
 
-    def log(self, rank: Rank, kind: str, fields: Mapping[str, Any]) -> None:
+    def log(self, rank: int | None, kind: str, fields: Mapping[str, Any]) -> None:
         seconds = round(self.now - self.began, 3)
-        self.actions.append(Log({"seconds": seconds, "rank": rank.rank, "type": kind, **fields}))
+        self.actions.append(Log({"seconds": seconds, "rank": rank, "type": kind, **fields}))

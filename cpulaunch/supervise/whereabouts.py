@@ -11,6 +11,9 @@ _DATA_LOADER = "torch/utils/data/dataloader.py"
 _LOADS = ("_next_data", "_get_data", "_try_get_data")
 """Functions of torch's DataLoader that wait for its workers."""
 
+BACKWARD = "_engine_run_backward"
+"""The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
+
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
 """What a DataLoader's worker runs, and where it waits for the next sample to load."""
 
@@ -20,32 +23,56 @@ _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_l
 NO_PYTHON = "it is no Python program"
 """How an agent ends why it has no stack of such a one."""
 
+MAX_COMMAND = 60
+"""Characters of a child's command that are shown."""
+
 THROTTLED = 0.2
 """Share of the time that a process must have lost to its control group for this to be why it is late."""
 
 
-def place(process: Process) -> Frame | None:
-    """The innermost line of the main thread that is the user's, or else the innermost one of Python."""
-    return _place(main_stack(process))
+def place(process: Process, caller: int = 0) -> Frame | None:
+    """The innermost line that is the user's, or else the innermost one of Python.
+
+    It is the main thread's, or that of the ``caller``, a thread that has called what is waited for and is
+    still in torch.
+    """
+    thread = _thread(process, caller)
+    return _place(stack(thread) if thread else main_stack(process))
+
+
+def where(process: Process, caller: int = 0) -> str:
+    """``train.py:88 train, in the backward pass``; without its stack, what the kernel says."""
+    if (frame := place(process, caller)) is None:
+        waits = f" in {process['wchan']} of the kernel" if process.get("wchan") else ""
+        return f"{process.get('word') or 'an unknown place'}{waits}"
+    thread = _thread(process, caller)
+    frames = stack(thread) if thread else main_stack(process)
+    backward = ", in the backward pass" if any(each.function == BACKWARD for each in frames) else ""
+    other = f", in its thread {thread['name'] or caller}" if thread else ""
+    return f"{at(frame)}{backward}{other}"
+
+
+def _thread(process: Process, caller: int) -> Process | None:
+    """The caller, if it isn't the main thread, and is in torch."""
+    threads = process.get("threads") or ()
+    found = next((each for each in threads if caller and each["id"] == caller), None)
+    if found is None or found["name"] == "MainThread":
+        return None
+    return found if any("/torch/" in frame.file for frame in stack(found)) else None
 
 
 def _place(frames: Stack) -> Frame | None:
     users = [frame for frame in frames if frame.is_users]
     python = [frame for frame in frames if frame.is_python]
-    return next(iter(users or python or frames), None)
-
-
-def where(process: Process) -> str:
-    """Where the main thread is; without its stack, what the kernel says."""
-    if frame := place(process):
-        return at(frame)
-    waits = f" in {process['wchan']} of the kernel" if process.get("wchan") else ""
-    return f"{process.get('word')}{waits}"
+    native = [frame for frame in frames if not frame.is_libc]
+    return next(iter(users or python or native or frames), None)
 
 
 def at(frame: Frame) -> str:
     """``train.py:88 load_batch``."""
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame.line else frame.function
+    if not frame.line or frame.is_libc:
+        return frame.function
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
 
 
 def runs(process: Process) -> bool:
@@ -102,17 +129,23 @@ def held(process: Process) -> str:
 def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
     """The program's children that have a place or a state to tell, and that; no workers that are idle.
 
-    Of a program without Python it is all, as one of them may be what does the work.
+    Other programs, which it has started, are all told of: one of them may be what does the work.
     """
     for process in processes[1:]:
         frame, state = place(process), held(process)
         words = [state, f"at {at(frame)}" if frame else ""]
-        if not is_python(processes[0]):
-            words.insert(0, f"{process.get('command')}")
-            words += [] if frame else [where(process)]
-        elif not state and (not frame or is_idle_worker(process)):
+        if not frame:
+            words.append(where(process))
+        if process.get("command") != processes[0].get("command"):
+            words.insert(0, _command(process))
+        elif is_python(processes[0]) and not state and (not frame or is_idle_worker(process)):
             continue
         yield process["pid"], "; ".join(filter(None, words))
+
+
+def _command(process: Process) -> str:
+    command = str(process.get("command"))
+    return command if len(command) <= MAX_COMMAND else f"{command[:MAX_COMMAND]}…"
 
 
 def is_python(process: Process) -> bool:

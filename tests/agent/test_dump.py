@@ -271,7 +271,7 @@ def test_a_disk_that_hangs_is_named_with_the_file(tmp_path: Path) -> None:
             (seen,) = dump(played, native=True)
             (thread,) = seen["blocked"]
             assert (thread["call"], thread["file"]) == ("read", str(file))
-            assert states(seen) == [f"in the disk: read of {file}"]
+            assert states(seen) == [f"waits for a disk: read of {file}"]
             # Its command line might have to be waited for.
             assert seen["command"] == Path(f"/proc/{played.pid}/comm").read_text().strip()
             (waiting,) = [each for each in seen["threads"] if each["id"] == thread["thread"]]

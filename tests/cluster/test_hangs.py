@@ -87,7 +87,7 @@ def test_a_disk_that_hangs_is_named_with_its_host(
     with hung_file(tmp_path / "disk", lambda argv: cluster.command("node2", argv)) as file:
         hang("disk", cpulaunch, four, tmp_path, "--env", f"HUNG_FILE={file}")
     found = stall(tmp_path)
-    assert (found["ranks"], found["text"]) == ([2], f"rank 2 on node2: in the disk: read of {file}")
+    assert (found["ranks"], found["text"]) == ([2], f"rank 2 on node2: waits for a disk: read of {file}")
 
 
 @pytest.mark.repeats

@@ -123,7 +123,8 @@ def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: P
     first = result["first_failure"]
     assert (done.returncode, first["rank"], first["signal"]) == (134, 0, 6), done.stderr
     aborted, other = first["note"].splitlines()
-    assert aborted.startswith("rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32")
+    at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
+    assert aborted == f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at {at}"
     at = f"train.py:{line_of('dist.all_reduce(more)')} other_size"
     assert other == f"rank 1 on localhost: all_reduce #3 of group 0, 8 kB float32, at {at}"
     title, lines = box(done.stderr)
@@ -131,8 +132,47 @@ def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: P
     assert {aborted, other} <= set(lines)
     assert "Received data size doesn't match expected size." in "".join(lines)
     assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies the recorder
-    step = f'train.py", line {line_of("dist.all_reduce(tensor)")} in step'  # as faulthandler says
-    assert any(line.endswith(step) for line in lines)
+    assert "last_words" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("case", "fails", "size"),
+    [("larger_than_a_bucket", 0, "4.4 kB"), ("smaller_than_a_bucket", 1, "400 kB")],
+)
+def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backward_pass(
+    case: str, fails: int, size: str, hang: Hang, tmp_path: Path
+) -> None:
+    """Which C++ calls: whichever side is aborted, both are said."""
+    done = hang(case, "--stall-timeout", "30", backend="gloo")
+    first = outcome(tmp_path)["first_failure"]
+    assert (first["rank"], first["signal"], first["disagree"]) == (fails, 6, True), done.stderr
+    backward = f"train.py:{line_of('.sum().backward()')} in_backward, in the backward pass"
+    other = f"train.py:{line_of('dist.all_reduce(more)', f'def {case}')} <lambda>"
+    sides = [
+        f"rank 0 on localhost: all_reduce #8 of group 0, {size} float32, at {backward}",
+        f"rank 1 on localhost: all_reduce #8 of group 0, 8 kB float32, at {other}",
+    ]
+    assert first["note"].splitlines() == sides
+    assert case != "larger_than_a_bucket" or "\n".join(sides) in (REPOSITORY / "docs/hangs.md").read_text()
+
+
+def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: Path) -> None:
+    _, lines, found = stall(tmp_path, hang("other_than_a_bucket", backend="gloo"))
+    at = f"train.py:{line_of('.sum().backward()')} in_backward, in the backward pass"
+    assert lines[0] == f"rank 0 on localhost: all_reduce #8 of group 0, 400 kB float32, at {at}"
+    assert lines[1].startswith("rank 1 on localhost: broadcast #8 of group 0, 4 kB float32, at train.py:")
+    first = outcome(tmp_path)["first_failure"]
+    assert (first["rank"], first["host"], first["disagree"], found["ranks"]) == (None, None, True, [])
+    assert first["note"].splitlines() == lines[:2]
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_collective_of_another_thread_is_shown_with_its_line(
+    backend: str, hang: Hang, tmp_path: Path
+) -> None:
+    _, lines, _ = stall(tmp_path, hang("in_a_thread", backend=backend))
+    at = f"train.py:{line_of('dist.all_reduce(ones)', 'def exchange')} exchange, in its thread exchange"
+    assert lines[0] == f"rank 0 on localhost waits in all_reduce #3 of group 0, 4 kB float32, at {at}"
 
 
 def test_roots_that_differ_are_shown(hang: Hang, tmp_path: Path) -> None:
@@ -205,7 +245,7 @@ def test_a_rank_that_has_left_is_said_to(hang: Hang, tmp_path: Path) -> None:
 def test_a_disk_that_hangs_is_said_to(hang: Hang, tmp_path: Path) -> None:
     with hung_file(tmp_path / "disk") as file:
         _, lines, found = stall(tmp_path, hang("disk", HUNG_FILE=str(file)))
-    assert found["text"] == f"rank 1 on localhost: in the disk: read of {file}"
+    assert found["text"] == f"rank 1 on localhost: waits for a disk: read of {file}"
     at = f"is at train.py:{line_of('file.read(1)')} read_file"
     assert any(line.endswith(at) for line in lines), lines
     assert found["ranks"] == [1]
@@ -273,9 +313,22 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert title == f"no progress for N s, before the first step: rank 1 on localhost has not called {name}"
     assert lines[0].startswith(f"rank 0 on localhost waits in {waits_in}, at train.py:")
     assert f"is at train.py:{line_of('time.sleep(0.05)', 'def download')} download" in lines[1]
-    assert lines[2] == "the job is left alone: --stall-action abort begins with the first step"
+    assert (
+        lines[2]
+        == "--stall-action abort: before the first step, it ends the job once rank 1 uses no CPU for N s"
+    )
     assert case == "first" or boxes(done.stderr)[0] in boxes((REPOSITORY / "docs/hangs.md").read_text())
     assert outcome(tmp_path)["stalls"][0]["ranks"] == [1]
+
+
+def test_a_rank_that_never_comes_to_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
+    """Once it has been seen to do nothing, which compiling and reading data would not be."""
+    title, lines, found = stall(tmp_path, hang("unmet_for_good", backend="gloo"))
+    assert title.endswith("before the first step: rank 1 on localhost has not called init_process_group")
+    assert found["seconds"] >= 6
+    first = outcome(tmp_path)["first_failure"]
+    at = line_of("time.sleep(600)", "def load_batch")
+    assert (first["rank"], first["line"]) == (1, at), lines
 
 
 def test_a_signal_is_handled_while_a_rank_waits_in_a_collective(hang: Hang, tmp_path: Path) -> None:

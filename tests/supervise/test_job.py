@@ -297,7 +297,7 @@ class TestMessages:
         assert end.pop("at") == job.clock(1)
         assert end == {
             "seconds": 0.25, "rank": 1, "type": "exit", "code": 3, "signal": None, "by_launcher": False,
-            "by_signal": 0, "note": "n", "unexplained": False, "groups": None,
+            "by_signal": 0, "note": "n", "unexplained": False, "groups": None, "threads": None,
         }  # fmt: skip
 
     def test_that_come_late_do_not_revive_a_rank(self) -> None:

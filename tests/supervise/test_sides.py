@@ -147,3 +147,38 @@ def test_other_errors_end_all_at_once() -> None:
     job.raises(0, "ValueError: no such luck")
     assert all(job.sent(rank, End) for rank in (1, 2, 3))
     assert not job.sent(1, AskDump)
+
+
+def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> None:
+    """As the rank has said just before; in the backward pass, DistributedDataParallel calls in C++."""
+    torch = "/venv/lib/python3.12/site-packages/torch/autograd/graph.py"
+    main = {"id": 9, "name": "MainThread", "frames": [["join", "/home/me/train.py", 3]]}
+    frames = [["_engine_run_backward", torch, 979], ["train", "/home/me/train.py", 40]]
+    caller = {"id": 77, "name": "trainer", "frames": frames}
+    aborted = groups(0, state=STARTED, backend="gloo")
+    aborted[0]["operations"][0] |= {"bytes": 8000, "thread": 77}
+    job = running()
+    job.exits(0, signal=6, groups=aborted, threads=[main, caller])
+    # That it has failed isn't in the ledger of a rank that gloo has told so.
+    job.raises(1, RESET, groups=groups(1, state=COMPLETED, backend="gloo"), line=5)
+    for rank in (2, 3):
+        assert job.sent(rank, AskDump)
+        job.says(rank, dump(rank, backend="gloo"))
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32, at train.py:40 train, in the backward pass, "
+        "in its thread trainer",
+    ]
+
+
+def test_roots_that_differ_are_a_disagreement_though_the_lines_say_nothing_of_it() -> None:
+    job = differs()
+    for rank in (1, 2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.disagree

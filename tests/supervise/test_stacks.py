@@ -52,6 +52,13 @@ def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
     return RankSeen(rank, host or f"node{rank // 4}", processes)
 
 
+def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
+    wait = ("Communication._watch_waits.<locals>.wait", "/venv/cpulaunch/runtime/communication.py", 105)
+    text = report([seen(0, process(thread([wait, *ALL_REDUCE])))])
+    assert "cpulaunch" not in text
+    assert "all_reduce ← train.py:91" in text
+
+
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
@@ -99,7 +106,7 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
         ({"state": "t", "traced_by": 7, "tracer": "gdb"}, ["a debugger (pid 7, gdb) holds it"]),
         (
             {"blocked": [{"call": "read", "file": "/mnt/data", "wchan": "x"}] * 2},
-            ["in the disk: read of /mnt/data"],
+            ["waits for a disk: read of /mnt/data"],
         ),
         (
             {"blocked": [{"call": None, "file": None, "wchan": "nfs_wait"}]},

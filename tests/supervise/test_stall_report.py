@@ -305,7 +305,7 @@ def test_a_disk_that_hangs_is_named() -> None:
     found = explained(
         *(seen(rank, [], process(MAIN, blocked=blocked if rank == 2 else [])) for rank in range(4))
     )
-    assert found.headline == "rank 2 on node0: in the disk: fsync of /mnt/x"
+    assert found.headline == "rank 2 on node0: waits for a disk: fsync of /mnt/x"
 
 
 def test_nobody_in_a_collective_is_said_with_all_places() -> None:
@@ -324,3 +324,35 @@ def test_without_a_ledger_nobody_is_blamed() -> None:
 def test_nothing_known_is_no_error() -> None:
     found = explained(*(Seen(rank, "node0") for rank in range(2)))
     assert found.headline == "what the ranks wait for isn't known"
+
+
+def test_other_programs_that_a_rank_has_started_are_named() -> None:
+    """It may well wait for one of them."""
+    fetch = process(pid=7, command="curl https://data", stacks="none: it is no Python program")
+    found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN), fetch))
+    assert found.lines[2] == "  its process 7: curl https://data; sleeping"
+
+
+def test_the_line_of_a_thread_is_told_as_long_as_it_is_in_torch() -> None:
+    main = thread(("join", "/usr/lib/python3.12/threading.py", 9), MAIN) | {"id": 4}
+    exchange: Frame = ("exchange", "/home/me/train.py", 33)
+    within = thread(TORCH, exchange, name="helper") | {"id": 5}
+    idle = thread(("get", "/usr/lib/python3.12/queue.py", 9), exchange, name="helper") | {"id": 5}
+    for threads, at in (
+        ((main, within), "train.py:33 exchange, in its thread helper"),
+        ((main, idle), "train.py:91 main"),
+        ((main,), "train.py:91 main"),
+    ):
+        waits = seen(0, [group(0, operation(7, thread=5), size=2)], process(threads=list(threads)))
+        late = seen(1, [group(1, operation(6, done=93), size=2)], process(LOAD, MAIN))
+        assert explained(waits, late).lines[0] == (
+            f"rank 0 on node0 waits in all_reduce #7 of group 0, 25 MB float32, at {at}"
+        )
+
+
+def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
+    sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
+    solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb")
+    assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
+    stripped = process(sleeping, stacks="gdb")
+    assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at __GI___clock_nanosleep"

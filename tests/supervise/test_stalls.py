@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from support.played import running
 
 from cpulaunch.ledger import MEETING, STARTED
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, LauncherMessage
-from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_box import title
 from cpulaunch.supervise.stalls import ABORT, DUE, LEAST, MIN_NATIVE, Stalls, StallSettings
@@ -32,6 +33,7 @@ class Job:
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
         self.slow = 0.0
+        self.works_until = 1.0  # rank 0 uses the CPU all the time up to then
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT
@@ -87,13 +89,18 @@ class Job:
             }  # fmt: skip
             group = {"name": "", "backend": "", "size": 2, "rank": rank.rank, "count": 1}
             groups = [{**group, "operations": [operation]}] if since is not None else []
-            dump = Dump(message.request, self.now, groups, [], "")
+            cpu = 1.0 if rank.rank else min(self.now, self.works_until)
+            program = {"pid": 1000 + rank.rank, "cpu": cpu, "state": "S", "word": "sleeping", "threads": []}
+            dump = Dump(message.request, self.now, groups, [program], "")
             self._act(self.stalls.dumped(rank, dump, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
         return [
             at for at, action in self.done if isinstance(action, Send) and isinstance(action.message, kind)
         ]
+
+    def of(self, kind: type[Action]) -> list[Action]:
+        return [action for _, action in self.done if isinstance(action, kind)]
 
     @property
     def reports(self) -> list[float]:
@@ -153,23 +160,64 @@ def test_nothing_is_counted_before_the_first_step() -> None:
     assert not job.reports
 
 
-@pytest.mark.parametrize(("timeout", "due"), [(20, 35.0), (None, 615.0)])
+@pytest.mark.parametrize(
+    ("timeout", "due", "said"),
+    [
+        (
+            20,
+            35.0,
+            "--stall-action abort: before the first step, it ends the job once rank 0 uses no CPU for 20 s",
+        ),
+        (
+            None,
+            615.0,
+            "the job is left alone: --stall-action abort begins with the first step by --stall-timeout auto",
+        ),
+    ],
+)
 def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
-    timeout: float | None, due: float
+    timeout: float | None, due: float, said: str
 ) -> None:
     job = Job(StallSettings(timeout, ABORT), ahead=5000)
     job.until(15)
     job.waits(1)
+    job.works_until = inf
     job.until(2 * due)
     assert job.reports == [pytest.approx(due, abs=DUE)]
     (report,) = [action for _, action in job.done if isinstance(action, ReportStall)]
     assert report.begun is False
-    assert report.explanation.lines[-1] == (
-        "the job is left alone: --stall-action abort begins with the first step"
-    )
+    assert report.explanation.lines[-1] == said
+    assert not job.of(ActOnStall)
     assert title(report) == (
         f"no progress for {due:.0f} s, before the first step: rank 0 on node0 has not called init_process_group"
     )
+
+
+def test_before_the_first_step_a_rank_that_does_nothing_is_ended_and_one_at_work_is_left_alone() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(90)
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone"]
+    assert not job.of(ActOnStall)
+    job.works_until = job.now
+    job.until(200)
+    # It has worked in a part of the time up to the next look, and in none up to the one after it.
+    (acted,) = (at for at, action in job.done if isinstance(action, ActOnStall))
+    assert acted == pytest.approx(120, abs=10)
+    assert len(job.reports) == 1
+    assert job.stalls.stalls[0].seconds == pytest.approx(acted, abs=1)
+
+
+def test_a_rank_that_goes_on_before_the_second_look_is_not_ended() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.until(30)
+    job.prints()
+    job.until(35)
+    assert job.reports
+    assert not job.of(ActOnStall)
+    assert job.told == ["the job continues, after 30 s without progress"]
 
 
 def test_a_rank_that_starts_late_is_waited_for() -> None:

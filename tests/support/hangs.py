@@ -10,7 +10,7 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 
 backend, case = sys.argv[1:]
-case == "unmet" or dist.init_process_group(backend)
+"unmet" in case or dist.init_process_group(backend)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 is_culprit = rank == size // 2
 ones, more = torch.ones(1000), torch.ones(2000)
@@ -218,6 +218,40 @@ def interrupted():
         while not os.path.exists("heard"):
             time.sleep(0.05)
     os._exit(0)
+
+def in_backward(features, other):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(features, 100))
+    for number in range(4):
+        if number == 3 and is_culprit:
+            other()
+        else:
+            model(torch.ones(1, features)).sum().backward()
+    step()
+
+def smaller_than_a_bucket():
+    in_backward(1000, lambda: dist.all_reduce(more))
+
+def larger_than_a_bucket():
+    in_backward(10, lambda: dist.all_reduce(more))
+
+def other_than_a_bucket():
+    in_backward(1000, lambda: dist.broadcast(ones, rank))
+
+def in_a_thread():
+    steps(3)
+    if is_culprit:
+        load_batch()
+    thread = threading.Thread(target=exchange, name="exchange")
+    thread.start()
+    thread.join()
+
+def exchange():
+    dist.all_reduce(ones)
+
+def unmet_for_good():
+    if is_culprit:
+        load_batch()
+    dist.init_process_group(backend)
 
 globals()[case]()
 dist.destroy_process_group()

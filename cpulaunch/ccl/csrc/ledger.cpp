@@ -1,5 +1,8 @@
 #include "ledger.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -25,6 +28,12 @@ void write(char (&field)[size], const char* text) {
   const auto length = strnlen(text, size);
   std::memcpy(field, text, length);
   std::memset(field + length, 0, size - length);
+}
+
+// The kernel's number of the calling thread, which is asked for it once.
+uint32_t this_thread() {
+  thread_local const auto number = static_cast<uint32_t>(syscall(SYS_gettid));
+  return number;
 }
 
 // Something was completed.
@@ -119,6 +128,7 @@ LedgerEntry::LedgerEntry(LedgerGroup& of, uint64_t sequence, const char* kind, c
   record.enqueued_at = enqueued_at;
   record.started_at = record.completed_at = 0;
   record.peer = peer;
+  record.thread = ledger::this_thread();
   for (auto& half : record.waits_for) half.store(0, kRelaxed);
   record_ = &record;
 }

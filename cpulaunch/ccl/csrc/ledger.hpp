@@ -33,7 +33,7 @@ struct Operation {
   uint64_t bytes;
   uint64_t enqueued_at, started_at, completed_at;
   int32_t peer;
-  uint32_t padding;
+  uint32_t thread;  // that has called it
   std::atomic<uint64_t> waits_for[2];  // a text
 };
 static_assert(sizeof(Operation) == 112 && offsetof(Operation, type) == 44 && offsetof(Operation, bytes) == 56 &&
