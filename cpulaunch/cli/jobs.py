@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import Running, printable, running_jobs, runs
+from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, runs, usual_places
 from cpulaunch.errors import HostError
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
@@ -24,7 +24,7 @@ from cpulaunch.supervise.record import (
     read_document,
     state_of,
 )
-from cpulaunch.supervise.registry import is_gone, is_here, read_contact
+from cpulaunch.supervise.registry import is_gone, is_here, is_stopped, read_contact
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         help="a job's directory, or a directory of jobs; default: the setting output.log_dir",
     )
     options = parser.parse_args(arguments)
-    directories = options.directories or [place for place in (runs(),) if place.is_dir()]
+    directories = options.directories or usual_places()
     running = [each for each in running_jobs(directories) if not is_gone(each[1])]
     for each in running:
         print(printable("\n".join(_running(each))))
@@ -64,11 +64,17 @@ def main(arguments: list[str]) -> int:
     if not running and not others:
         where = ", ".join(map(str, options.directories)) or f"{runs()}/"
         print(f"no job of yours is running here, and none has been run in {where}")
+        if not options.directories and (hint := elsewhere()):
+            print(f"{hint}: `cpulaunch jobs DIR` lists them")
     return 0
 
 
 def _running(running: Running) -> Iterator[str]:
-    directory, contact = running
+    _, contact = running
+    if is_stopped(contact):
+        yield f"{contact.job}  its launcher is stopped: `fg` or `kill -CONT {contact.pid}` lets it go on"
+        yield from _what(running)
+        return
     try:
         with Observer(contact) as observer:
             where = "" if is_here(contact) else f" · launched on {contact.host}"
@@ -78,6 +84,11 @@ def _running(running: Running) -> Iterator[str]:
             yield f"    {status.stalled}"
     except HostError as e:
         yield f"{contact.job}  does not answer: {e.hint}"
+    yield from _what(running)
+
+
+def _what(running: Running) -> Iterator[str]:
+    directory, contact = running
     yield f"    {directory}"
     yield f"    {shlex.join(contact.command)}"
 
@@ -110,7 +121,7 @@ def _line(directory: Path) -> str:
             state += f": {end.why[:MAX_WHY]}" + ("…" if len(end.why) > MAX_WHY else "")
         parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, 'rank')}"]
         parts.append(duration(end.seconds))
-        if end.steps is not None:
+        if end.steps:
             parts.append(counted(end.steps, "step") + (f" ({end.rate:.3g}/s on average)" if end.rate else ""))
         if end.restarts:
             parts.append(counted(end.restarts, "restart"))

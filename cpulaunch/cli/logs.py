@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     ranks = _ranks(options.rank)
     directory = find_directory(options.job)
+    if options.job is None:
+        print(f"cpulaunch: logs of {directory}", file=sys.stderr, flush=True)
     _check_ranks(ranks, directory)
     raw = ranks is not None and len(ranks) == 1
     renderer = Renderer()

@@ -18,12 +18,37 @@ _NOT_RUNNING = {
     State.ENDED: "this job has ended",
 }
 
+MAX_NAMED = 5
+"""Jobs that are named where several match."""
+
 
 def runs() -> Path:
     """Where jobs that are run here have their directories: ``output.log_dir``.  Raises ConfigError."""
     from cpulaunch.config.load import load
 
     return Path(load()["output.log_dir"])
+
+
+def usual_places() -> list[Path]:
+    """Directories of jobs that are looked at where none is named: ``runs()``, or else this one or its parent.
+
+    So they are found from within, too, and in a job's own directory.  Raises ConfigError.
+    """
+    if (usual := runs()).is_dir():
+        return [usual]
+    here = Path.cwd()
+    return [place for place in (here, here.parent) if place.name == usual.name and jobs_below(place)] or [
+        place for place in (here,) if jobs_below(place)
+    ]
+
+
+def elsewhere() -> str:
+    """Where to look for jobs that were run one level below; empty where there are none."""
+    usual = runs()
+    if usual.is_absolute():
+        return ""
+    found = [place for place in sorted(Path().glob(f"*/{usual}")) if jobs_below(place)][:MAX_NAMED]
+    return f"there are jobs in {', '.join(map(str, found))}" if found else ""
 
 
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
@@ -62,13 +87,38 @@ def find_job(named: str | None) -> Running:
         for place in _places(directory):
             if (contact := read_contact(place)) and not is_gone(contact):
                 return place, contact
-        why = f"{named}: {_NOT_RUNNING.get(state_of(directory), 'no job is running there')}"
-        raise UsageError(why, hint=f"a running job's directory has a file {CONTROL_FILE} of yours")
+        raise _not_running(named, directory)
     found = [running for running in running_jobs() if running[1].job.startswith(named)]
     if len(found) == 1:
         return found[0]
-    hint = "`cpulaunch jobs` lists those that are running"
-    raise UsageError(f"{named}: {'several jobs match' if found else 'no such running job'}", hint=hint)
+    if found:
+        raise _several(named, [contact.job for _, contact in found])
+    for place in _ended(named):
+        raise _not_running(named, place)
+    raise UsageError(f"{named}: no such running job", hint="`cpulaunch jobs` lists those that are running")
+
+
+def _not_running(named: str, directory: Path) -> UsageError:
+    why = _NOT_RUNNING.get(state_of(directory))
+    if why is None:
+        hint = f"a running job's directory has a file {CONTROL_FILE} of yours"
+        if jobs_below(directory):
+            hint = f"`cpulaunch jobs {directory}` lists those that have ended"
+        return UsageError(f"{named}: no job is running there", hint=hint)
+    hint = f"`cpulaunch logs {named}` shows what it has printed, and `cpulaunch report {named}` what it did"
+    if kept := sorted(directory.glob("stacks-*.txt")):
+        hint = f"{kept[-1]} has the stacks of its last stall; {hint}"
+    return UsageError(f"{named}: {why}", hint=hint)
+
+
+def _several(named: str, jobs: Sequence[str]) -> UsageError:
+    shown = ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
+    return UsageError(f"{named}: several jobs match: {shown}", hint="type more of its id, or its directory")
+
+
+def _ended(named: str) -> list[Path]:
+    """Jobs in the usual place whose ids begin so."""
+    return [place for where in usual_places() for place in jobs_below(where) if place.name.startswith(named)]
 
 
 def find_directory(named: str | None) -> Path:
@@ -81,14 +131,17 @@ def find_directory(named: str | None) -> Path:
             return place
         raise UsageError(f"{named}: no job has been run there", hint="a job's directory has a file plan.json")
     # A job that runs here is both in the list and below that directory.
-    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *jobs_below(runs()))}
+    below = [job for where in usual_places() for job in jobs_below(where)]
+    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *below)}
     found = [place for place in known.values() if named is None or place.name.startswith(named)]
     if found and (named is None or len(found) == 1):
         return max(found, key=lambda place: place.name)
-    hint = "`cpulaunch jobs` lists them; the directory of a job will do, too"
+    if named is not None and found:
+        raise _several(named, sorted(place.name for place in found))
+    hint = elsewhere() or "`cpulaunch jobs` lists them; the directory of a job will do, too"
     if named is None:
         raise UsageError(f"no job is running, and none has been run in {runs()}/", hint=hint)
-    raise UsageError(f"{named}: {'several jobs match' if found else 'no such job'}", hint=hint)
+    raise UsageError(f"{named}: no such job", hint=hint)
 
 
 def _places(directory: Path) -> Iterator[Path]:

@@ -32,8 +32,14 @@ def box(title: str, lines: Iterable[str], color: str = "red") -> str:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Wherever the width ends, as most long lines are paths and have no blanks to fold at."""
-    return [line[i : i + width] for i in range(0, max(1, len(line)), width)]
+    """Between words, if that leaves at least two thirds of the width; wherever it ends in a long path."""
+    parts = []
+    while len(line) > width:
+        blank = line.rfind(" ", width * 2 // 3, width + 1)
+        end = width if blank < 0 else blank
+        parts.append(line[:end])
+        line = line[end:] if blank < 0 else line[end + 1 :]
+    return [*parts, line]
 
 
 def _printable(line: str) -> str:

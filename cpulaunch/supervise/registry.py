@@ -135,6 +135,17 @@ def is_gone(contact: Contact) -> bool:
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
+def is_stopped(contact: Contact) -> bool:
+    """Whether the launcher is known to be stopped, by Ctrl-Z for instance, so that it answers nobody."""
+    if not is_here(contact) or is_gone(contact):
+        return False
+    try:
+        with open(f"/proc/{contact.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
     found = []

@@ -256,6 +256,7 @@ def test_jobs_are_found_where_the_settings_put_them(
     done = ask("logs")
     assert (done.returncode, done.stdout) == (2, "")
     assert "log_dirs" in done.stderr
+    (tmp_path / "cpulaunch.yaml").unlink()
     assert ask("logs", second).stdout == "[0] it works\n"
 
 
@@ -307,6 +308,7 @@ def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: A
             done = ask("stacks")
             assert done.returncode == 3
             assert "does not answer: timed out" in done.stderr
+            assert f"its launcher is stopped: `fg` or `kill -CONT {launcher.pid}`" in ask("jobs").stdout
         finally:
             launcher.send_signal(signal.SIGCONT)
         (tmp_path / "go").touch()
@@ -428,3 +430,30 @@ def test_nothing_is_made_in_a_directory_of_somebody_else(
         assert ask("jobs").stdout.startswith(directory_of(tmp_path).name)
         (tmp_path / "go").touch()
         launcher.wait(TIMEOUT)
+
+
+def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path: Path) -> None:
+    runs = tmp_path / "project" / "runs"
+    ids = ["20261122-214433-0f3c9a7e5b1d2c48", "20261122-214501-1f3c9a7e5b1d2c48"]
+    for name in ids:
+        (runs / name).mkdir(parents=True)
+        (runs / name / "rank-0.log").write_text(f"{name}\n")
+        (runs / name / "plan.json").write_text('{"world_size": 1}')
+        (runs / name / "outcome.json").write_text('{"kind": "ok", "attempts": [{"steps": 0, "seconds": 2}]}')
+    (runs / ids[1] / "stacks-1.txt").touch()
+    within = ask("jobs", cwd=runs).stdout
+    assert all(name in within for name in ids)
+    assert " steps" not in within
+    assert ids[0] in ask("jobs", cwd=runs / ids[0]).stdout
+    assert "there are jobs in project/runs: `cpulaunch jobs DIR`" in ask("jobs").stdout
+    assert "there are jobs in project/runs" in ask("logs").stderr
+    project = runs.parent
+    done = ask("logs", cwd=project)
+    assert (done.stdout, done.stderr) == (f"[0] {ids[1]}\n", f"cpulaunch: logs of runs/{ids[1]}\n")
+    done = ask("logs", "20261122", cwd=project)
+    assert f"20261122: several jobs match: {ids[0]}, {ids[1]}" in done.stderr
+    for named in (ids[1][:16], f"runs/{ids[1]}"):
+        done = ask("stacks", named, cwd=project)
+        assert f"{named}: this job has ended" in done.stderr
+        assert f"runs/{ids[1]}/stacks-1.txt has the stacks of its last stall" in done.stderr
+    assert "`cpulaunch jobs runs` lists those that have ended" in ask("stacks", "runs", cwd=project).stderr

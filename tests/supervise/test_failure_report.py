@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.jobs import box
 
+from cpulaunch.supervise import box as boxes
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.failure_report import failure_report
 from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome
@@ -58,7 +59,9 @@ def test_what_cpp_threw_is_shown_before_the_programs_threads(tmp_path: Path) -> 
     main = '  File "train.py", line 20 in step\n'
     (tmp_path / "rank-0.log").write_text(
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  8 vs 4. Too much.\n"
-        f"Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n{ours}\n"
+        "Fatal Python error: Aborted\n\nCurrent thread 0x3 (most recent call first):\n"
+        '  File "/venv/cpulaunch/runtime/last_words.py", line 52 in before_abort\n\n'
+        f"Thread 0x1 (most recent call first):\n{ours}\n"
         f"Thread 0x2 (most recent call first):\n{main}"
     )
     outcome = Outcome(
@@ -86,3 +89,11 @@ def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> Non
     assert len(lines) > 2
     assert all(len(line) <= 116 for line in lines)
     assert "".join(lines) == error
+
+
+def test_a_long_line_is_folded_between_words_and_a_long_path_anywhere() -> None:
+    said = boxes.box("title", ["word " * 40, "/path" * 50]).splitlines()[1:-1]
+    lines = [line.strip("│").strip() for line in said]
+    assert all(word == "word" for line in lines[:2] for word in line.split())
+    assert "".join(lines[2:]) == "/path" * 50
+    assert {len(line) for line in said} == {120}
