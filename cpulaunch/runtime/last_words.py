@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +42,8 @@ def say_before_abort(look: Callable[[], object]) -> None:
         return
     set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     lock = threading.Lock()
+    # A process that is forked is not the rank, and may have a copy of the recorder's lock that nobody frees.
+    os.register_at_fork(after_in_child=functools.partial(lock.acquire, blocking=False))
 
     def before_abort() -> None:
         if lock.acquire(blocking=False):  # of several threads, the first one
