@@ -20,6 +20,7 @@ from cpulaunch.config.settings import SETTINGS
 RECORDINGS = {
     "one-machine": {"hosts.nproc_per_node": ["2", "Enter"]},
     "four-nodes": {"hosts.hostfile": ["Down", "Enter"]},
+    "instances": {"instances.count": ["2", "Enter"]},
 }
 """The keys to press where a setting is asked for; elsewhere it is Enter."""
 

@@ -143,6 +143,7 @@ def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
 def _write(draft: Draft, old: str | None, tell: Any) -> None:
     """Write the file, and its hostfile first; say so, and what comes next."""
     from cpulaunch.cli.files import write_file
+    from cpulaunch.cli.wizard import has_instances
 
     if draft.hostfile_text:
         write_file(Path(draft.values["hosts.hostfile"]), draft.hostfile_text)
@@ -155,17 +156,18 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     found = find_file(os.environ)
     by_itself = found and found.absolute() == draft.path.absolute()
     option = "" if by_itself else f"--config-file {shlex.quote(str(draft.path))} "
+    script = "infer.py" if has_instances(draft.values) else "train.py"
     if hostfile := draft.values.get("hosts.hostfile"):
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
-        tell(f"then:    cpulaunch run {option}train.py")
+        tell(f"then:    cpulaunch run {option}{script}")
         return
     submits = which("sbatch") and "SLURM_JOB_ID" not in os.environ
     if submits and draft.values.get("launcher") == "slurm":
-        tell(f"Next:    cpulaunch submit --nodes 4 {option}train.py")
+        tell(f"Next:    cpulaunch submit --nodes 4 {option}{script}")
         return
-    tell(f"Next:    cpulaunch run {option}train.py")
+    tell(f"Next:    cpulaunch run {option}{script}")
     if submits and draft.values.get("launcher") != "local":
-        tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}train.py")
+        tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}{script}")
 
 
 # ---- show, validate, import

@@ -33,8 +33,13 @@ ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.plac
 """The settings that are asked for one by one, in order."""
 
 OF_RANKS = ("hosts.nproc_per_node", "ccl.worker_count", "training.backend")
-COUNTS = ("instances.count", "instances.cores_per_instance")
-"""The settings that make the ranks instances, for which those before are not asked."""
+"""Settings that instances don't have."""
+
+OF_INSTANCES = ("instances.count", "instances.cores_per_instance")
+"""The settings that make the ranks instances.  Where they are as by default, the file doesn't say them."""
+
+DRAWN = ("hosts.nproc_per_node", "instances.cores_per_instance")
+"""After these, it is shown who sits where."""
 
 Say = Callable[[str], None]
 
@@ -104,8 +109,12 @@ class Wizard:
     def applies(self, key: str) -> bool:
         """Whether an answer could make a difference, after the answers so far."""
         values = self.draft.values
-        if key in OF_RANKS and any(values.get(k, SETTINGS[k].default) != SETTINGS[k].default for k in COUNTS):
+        if key in OF_RANKS and has_instances(values):
             return False
+        if key == "instances.count":
+            return not any(said in self.fixed for said in (*OF_RANKS, *OF_INSTANCES))
+        if key == "instances.cores_per_instance":
+            return has_instances(values)
         if key == "hosts.hostfile":
             return "hosts.list" not in self.fixed
         if key in ("mpi.flavour", "ccl.interface"):
@@ -124,8 +133,8 @@ class Wizard:
             self.draft.values.update(self.fixed)
             return
         self.put(setting, self.question(setting))
-        if setting.key in ("hosts.nproc_per_node", "ccl.worker_count"):
-            self.picture(setting, always=setting.key == "hosts.nproc_per_node")
+        if setting.key in (*DRAWN, "ccl.worker_count"):
+            self.picture(setting, always=setting.key in DRAWN)
 
     def question(self, setting: Setting) -> Question:
         """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
@@ -193,7 +202,7 @@ class Wizard:
         values, answer = self.draft.values, self.asker.ask(question)
         if question.options:
             values[setting.key] = answer
-        elif not answer:
+        elif not answer or (setting.key in OF_INSTANCES and answer == _typed(setting, setting.default)):
             values.pop(setting.key, None)
         elif isinstance(setting.kind, Variables):
             values[setting.key] = {**values.get(setting.key, {}), **setting.kind.from_text(answer)}
@@ -331,6 +340,11 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         if config[key] != value and config.origins[key].startswith("$"):
             origin = config.origins[key]
             yield f"note: {origin} takes precedence over this file: {key} is {scalar(config[key])}"
+
+
+def has_instances(values: Mapping[str, Any]) -> bool:
+    """Whether instances are to run, by these settings."""
+    return any(values.get(key, SETTINGS[key].default) != SETTINGS[key].default for key in OF_INSTANCES)
 
 
 def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:

@@ -77,7 +77,7 @@ _TABLE = (
         "ranks per host; auto: the slots in the hostfile, else one rank per NUMA node",
         ("--nproc-per-node", "-ppn"),
         ask=Ask(
-            4,
+            6,
             "How many ranks per host?",
             "One per NUMA node keeps memory local.  auto: hostfile slots, else that.",
         ),
@@ -125,6 +125,11 @@ _TABLE = (
         "none",
         "number of instances on all hosts together, instead of ranks: independent programs without a process group; auto: one per NUMA node, or as many of instances.cores_per_instance as fit; --throughput-mode is auto",
         ("--instances",),
+        ask=Ask(
+            4,
+            "How many independent instances, as for inference?",
+            "none: the ranks of one job, as for training.  auto: one per NUMA node.",
+        ),
     ),
     Setting(
         "instances.cores_per_instance",
@@ -132,6 +137,11 @@ _TABLE = (
         "auto",
         "physical cores per instance; auto: the cores are shared out evenly; max: leftover cores are distributed, too; --latency-mode is 4",
         ("--cores-per-instance",),
+        ask=Ask(
+            5,
+            "How many cores per instance?",
+            "All of them give most samples a second, 4 the quickest answers.  auto: an even share.",
+        ),
     ),
     Setting(
         "instances.only",
@@ -177,7 +187,7 @@ _TABLE = (
         ("--ccl-worker-count",),
         "CCL_WORKER_COUNT",
         ask=Ask(
-            6,
+            8,
             "How many oneCCL worker threads per rank?",
             "A worker uses one core to communicate.  auto: 1, but 0 on small ranks.",
         ),
@@ -280,7 +290,7 @@ _TABLE = (
         "backend of torch.distributed; auto: ccl where it can be used, else gloo",
         ("--backend",),
         ask=Ask(
-            5,
+            7,
             "Which backend for collectives?",
             "ccl is faster, gloo works everywhere.  auto: ccl where it can be used.",
         ),
@@ -293,7 +303,7 @@ _TABLE = (
         "precision of the forward and backward pass; defaults to fp32 on CPUs without bf16 instructions",
         ("--precision",),
         ask=Ask(
-            7, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."
+            9, "Which precision?", "bf16 is far faster on CPUs with AMX or AVX512_BF16, and slower on others."
         ),
         rank_variable=variables.PRECISION,
     ),
@@ -304,7 +314,7 @@ _TABLE = (
         "what computes in bf16: Intel's extension (ipex), or PyTorch itself (native); auto: the faster one, where it was measured",
         ("--engine",),
         ask=Ask(
-            8,
+            10,
             "Which engine for bf16?",
             "PyTorch itself (native) or Intel's extension.  auto: the faster one.",
         ),
@@ -443,7 +453,9 @@ _TABLE = (
         "directory in which each job gets a directory of its own",
         ("--log-dir",),
         ask=Ask(
-            9, "Where do logs go?", "Each job gets a directory in it: plan, command, a log per rank, outcome."
+            11,
+            "Where do logs go?",
+            "Each job gets a directory in it: plan, command, a log per rank, outcome.",
         ),
     ),
     Setting(

@@ -78,13 +78,16 @@ def as_instances(config: Config, lines: int = 0) -> Config:
 
 
 def _counted_by_others(config: Config, lines: int) -> Config:
-    """With the number of instances that ``--each`` or their cores stand for, unless it is said to be none."""
-    if config.is_set("instances.count"):
-        return config
-    if lines:
+    """With the number of instances that ``--each`` or their cores stand for, unless it is said to be none.
+
+    A weaker source, such as a file, doesn't say so.
+    """
+    none = _strength(config.origins["instances.count"])
+    if lines and none < _strength("--each"):
         return _put(config, "instances.count", lines, "--each")
-    if config["instances.cores_per_instance"] != "auto":
-        return _put(config, "instances.count", "auto", config.origins["instances.cores_per_instance"])
+    cores = config.origins["instances.cores_per_instance"]
+    if config["instances.cores_per_instance"] != "auto" and none < _strength(cores):
+        return _put(config, "instances.count", "auto", cores)
     return config
 
 

@@ -23,11 +23,12 @@ from cpulaunch.config.settings import SETTINGS
 Start = Callable[..., Terminal]
 
 WHERE, MPI, INTERFACE = map(question_of, ("hosts.hostfile", "mpi.flavour", "ccl.interface"))
+INSTANCES, CORES = map(question_of, ("instances.count", "instances.cores_per_instance"))
 RANKS, BACKEND = map(question_of, ("hosts.nproc_per_node", "training.backend"))
 PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engine", "output.log_dir"))
 NOW = "What next?"
-ONE_MACHINE = [WHERE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
-FOUR_NODES = [WHERE, MPI, INTERFACE, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
+ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
+FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
 
 # Where ccl can be used there is one more question; gloo makes the tests the same everywhere.
@@ -39,7 +40,8 @@ pytestmark = pytest.mark.slow
 
 
 def asked(questions: list[str]) -> list[str]:
-    return [question for question in questions if question != BACKEND]
+    """What is asked for where the backend is given: that, and whether it is to be ranks, is no question."""
+    return [question for question in questions if question not in (BACKEND, INSTANCES)]
 
 
 def said(directory: Path) -> dict[str, object]:
@@ -69,7 +71,7 @@ def test_one_machine_with_two_ranks_is_asked_written_and_run(
     ranks = min(2, CPUS)
     terminal.answers(RANKS, str(ranks))
     terminal.sees("each number is a core's rank")
-    accept(terminal, asked(ONE_MACHINE[2:]))
+    accept(terminal, asked(ONE_MACHINE[3:]))
     terminal.sees("Written: cpulaunch.yaml")
     terminal.sees("cpulaunch run train.py")
     assert terminal.ends() == 0
@@ -91,7 +93,7 @@ def test_four_nodes_of_a_hostfile_that_lies_here(
     terminal.answers(WHERE, DOWN)
     accept(terminal, asked(FOUR_NODES[1:3]))
     terminal.answers(RANKS, "1")
-    accept(terminal, asked(FOUR_NODES[4:-1]))
+    accept(terminal, asked(FOUR_NODES[5:-1]))
     terminal.sees("4 ranks on 4 hosts (node1, ..., node4)")
     terminal.answers(NOW)
     assert terminal.ends() == 0
@@ -186,9 +188,39 @@ def test_any_other_setting_can_be_changed_at_the_end(wizard: Start, tmp_path: Pa
     assert (said(tmp_path)["hosts.master_port"], said(tmp_path)["cpu.bind_numa"]) == (29501, True)
 
 
+def test_instances_are_offered_and_run(wizard: Start, cpulaunch: Run, tmp_path: Path) -> None:
+    terminal = wizard()
+    terminal.answers(WHERE)
+    terminal.answers(INSTANCES, str(min(2, CPUS)))
+    terminal.answers(CORES, "1")
+    terminal.sees("each number is a core's instance")
+    accept(terminal, [PRECISION, ENGINE, LOGS])
+    terminal.sees("independent programs without a process group")
+    terminal.answers(NOW)
+    terminal.sees("Next:    cpulaunch run infer.py")
+    assert terminal.ends() == 0
+    written = said(tmp_path)
+    assert (written["instances.count"], written["instances.cores_per_instance"]) == (min(2, CPUS), 1)
+    (tmp_path / "infer.py").write_text("import os; print('number', os.environ['CPULAUNCH_INSTANCE'])")
+    done = cpulaunch("run", "infer.py")
+    assert f"number {min(2, CPUS) - 1}\n" in done.stdout, done.stderr
+
+
+def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
+    terminal = wizard()
+    terminal.answers(WHERE)
+    terminal.answers(INSTANCES, "4096")
+    terminal.sees("4096 instances do not fit on")
+    terminal.types(CTRL_U)
+    terminal.answers(INSTANCES, "none")
+    terminal.sees(RANKS)
+    terminal.types(CTRL_C)
+    assert terminal.ends() == 130
+
+
 def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard("--set", "instances.count=auto")
-    accept(terminal, [WHERE, PRECISION, ENGINE, LOGS])
+    accept(terminal, [WHERE, CORES, PRECISION, ENGINE, LOGS])
     terminal.sees("independent programs without a process group")
     terminal.answers(NOW)
     assert terminal.ends() == 0
@@ -244,7 +276,7 @@ def test_control_c_at_each_question_leaves_nothing_behind(
     wizard: Start, tmp_path: Path, four_nodes: Path, number: int
 ) -> None:
     key = CTRL_D if FOUR_NODES[number] == LOGS else CTRL_C
-    set_it = () if FOUR_NODES[number] == BACKEND else GLOO
+    set_it = () if FOUR_NODES[number] in (BACKEND, INSTANCES) else GLOO
     questions = FOUR_NODES[: number + 1] if not set_it else asked(FOUR_NODES[: number + 1])
     terminal = wizard(*set_it)
     if len(questions) > 1:

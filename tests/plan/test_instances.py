@@ -207,6 +207,14 @@ class TestContradictions:
         config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances is None
 
+    def test_none_of_a_file_is_weaker_than_an_option(self, tmp_path) -> None:
+        text = yaml_text({"instances.count": "none"})
+        cores = [("instances.cores_per_instance", "4", "--latency-mode")]
+        config = load(cores, file=tmp_path / "c.yaml", text=text, environ={})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
+        each = as_instances(load([], file=tmp_path / "c.yaml", text=text, environ={}), 3)
+        assert each["instances.count"] == 3
+
     def test_are_found_once(self) -> None:
         config = as_instances(load([COUNT, ("instances.cores_per_instance", "4", "-c")], environ={}))
         assert as_instances(config) == config
