@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
     "integrations": {"runtime", "discovery.this_host", "torch", "accelerate", "transformers"},
-    "report": {"report", "supervise.outcome", "supervise.record", "supervise.status", "numpy"},
+    "report": {"report", "model.names", "supervise.outcome", "supervise.record", "supervise.status", "numpy"},
     "report.bundle": {"vl_convert"},
     "cli": {"*"},
     "__main__": {"cli"},

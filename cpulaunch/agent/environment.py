@@ -9,6 +9,7 @@ from cpulaunch import variables
 from cpulaunch.agent.identity import Identity
 from cpulaunch.errors import HostError
 from cpulaunch.plan.placement import HostSpec, Placement, RankSpec
+from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
@@ -53,8 +54,10 @@ class Assignment(NamedTuple):
 def assignment(placement: Placement, identity: Identity) -> Assignment:
     """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
     sizes = [len(placement.host_specs[number].ranks) for _, number in placement.hosts]
+    names = placement.names
     if sum(sizes) != identity.size:
-        raise HostError(f"{placement.launcher} started {identity.size} ranks, but {sum(sizes)} were planned")
+        started = counted(identity.size, names.noun)
+        raise HostError(f"{placement.launcher} started {started}, but {sum(sizes)} were planned")
     first, group_rank = 0, 0
     while identity.rank >= first + sizes[group_rank]:
         first += sizes[group_rank]
@@ -64,8 +67,8 @@ def assignment(placement: Placement, identity: Identity) -> Assignment:
     local_size = size if identity.local_size is None else identity.local_size
     if (identity.rank - first, size) != (identity.local_rank, local_size):
         raise HostError(
-            f"rank {identity.rank} was planned as local rank {identity.rank - first} of {size} on {host}, "
-            f"but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
+            f"{names.one(identity.rank)} was planned as local rank {identity.rank - first} of {size} "
+            f"on {host}, but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
             hint="are two names in the hostfile the same host?",
         )
     return Assignment(group_rank, host, placement.host_specs[number], identity.local_rank)
@@ -82,7 +85,7 @@ def program_environment(
     env.update(assigned.rank.env)
     env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
     if placement.instances:
-        env[variables.INSTANCE] = str(placement.first_instance + identity.rank)
+        env[variables.INSTANCE] = str(placement.names.number(identity.rank))
         env[variables.INSTANCES] = str(placement.instances)
         return env
     env.update(
@@ -102,7 +105,7 @@ def program_arguments(placement: Placement, identity: Identity, argv: Sequence[s
     """The program's command: an instance has arguments of its own, and its number for ``{instance}``."""
     if not placement.instances:
         return list(argv)
-    number = str(placement.first_instance + identity.rank)
+    number = str(placement.names.number(identity.rank))
     own = placement.each[identity.rank] if placement.each else ()
     return [argv[0], *(word.replace(NUMBER, number) for word in (*argv[1:], *own))]
 

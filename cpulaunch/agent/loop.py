@@ -71,6 +71,7 @@ class Agent:
 
     def __init__(self, placement: Placement, identity: Identity) -> None:
         self.placement, self.identity = placement, identity
+        self.name = placement.names.one(identity.rank)
         self.open_files = _raise_open_files()
         self.selector = selectors.DefaultSelector()
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
@@ -189,7 +190,7 @@ class Agent:
         if left and self.kill_at is not None:
             names = ", ".join(left[:MANY_LEFT]) + (", …" if len(left) > MANY_LEFT else "")
             note = (
-                f"rank {self.identity.rank}: the program has ended but left processes running, "
+                f"{self.name}: the program has ended but left processes running, "
                 f"which have {self.placement.grace_period:g} s to exit: {names}"
             )
             self._tell(messages.Note(note))
@@ -266,7 +267,7 @@ class Agent:
     def _unknown(self, what: str, kind: str) -> None:
         if what not in self.unknown:
             self.unknown.add(what)
-            self._tell(messages.Note(f"rank {self.identity.rank}: {what} of an unknown kind, {kind!r}"))
+            self._tell(messages.Note(f"{self.name}: {what} of an unknown kind, {kind!r}"))
 
     def _dump(self, message: messages.AskDump) -> None:
         if self.dumps is None:
@@ -334,7 +335,7 @@ class Agent:
             found, complaints = with_torch(look_at, report, planned)
         self._tell(found)
         for complaint in complaints:
-            note = f"rank {self.identity.rank} {complaint}"
+            note = f"{self.name} {complaint}"
             if not self.placement.lenient:
                 self._kill(running)
                 self._refuse(f"{note}; --lenient makes this a warning")
@@ -363,7 +364,7 @@ class Agent:
 
     def _kill(self, running: Running) -> None:
         for left in running.program.kill():
-            self._tell(messages.Note(f"rank {self.identity.rank}: {left}"))
+            self._tell(messages.Note(f"{self.name}: {left}"))
 
     # ---- the end
 

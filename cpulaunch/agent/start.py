@@ -80,11 +80,12 @@ def start_program(
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host
+    name = placement.names.one(identity.rank)
     _enter(placement.directory, host)
-    notes += _check_allowed(rank.cores, identity.rank, host, placement.lenient)
+    notes += _check_allowed(rank.cores, name, host, placement.lenient)
     policy = rank.memory_policy
     if policy and (why := _set_memory_policy(policy, placement.lenient)):
-        notes.append(f"rank {identity.rank}: {why}")
+        notes.append(f"{name}: {why}")
         policy = ""
     env = _environment(placement, identity, assigned)
     argv = program_arguments(placement, identity, argv)
@@ -106,7 +107,7 @@ def start_program(
         ledger_file.close(ledger_fd)
     actual = _cores_of(program.pid)
     if actual is not None and actual != rank.cores:
-        notes.append(f"rank {identity.rank} was put on CPUs {rank.cores}, but is on {actual}")
+        notes.append(f"{name} was put on CPUs {rank.cores}, but is on {actual}")
         if not placement.lenient:
             program.kill()
             raise HostError(notes[-1], hint="--lenient makes this a warning")
@@ -170,12 +171,12 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
     return env
 
 
-def _check_allowed(cores: CoreSet, rank: int, host: str, lenient: bool) -> list[str]:
+def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[str]:
     """Notes on planned cores that this process may not use.  HostError where that is no warning."""
     allowed = CoreSet(os.sched_getaffinity(0))
     if cores <= allowed:
         return []
-    note = f"rank {rank} is planned on CPUs {cores} of {host}, but may use only {allowed}"
+    note = f"{name} is planned on CPUs {cores} of {host}, but may use only {allowed}"
     if not lenient or not cores & allowed:
         raise HostError(note, hint="is another program pinning ranks, or a cgroup smaller than planned?")
     return [note]

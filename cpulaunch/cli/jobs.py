@@ -21,6 +21,7 @@ from cpulaunch.supervise.record import (
     State,
     ended,
     jobs_below,
+    names_of,
     read_document,
     state_of,
 )
@@ -79,7 +80,7 @@ def _running(running: Running) -> Iterator[str]:
         with Observer(contact) as observer:
             where = "" if is_here(contact) else f" · launched on {contact.host}"
             status = observer.status()
-        yield f"{contact.job}  {_words(status)}{where}"
+        yield f"{contact.job}  {_words(status, names_of(directory).noun)}{where}"
         if status.stalled:
             yield f"    {status.stalled}"
     except HostError as e:
@@ -93,8 +94,8 @@ def _what(running: Running) -> Iterator[str]:
     yield f"    {shlex.join(contact.command)}"
 
 
-def _words(status: Status) -> str:
-    parts = [status.state, f"{counted(status.hosts, 'host')}, {counted(status.ranks, 'rank')}"]
+def _words(status: Status, noun: str) -> str:
+    parts = [status.state, f"{counted(status.hosts, 'host')}, {counted(status.ranks, noun)}"]
     if status.running < status.ranks:
         parts[1] += f" ({status.running} up)"
     parts.append(duration(status.seconds))
@@ -115,11 +116,12 @@ def _line(directory: Path) -> str:
     if outcome is None:
         parts = [*_without_an_end(directory)]
     else:
-        end = ended(outcome)
+        names = names_of(directory)
+        end = ended(outcome, names)
         state = _ENDS.get(end.kind, "failed")
         if end.why:
             state += f": {end.why[:MAX_WHY]}" + ("…" if len(end.why) > MAX_WHY else "")
-        parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, 'rank')}"]
+        parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, names.noun)}"]
         parts.append(duration(end.seconds))
         if end.steps:
             parts.append(counted(end.steps, "step") + (f" ({end.rate:.3g}/s on average)" if end.rate else ""))

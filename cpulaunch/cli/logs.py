@@ -11,8 +11,9 @@ from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import find_directory
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import Names
 from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
-from cpulaunch.supervise.record import State, ranks_of, state_of
+from cpulaunch.supervise.record import State, names_of, ranks_of, state_of
 from cpulaunch.supervise.registry import Contact, is_gone, read_contact
 
 EPILOG = """\
@@ -36,7 +37,9 @@ UNKNOWN_FOR = 10.0
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch logs", "What the ranks of a job have printed.", EPILOG)
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
-    parser.add_argument("--rank", metavar="LIST", help="show these ranks only, such as 3 or 0,4-7")
+    parser.add_argument(
+        "--rank", "--instance", metavar="LIST", help="show these ranks or instances only, such as 3 or 0,4-7"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
     options = parser.parse_args(arguments)
     ranks = _ranks(options.rank)
@@ -101,11 +104,12 @@ def _ranks(named: str | None) -> CoreSet | None:
 
 
 def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:
-    there = CoreSet(ranks_of(directory))
+    names = names_of(directory)
+    there = CoreSet(map(names.number, ranks_of(directory)))
     missing = CoreSet(set(wanted or ()) - set(there))
     if missing and there:
-        word = "rank" if len(missing) == 1 else "ranks"
-        raise UsageError(f"the job in {directory} has no {word} {missing}", hint=f"its ranks are {there}")
+        missed = Names(names.noun).several(missing)
+        raise UsageError(f"the job in {directory} has no {missed}", hint=f"its {names.noun}s are {there}")
 
 
 def _show(data: bytes) -> None:

@@ -265,7 +265,7 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     from cpulaunch.supervise.terminal import Screen
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
-    shown = shown_ranks(tee["value"], plan.world_size)
+    shown = shown_ranks(tee["value"], plan.world_size, names=plan.names)
     verbose: bool = plan.setting("output.verbose")
     attempt = first_attempt(plan, commands, facts.free_port)
     directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
@@ -275,7 +275,7 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
         screen.say(f"cpulaunch: {line}\n")
 
     everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
-    output = Output(directory, shown, screen, tell, fold=not everything)
+    output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
     console = Console(directory, output, tell, verbose, sinks)
@@ -312,9 +312,8 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     if outcome.kind != OK:
         from cpulaunch.supervise.failure_report import failure_report
 
-        first = plan.instances.first if plan.instances else 0
         readable = directory if written else None
-        screen.say(failure_report(outcome, readable, output.last_output, plan.noun, first))
+        screen.say(failure_report(outcome, readable, output.last_output, plan.names))
     if outcome.metrics:
         from cpulaunch.supervise.metrics import metrics_table
 

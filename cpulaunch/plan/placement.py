@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cpulaunch import variables
 from cpulaunch.errors import HostError, PlanError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import HostPlan
@@ -102,6 +103,11 @@ class Placement(NamedTuple):
     instances: int = 0
     first_instance: int = 0
     each: Sequence[Sequence[str]] = ()
+
+    @property
+    def names(self) -> Names:
+        """What its programs are called."""
+        return Names(INSTANCE, self.first_instance) if self.instances else RANKS
 
     def to_variables(self) -> dict[str, str]:
         """As environment variables.  Raises PlanError where it doesn't fit into all of them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.model.network import Interface
 from cpulaunch.plan.request import HostRequest
 
@@ -137,9 +138,14 @@ class Plan:
     instances: Instances | None = None
 
     @property
+    def names(self) -> Names:
+        """What its programs are called."""
+        return Names(INSTANCE, self.instances.first) if self.instances else RANKS
+
+    @property
     def noun(self) -> str:
         """What one of its programs is called."""
-        return "instance" if self.instances else "rank"
+        return self.names.noun
 
     def setting(self, key: str) -> Any:
         """The value of a setting by its key."""

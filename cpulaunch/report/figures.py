@@ -96,7 +96,7 @@ def over_time(
 
 def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
     """Ranks × time: how long a step took, without waiting for others where that is known."""
-    per_step = numbers.own_per_step
+    per_step, noun = numbers.own_per_step, numbers.job.names.noun
     if not np.isfinite(per_step).any():
         return None
     ranks, buckets = per_step.shape
@@ -128,7 +128,7 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
         "encoding": {
             "x": x,
             "x2": {"field": "u"},
-            "y": {"field": "r", "type": "ordinal", "sort": None, "title": "rank", "axis": {"grid": False}},
+            "y": {"field": "r", "type": "ordinal", "sort": None, "title": noun, "axis": {"grid": False}},
             "color": {
                 "field": "ms",
                 "type": "quantitative",
@@ -140,7 +140,7 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
                 },
             },
             "tooltip": [
-                {"field": "r", "type": "ordinal", "title": "rank"},
+                {"field": "r", "type": "ordinal", "title": noun},
                 {"field": "t", "type": "quantitative", "title": axis.unit},
                 {"field": "ms", "type": "quantitative", "title": "ms", "format": ",.4~g"},
             ],
@@ -150,7 +150,7 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
 
 def shares(numbers: Numbers) -> Spec | None:
     """What each rank's time went to, as parts of a bar."""
-    parts = numbers.shares()
+    parts, noun = numbers.shares(), numbers.job.names.noun
     if not parts:
         return None
     ranks = numbers.job.buckets.ranks
@@ -178,7 +178,7 @@ def shares(numbers: Numbers) -> Spec | None:
                 "scale": {"domain": [0, 1], "clamp": True},
                 "axis": {"format": ".0%"},
             },
-            "y": {"field": "r", "type": "ordinal", "sort": None, "title": "rank", "axis": {"grid": False}},
+            "y": {"field": "r", "type": "ordinal", "sort": None, "title": noun, "axis": {"grid": False}},
             "color": {
                 "field": "part",
                 "type": "nominal",
@@ -188,7 +188,7 @@ def shares(numbers: Numbers) -> Spec | None:
             },
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [
-                {"field": "r", "type": "ordinal", "title": "rank"},
+                {"field": "r", "type": "ordinal", "title": noun},
                 {"field": "part", "type": "nominal", "title": "part"},
                 {"field": "share", "type": "quantitative", "title": "share", "format": ".1%"},
             ],
@@ -204,11 +204,12 @@ def memory(numbers: Numbers, axis: TimeAxis) -> Spec | None:
     unit, divisor = unit_of_memory(float(np.nanmax(rss)))
     rss = rss / divisor
     if len(rss) <= MANY_LINES:
-        lines = [(f"rank {rank}", numbers, rss[rank]) for rank in range(len(rss))]
+        lines = [(numbers.job.names.one(rank), numbers, rss[rank]) for rank in range(len(rss))]
     else:
         seen = np.isfinite(rss).any(axis=0)
         lines = []
-        for name, percent in (("largest rank", 100), ("median", 50), ("smallest rank", 0)):
+        noun = numbers.job.names.noun
+        for name, percent in ((f"largest {noun}", 100), ("median", 50), (f"smallest {noun}", 0)):
             y = np.full(rss.shape[1], np.nan)
             y[seen] = np.nanpercentile(rss[:, seen], percent, axis=0)
             lines.append((name, numbers, y))

@@ -92,7 +92,8 @@ def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
 
 def _named(numbers: Numbers, rank: int) -> str:
     host = next((each.host for each in numbers.job.ranks if each.rank == rank), "")
-    return f"rank {rank} on {host}" if host else f"rank {rank}"
+    name = numbers.job.names.one(rank)
+    return f"{name} on {host}" if host else name
 
 
 def _percent(share: float) -> str:

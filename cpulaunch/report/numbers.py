@@ -178,7 +178,7 @@ class Numbers:
                 mean = float(np.mean(each))
                 yield name, f"{100 * mean:.1f} %", mean
         if slowest := self.slowest:
-            yield "slowest", f"rank {slowest[0]} (+{100 * slowest[1]:.0f} %)", None
+            yield "slowest", f"{job.names.one(slowest[0])} (+{100 * slowest[1]:.0f} %)", None
         if (per_cycle := job.buckets.processes.per_cycle("instructions")) is not None:
             yield "instructions per cycle", f"{per_cycle:.2f}", per_cycle
         if (busy := job.buckets.processes.per_cycle("amx_busy")) is not None:
@@ -186,7 +186,7 @@ class Numbers:
         if np.isfinite(self.rss).any():
             most = float(np.nanmax(self.rss))
             unit, divisor = unit_of_memory(most)
-            yield "most memory of a rank", f"{most / divisor:.3g} {unit}", most
+            yield f"most memory of the {job.names.noun}s", f"{most / divisor:.3g} {unit}", most
         if self.loss is not None and np.isfinite(self.loss).any():
             last = float(self.loss[np.isfinite(self.loss)][-1])
             yield "last loss", f"{last:.4g}", last
@@ -208,7 +208,7 @@ def size(job: Job) -> str:
     """``4 hosts, 16 ranks``."""
     ranks = len(job.ranks) or (job.end.ranks if job.end else job.buckets.ranks)
     hosts = len({rank.host for rank in job.ranks}) or (job.end.hosts if job.end else 1)
-    return f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}"
+    return f"{counted(hosts, 'host')}, {counted(ranks, job.names.noun)}"
 
 
 def milliseconds(seconds: float) -> str:

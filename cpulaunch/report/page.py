@@ -147,39 +147,43 @@ def _findings(page: Page, numbers: Numbers) -> None:
 
 def _figures(page: Page, numbers: Numbers) -> None:
     axis = TimeAxis(numbers.longest)
-    unit = numbers.work[1]
+    unit, noun = numbers.work[1], numbers.job.names.noun
     page.figure(
         "throughput", "Throughput",
-        figures.over_time([("all ranks", numbers, numbers.throughput)], unit, axis),
-        "Of all ranks together, while they make steps. Lines mark failures, stalls and restarts.",
+        figures.over_time([(f"all {noun}s", numbers, numbers.throughput)], unit, axis),
+        f"Of all {noun}s together, while they make steps. Lines mark failures, stalls and restarts.",
     )  # fmt: skip
     page.figure("heat", *_heat(numbers, axis))
     page.figure("share", *_share(numbers))
     if (mfu := numbers.mfu) is not None:
         peak, flops = numbers.job.head["peak_flops"], numbers.job.head["flops_per_step"]
         says = (
-            f"Model FLOPs of a step ({flops:.3g}) ÷ its time ÷ what the ranks' cores were measured to reach "
-            f"({peak / 1e12:.3g} TFLOP/s)."
+            f"Model FLOPs of a step ({flops:.3g}) ÷ its time ÷ what the {noun}s' cores were measured to "
+            f"reach ({peak / 1e12:.3g} TFLOP/s)."
         )
         lines = [("MFU", numbers, 100 * mfu)]
         page.figure("mfu", "Model FLOPs utilization", figures.over_time(lines, "%", axis), says)
     if (loss := numbers.loss) is not None:
         page.figure("loss", "Loss", figures.over_time([("loss", numbers, loss)], "loss", axis, zero=False))
-    page.figure("memory", "Memory", figures.memory(numbers, axis), "Resident memory of the ranks' programs.")
+    page.figure(
+        "memory", "Memory", figures.memory(numbers, axis), f"Resident memory of the {noun}s' programs."
+    )
 
 
 def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
-    title = "Each rank's own time per step" if numbers.knows_waiting else "Time of a step"
+    names = numbers.job.names
+    title = f"Each {names.noun}'s own time per step" if numbers.knows_waiting else "Time of a step"
     without = "Without the time in which it waited for others: " if numbers.knows_waiting else ""
-    says = f"{without}a row that stands out is a slow rank, a column a slow moment of all."
+    says = f"{without}a row that stands out is a slow {names.noun}, a column a slow moment of all."
     if (slowest := numbers.slowest) is not None:
-        says += f" Rank {slowest[0]} takes {100 * slowest[1]:.0f} % longer than the median rank."
+        slow = names.one(slowest[0]).capitalize()
+        says += f" {slow} takes {100 * slowest[1]:.0f} % longer than the median one."
     return title, figures.heat_map(numbers, axis), says
 
 
 def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
     says = "Of the time of its steps. The rank that waits least arrives last: what it waits, all wait for."
-    return "What each rank's time goes to", figures.shares(numbers), says
+    return f"What each {numbers.job.names.noun}'s time goes to", figures.shares(numbers), says
 
 
 def _marks(page: Page, job: Job) -> None:
@@ -199,15 +203,18 @@ def _placement(page: Page, job: Job) -> None:
     if not job.ranks:
         return
     hosts = [(host, list(ranks)) for host, ranks in groupby(job.ranks, key=lambda rank: rank.host)]
-    rows = "".join(_row(rank) for _, ranks in hosts[:MAX_HOSTS] for rank in ranks)
+    rows = "".join(
+        _row(job.names.number(rank.rank), rank) for _, ranks in hosts[:MAX_HOSTS] for rank in ranks
+    )
     more = f"<p>and {len(hosts) - MAX_HOSTS} more hosts</p>" if len(hosts) > MAX_HOSTS else ""
-    head = "<tr><th>rank<th>host<th>cores<th>cores of oneCCL's workers<th>NUMA nodes<th>threads</tr>"
+    columns = (job.names.noun, "host", "cores", "cores of oneCCL's workers", "NUMA nodes", "threads")
+    head = f"<tr>{''.join(f'<th>{column}' for column in columns)}</tr>"
     table = f'<div class="wide"><table>{head}{rows}</table></div>{more}'
     page.section("Placement", table)
 
 
-def _row(rank: Rank) -> str:
-    texts = (rank.rank, rank.host, rank.cores, rank.comm_cores or "–", rank.numa_nodes, rank.threads)
+def _row(number: int, rank: Rank) -> str:
+    texts = (number, rank.host, rank.cores, rank.comm_cores or "–", rank.numa_nodes, rank.threads)
     return f"<tr>{''.join(f'<td>{escape(str(text))}</td>' for text in texts)}</tr>"
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.report.buckets import Buckets
 from cpulaunch.report.secrets import MASK, masked, masked_words
 from cpulaunch.supervise.outcome import signal_name
@@ -20,6 +21,7 @@ from cpulaunch.supervise.record import (
     State,
     documents,
     ended,
+    names_in,
     read_document,
     read_events,
     state_of,
@@ -76,13 +78,15 @@ class Job:
     buckets: Buckets
     trace: str
     notes: tuple[str, ...] = field(default=())
+    names: Names = RANKS
 
 
 def read_job(directory: Path) -> Job:
     """Read what there is; what is missing, as in a job that still runs, is left out."""
     outcome = read_document(directory / OUTCOME)
     plan = read_document(directory / PLAN) or {}
-    end = ended(outcome) if outcome else None
+    names = names_in(plan)
+    end = ended(outcome, names) if outcome else None
     head, buckets = read_telemetry(directory / TELEMETRY)
     return Job(
         name=directory.absolute().name,
@@ -97,6 +101,7 @@ def read_job(directory: Path) -> Job:
         buckets=buckets,
         trace="\n".join(filter(None, (_text(directory / name) for name in TRACE_TEXTS))),
         notes=tuple(masked(str(note)) for note in plan.get("notes") or ()),
+        names=names,
     )
 
 

@@ -22,7 +22,7 @@ def interrupt(state: State, number: int) -> None:
     state.user_signals += 1
     if state.user_signals == 1 and not state.ending:
         state.interrupted = number
-        everything = f"all {state.watching.noun}s, {state.watching.grace_period} s at most"
+        everything = f"all {state.watching.names.noun}s, {state.watching.grace_period} s at most"
         state.tell(f"{signal_name(number)}: ending {everything}; send it again to kill them now")
         end_ranks(state, number)
     elif state.user_signals > 1 or number != SIGINT:
@@ -121,7 +121,7 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)
     ended_at = now if state.end_at is None else state.end_at
-    waited = (*slow_to_end(state.ranks, state.end_at), *waited)
+    waited = (*slow_to_end(state.ranks, state.end_at, state.watching.names), *waited)
     attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
     stalls = tuple(state.stalls.stalls)
     told = state.interrupted is not None or bool(first and cause and cause.by_signal)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.outcome import (
@@ -71,13 +72,12 @@ def failure_report(
     outcome: Outcome,
     directory: JobDirectory | None,
     last_output: Callable[[int], bytes],
-    noun: str = "rank",
-    first: int = 0,
+    names: Names = RANKS,
 ) -> str:
     """What to show of a job that didn't end well.
 
-    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.  ``noun`` is
-    what a rank is called, and ``first`` the number of the first.
+    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.  ``names`` are
+    what ranks are called.
     """
     failure = outcome.first_failure
     if failure and outcome.kind == STALLED:  # which was shown in a box of its own
@@ -89,21 +89,21 @@ def failure_report(
             more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
-    name = f"{noun} {failure.rank + first}"
+    name = names.one(failure.rank)
     title = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name)
     if failure.disagree:
         title = f"ranks call different operations, and {title}"
-    others = "; ".join(_others(outcome, failure.rank, noun))
+    others = "; ".join(_others(outcome, failure.rank, names))
     kept = last_output(failure.rank)
-    story = _story(failure, directory, kept, said_nothing=outcome.restarts > 0 and not kept)
+    log = names.log(failure.rank)
+    story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
     return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
 
 
 def _story(
-    failure: Failure, directory: JobDirectory | None, kept: bytes, *, said_nothing: bool
+    failure: Failure, directory: JobDirectory | None, log: str, kept: bytes, *, said_nothing: bool
 ) -> Iterator[str]:
     """``said_nothing``: what its log has is from earlier attempts."""
-    log = f"rank-{failure.rank}.log"
     logged = None if directory is None else _tail(directory, log)
     # Where the disk was full, or has hung, the log lacks the end.
     said = logged if logged and logged.endswith(kept) and not said_nothing else kept
@@ -169,8 +169,8 @@ def _shortened(lines: list[str]) -> list[str]:
     return [*lines[:head], f"… {len(lines) - head - tail} lines …", *lines[-tail:]]
 
 
-def _others(outcome: Outcome, first: int, noun: str) -> Iterator[str]:
+def _others(outcome: Outcome, first: int, names: Names) -> Iterator[str]:
     others = sorted((rank for rank in outcome.ranks if rank.rank != first), key=lambda r: r.status)
     for status, group in groupby(others, key=lambda r: r.status):
-        ranks = CoreSet(rank.rank for rank in group)
-        yield f"{counted(len(ranks), f'other {noun}')} ({ranks}): {status}"
+        numbers = CoreSet(names.number(rank.rank) for rank in group)
+        yield f"{counted(len(numbers), f'other {names.noun}')} ({numbers}): {status}"

@@ -85,7 +85,7 @@ def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
     state.actions.append(Write(rank.rank, stream, data))
     if stream == STDOUT:
         for problem in state.metrics.feed(rank.rank, data):
-            state.notes.add(rank, f"rank {rank.rank}{problem}", state.now)
+            state.notes.add(rank, f"{state.watching.names.one(rank.rank)}{problem}", state.now)
 
 
 def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
@@ -137,7 +137,8 @@ def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
     state.log(rank.rank, kind, {"unknown": True})
     if kind not in state.unknown:
         state.unknown.add(kind)
-        state.tell(f"{rank.host}: the agent of rank {rank.rank} sent an unknown kind of message, {kind!r}")
+        name = state.watching.names.one(rank.rank)
+        state.tell(f"{rank.host}: the agent of {name} sent an unknown kind of message, {kind!r}")
 
 
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
@@ -159,8 +160,8 @@ def _program_failed(state: State, rank: Rank) -> None:
     if not state.watching.go_on:
         ending.end_others(state)
     elif state.running and not state.ending and (found := rank.candidate()):
-        noun = state.watching.noun
-        state.tell(f"{noun} {rank.rank} on {rank.host} failed: {found.failure.summary}; the others go on")
+        name = state.watching.names.one(rank.rank)
+        state.tell(f"{name} on {rank.host} failed: {found.failure.summary}; the others go on")
 
 
 def _ask_for_sides(state: State, first: Rank) -> None:

@@ -92,7 +92,7 @@ class AttemptLoop:
         self._noise = tuple(prefix.encode() for prefix in self.launcher.noise)
         self.job = JobState(watching(self.attempt, self.launcher), time.monotonic(), began)
         token, ranks = self.attempt.token, self.job.ranks
-        self.profiling = Profiling(ranks, self._send, console.directory)
+        self.profiling = Profiling(ranks, self._send, console.directory, plan.names)
         wants = self._want_dump, self._want_progress
         self.observers = Observers(token, ranks, self._status, *wants, self.profiling)
         strangers = max_strangers(plan.here_alone)
@@ -436,6 +436,7 @@ def watching(attempt: Attempt, launcher: Launcher) -> Watching:
         here_alone=plan.here_alone,
         stalls=stall_settings(plan),
         restarts=attempt.restart_count,
+        names=plan.names,
         independent=plan.instances is not None,
         go_on=plan.instances is not None and not plan.setting("instances.fail_fast"),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import OPEN_LOGS
 from cpulaunch.supervise.output import ORDER
@@ -22,7 +23,10 @@ Wanted = Callable[[int], bool]
 
 
 class Piece(NamedTuple):
-    """What a rank has printed at a time; ``stream`` 0 is the line between two attempts."""
+    """What a rank has printed at a time; ``stream`` 0 is the line between two attempts.
+
+    ``rank`` is an instance's number, where there are instances.
+    """
 
     seconds: float
     rank: int
@@ -35,6 +39,7 @@ class MergedLogs:
 
     def __init__(self, directory: Path, wanted: Wanted) -> None:
         self._directory, self._wanted = directory, wanted
+        self._found = ""
         self._order: BinaryIO | None = None
         self._logs: dict[int, BinaryIO] = {}  # those read last, the longest ago first
         self._read: dict[int, int] = {}  # bytes of each rank's log
@@ -90,6 +95,14 @@ class MergedLogs:
         line, self._line = self._line, b""
         return line
 
+    @property
+    def _noun(self) -> str:
+        """What the programs are called: by the names of the logs, as not everybody may read the plan."""
+        if not self._found:
+            instances = f"{INSTANCE}-*.log"
+            self._found = INSTANCE if any(self._directory.glob(instances)) else RANKS.noun
+        return self._found
+
     def _log(self, rank: int, size: int) -> bytes:
         """The next bytes of a rank's log, ``size`` at most."""
         file = self._logs.pop(rank, None)
@@ -97,7 +110,7 @@ class MergedLogs:
             if len(self._logs) >= OPEN_LOGS:
                 self._logs.pop(next(iter(self._logs))).close()
             try:
-                file = (self._directory / f"rank-{rank}.log").open("rb", 0)
+                file = (self._directory / Names(self._noun).log(rank)).open("rb", 0)
             except OSError:
                 return b""
             file.seek(self._read.get(rank, 0))
@@ -107,11 +120,11 @@ class MergedLogs:
         return data
 
     def _ranks(self) -> list[int]:
-        names = []
+        noun, names = self._noun, []
         with contextlib.suppress(OSError):
             names = os.listdir(self._directory)
         return sorted(
-            int(found[1]) for name in names if (found := re.fullmatch(r"rank-(\d{1,7})\.log", name))
+            int(found[1]) for name in names if (found := re.fullmatch(rf"{noun}-(\d{{1,7}})\.log", name))
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.rank import Rank
 from cpulaunch.wording import shortened
 
@@ -14,18 +14,19 @@ MOMENT = 0.5
 START = 5.0
 """The same while ranks have yet to start: those of a thousand hosts do so one after the other."""
 
-_OF_RANK = re.compile(r"rank \d+\b(?P<what>.*)", re.DOTALL)
+_OF_RANK = re.compile(rf"(?:{RANKS.noun}|{INSTANCE}) \d+\b(?P<what>.*)", re.DOTALL)
 
 
 class Notes:
     """Notes that wait for their like."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names = RANKS) -> None:
+        self._names = names
         self._waiting: dict[tuple[bool, str], list[Rank]] = {}
         self._since = 0.0
 
     def add(self, rank: Rank, note: str, now: float) -> None:
-        """A note that begins with ``rank N`` is the same as another rank's that goes on alike."""
+        """A note that begins with the name of its rank is the same as another's that goes on alike."""
         if not self._waiting:
             self._since = now
         of_rank = _OF_RANK.fullmatch(note)
@@ -37,16 +38,14 @@ class Notes:
 
     def take_all(self) -> list[str]:
         waiting, self._waiting = self._waiting, {}
-        return [_line(*key, ranks) for key, ranks in waiting.items()]
+        return [_line(*key, ranks, self._names) for key, ranks in waiting.items()]
 
 
-def _line(of_rank: bool, what: str, ranks: list[Rank]) -> str:
+def _line(of_rank: bool, what: str, ranks: list[Rank], names: Names) -> str:
     hosts = shortened(list(dict.fromkeys(rank.host for rank in ranks)))
     if not of_rank:
         return f"{hosts}: {what}"
-    numbers = CoreSet(rank.rank for rank in ranks)
-    if len(numbers) == 1:
-        return f"{hosts}: rank {numbers}{what}"
-    return (
-        f"{hosts}: ranks {numbers}{what.replace(' was ', ' were ', 1) if what.startswith(' was ') else what}"
-    )
+    numbers = {rank.rank for rank in ranks}
+    if len(numbers) > 1 and what.startswith(" was "):
+        what = what.replace(" was ", " were ", 1)
+    return f"{hosts}: {names.several(numbers)}{what}"

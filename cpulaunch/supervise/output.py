@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import Logs
@@ -30,7 +31,7 @@ ORDER = "output.order"
 of bytes for each piece.  The stream of the line between two attempts is 0."""
 
 
-def shown_ranks(tee: str, world_size: int, *, strict: bool = True) -> frozenset[int]:
+def shown_ranks(tee: str, world_size: int, *, strict: bool = True, names: Names = RANKS) -> frozenset[int]:
     """The ranks that ``tee`` names: ``all``, ``none``, or a list such as ``0,4-7``.
 
     ``strict``: ConfigError where there aren't as many; else those that there are.
@@ -38,10 +39,12 @@ def shown_ranks(tee: str, world_size: int, *, strict: bool = True) -> frozenset[
     everybody = frozenset(range(world_size))
     if tee in ("all", "none"):
         return everybody if tee == "all" else frozenset()
-    ranks = frozenset(CoreSet.parse(tee))
+    ranks = frozenset(number - names.first for number in CoreSet.parse(tee))
     if strict and not ranks <= everybody:
-        hint = "leave it out to see the output of all ranks"
-        raise ConfigError(f"--tee {tee}: the ranks are 0 to {world_size - 1}", hint=hint, part=tee)
+        hint = f"leave it out to see the output of all {names.noun}s"
+        last = names.number(world_size - 1)
+        why = f"--tee {tee}: the {names.noun}s are {names.first} to {last}"
+        raise ConfigError(why, hint=hint, part=tee)
     return ranks & everybody
 
 
@@ -75,8 +78,9 @@ class Output:
         warn: Callable[[str], None],
         *,
         fold: bool = False,
+        names: Names = RANKS,
     ) -> None:
-        self.screen = screen
+        self.screen, self._names = screen, names
         self._shown, self._logs = shown, Logs(directory, warn)
         self._lines = ShownLines()
         self._hidden: set[tuple[int, int]] = set()
@@ -87,7 +91,7 @@ class Output:
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
-        if self._begins_anew(f"rank-{rank}.log"):
+        if self._begins_anew(self._names.log(rank)):
             self._log(rank, 0, self._separator())
         self._log(rank, stream, data)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
@@ -120,7 +124,7 @@ class Output:
         for stream in (1, 2):
             self._show(rank, stream, self._lines.finish(rank, stream))
             self._hidden.discard((rank, stream))
-        self._logs.finish(f"rank-{rank}.log")
+        self._logs.finish(self._names.log(rank))
 
     def last_output(self, rank: int) -> bytes:
         """The last ``KEPT`` bytes that the rank has said."""
@@ -172,9 +176,11 @@ class Output:
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:
         """Append to the rank's log, and to the list that says in which order all of them were written."""
-        if self._logs.append(f"rank-{rank}.log", data, droppable=True):
-            seconds = time.monotonic() - self._began
-            self._logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, rank, stream, len(data)), droppable=True)
+        if self._logs.append(self._names.log(rank), data, droppable=True):
+            seconds, number = time.monotonic() - self._began, self._names.number(rank)
+            self._logs.append(
+                ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)), droppable=True
+            )
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
         if not self._fold:

@@ -27,6 +27,7 @@ from cpulaunch.messages import (
     TracePiece,
     Tracing,
 )
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.rank import Rank
 from cpulaunch.supervise.trace_request import MAX_RANKS, Sample, cannot_be_traced, first_step
@@ -87,10 +88,14 @@ class Profiling:
     """The traces of one attempt, one at a time."""
 
     def __init__(
-        self, ranks: Sequence[Rank], send: Callable[[int, LauncherMessage], None], directory: JobDirectory
+        self,
+        ranks: Sequence[Rank],
+        send: Callable[[int, LauncherMessage], None],
+        directory: JobDirectory,
+        names: Names = RANKS,
     ) -> None:
-        """``directory`` is the job's."""
-        self._ranks, self._send, self._directory = ranks, send, directory
+        """``directory`` is the job's, ``names`` are what its ranks are called."""
+        self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
         self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of ranks that are to trace
         self._window: Trace | None = None  # that ranks get when they have started
@@ -114,17 +119,19 @@ class Profiling:
         wanted = sorted(set(ranks)) or [rank.rank for rank in self._ranks]
         if self._inboxes:
             return _nothing("another trace of this job is under way")
-        if why := cannot_be_traced(self._ranks, wanted, steps):
+        if why := cannot_be_traced(self._ranks, wanted, steps, self._names):
             return _nothing(why)
         self._open(wanted)
         try:
             before = await self._samples(wanted)
             await asyncio.sleep(LOOK)
             after = await self._samples(wanted)
-            if why := cannot_be_traced(self._ranks, wanted, steps, heard=True):
+            if why := cannot_be_traced(self._ranks, wanted, steps, self._names, heard=True):
                 return _nothing(why)
             first = first_step(before, after)
-            await say(f"steps {first} to {first + steps - 1} of {counted(len(wanted), 'rank')} are traced")
+            await say(
+                f"steps {first} to {first + steps - 1} of {counted(len(wanted), self._names.noun)} are traced"
+            )
             window = self._ask(first, first + steps - 1)
             for rank in wanted:
                 self._send(rank, window)
@@ -212,7 +219,7 @@ class Profiling:
             kept = [each for each in came.values() if isinstance(each, _Kept)]
             missing = {rank: each.why for rank, each in came.items() if isinstance(each, _Missing)}
             if not kept:
-                return _nothing(_reasons(missing))
+                return _nothing(_reasons(missing, self._names))
             return await self._merge(kept, missing, stem)
         except BaseException:
             for task in tasks:
@@ -243,7 +250,7 @@ class Profiling:
                 return _Missing("its agent has gone")
             if isinstance(said, Tracing) and said.first > window.first:
                 at = f"traces from step {said.first} on"
-                await say(f"rank {rank} was already past step {window.first}, and {at}")
+                await say(f"{self._names.one(rank)} was already past step {window.first}, and {at}")
         if said.error:
             return _Missing(said.error)
         clock, uncertain = await self._clock(rank)
@@ -312,15 +319,12 @@ def _nothing(why: str) -> Profile:
     return Profile("", "", why)
 
 
-def _reasons(missing: Mapping[int, str]) -> str:
+def _reasons(missing: Mapping[int, str], names: Names) -> str:
     """Why there is a trace of none of these ranks."""
     by_reason: dict[str, list[int]] = {}
     for rank, why in missing.items():
         by_reason.setdefault(why, []).append(rank)
-    return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {why}"
-        for why, ranks in by_reason.items()
-    )
+    return "; ".join(f"{names.several(ranks)}: {why}" for why, ranks in by_reason.items())
 
 
 def _stem(number: int) -> str:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from math import inf
 
 from cpulaunch import messages
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import Names
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.outcome import AttemptOutcome, Failure
 from cpulaunch.supervise.root_cause import Candidate
@@ -156,7 +156,7 @@ LONG_WAIT = 2.0
 """Seconds from which on a restart says what was waited for."""
 
 
-def slow_to_end(ranks: Collection[Rank], end_at: float | None) -> list[str]:
+def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> list[str]:
     """What was waited for since the ranks were to end: the last ones, where it took long."""
     if end_at is None:
         return []
@@ -164,10 +164,9 @@ def slow_to_end(ranks: Collection[Rank], end_at: float | None) -> list[str]:
     slow = {number: host for number, (seconds, host) in took.items() if seconds > LONG_WAIT}
     if not slow:
         return []
-    word = "rank" if len(slow) == 1 else "ranks"
     hosts = shortened(list(dict.fromkeys(slow.values())))
     seconds = max(seconds for seconds, _ in took.values())
-    return [f"{seconds:.0f} s until {word} {CoreSet(slow)} on {hosts} had ended"]
+    return [f"{seconds:.0f} s until {names.several(slow)} on {hosts} had ended"]
 
 
 def attempt_outcome(

@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.outcome import STALLED, signal_name
 from cpulaunch.supervise.registry import CONTROL_FILE, is_gone, read_contact
 
@@ -47,6 +48,19 @@ def state_of(directory: Path) -> State:
 def is_job(directory: Path) -> bool:
     """Whether this is a job's directory."""
     return any((directory / name).exists() for name in (OUTCOME, PLAN, CONTROL_FILE))
+
+
+def names_of(directory: Path) -> Names:
+    """What the programs of this directory's job are called; ranks where its plan can't be read."""
+    return names_in(read_document(directory / PLAN) or {})
+
+
+def names_in(plan: Mapping[str, Any]) -> Names:
+    """What the programs of a plan are called."""
+    instances = plan.get("instances")
+    if not isinstance(instances, dict):
+        return RANKS
+    return Names(INSTANCE, int(_number(instances.get("first")) or 0))
 
 
 def ranks_of(directory: Path) -> list[int]:
@@ -119,7 +133,7 @@ class Ended(NamedTuple):
     rate: float | None
 
 
-def ended(outcome: Mapping[str, Any]) -> Ended:
+def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
     """A job's end.  What the document lacks counts as nothing: another version may have written it."""
     ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
     made = [_number(attempt.get("steps")) for attempt in attempts]
@@ -130,7 +144,7 @@ def ended(outcome: Mapping[str, Any]) -> Ended:
     rate = sum(filter(None, made)) / seconds if seconds and steps else None
     return Ended(
         kind=str(outcome.get("kind")),
-        why=why_failed(outcome),
+        why=why_failed(outcome, names),
         seconds=_number(outcome.get("seconds")) or 0.0,
         hosts=len({str(rank.get("host")) for rank in ranks}),
         ranks=len(ranks),
@@ -140,13 +154,15 @@ def ended(outcome: Mapping[str, Any]) -> Ended:
     )
 
 
-def why_failed(outcome: Mapping[str, Any]) -> str:
+def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
     """The first failure in a line: ``rank 3 on node3: ValueError: …``.  Empty where there is none."""
     failure = outcome.get("first_failure")
     if not isinstance(failure, dict):
         return ""
     rank, host, number = failure.get("rank"), failure.get("host"), failure.get("signal")
-    who = f"rank {rank} on {host}" if rank is not None else f"host {host}" if host else "no rank"
+    who = f"host {host}" if host else f"no {names.noun}"
+    if isinstance(rank, int):
+        who = f"{names.one(rank)} on {host}"
     if failure.get("error") and outcome.get("kind") == STALLED:
         return str(failure["error"])  # which names whom the others wait for
     if failure.get("error"):

@@ -8,6 +8,7 @@ from itertools import islice
 
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise import whereabouts
 from cpulaunch.supervise.stacks import Frame, Process
 from cpulaunch.supervise.waiting import Wait, waits
@@ -83,14 +84,14 @@ class Explanation:
     certain: bool = False
 
 
-def explain(seen: Sequence[Seen], paused: float = 0.0) -> Explanation:
+def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
     """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order.
 
     It was ``paused`` for so many seconds, which are those since the last operation of a rank, too, where
     clocks don't show a whole second more or less.
     """
     groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    return _Case(seen, waits(groups, len(seen)), paused).explain()
+    return _Case(seen, waits(groups, len(seen)), paused, names).explain()
 
 
 def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
@@ -119,8 +120,10 @@ def without(seen: Sequence[Seen]) -> list[str]:
 
 
 class _Case:
-    def __init__(self, seen: Sequence[Seen], found: Sequence[Wait], paused: float = 0.0) -> None:
-        self.seen, self.paused = {each.rank: each for each in seen}, paused
+    def __init__(
+        self, seen: Sequence[Seen], found: Sequence[Wait], paused: float = 0.0, names: Names = RANKS
+    ) -> None:
+        self.seen, self.paused, self.names = {each.rank: each for each in seen}, paused, names
         # A rank that runs has asked for a message, but doesn't wait for it.
         self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
         self.held_in_headline = ""
@@ -269,6 +272,7 @@ class _Case:
 
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
+        noun = self.names.noun
         running = [each.rank for each in self.seen.values() if not each.left]
         programs = {rank: program for rank in running if (program := self.seen[rank].program)}
         if held := [rank for rank in running if self.seen[rank].held]:
@@ -278,11 +282,12 @@ class _Case:
             headline = f"threads of {self.named(locked)} wait for each other's locks"
             return Explanation(headline, tuple(self.situations(locked)), tuple(locked))
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
-            who = "all ranks wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
+            who = f"all {noun}s wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
             return Explanation(f"{who} for input", tuple(self.situations(fed)), tuple(fed))
         return self._somewhere(running)
 
     def _somewhere(self, running: Sequence[int]) -> Explanation:
+        noun = self.names.noun
         places: dict[str, list[int]] = {}
         for rank in running:
             places.setdefault(self.seen[rank].at, []).append(rank)
@@ -290,12 +295,12 @@ class _Case:
         has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
         ranks = tuple(fewest) if (len(places) > 1 and has_ledger) or len(running) == 1 else ()
         if len(places) == 1 and (at := next(iter(places))):
-            who = "all ranks are" if len(running) > 1 else f"{self.named(running)} is"
+            who = f"all {noun}s are" if len(running) > 1 else f"{self.named(running)} is"
             first = self.seen[running[0]]
             headline = f"{who} {'at ' if first.place else ''}{at}"
         else:
             headline = (
-                "no rank waits in a collective" if has_ledger else "what the ranks wait for isn't known"
+                f"no {noun} waits in a collective" if has_ledger else f"what the {noun}s wait for isn't known"
             )
         lines = [] if has_ledger else [_NO_LEDGER]
         lines += [line for theirs in places.values() for line in self.situations(theirs[:1])]
@@ -332,7 +337,7 @@ class _Case:
         """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
         ranks = sorted(ranks)
         hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
-        return f"rank{'s' if len(ranks) > 1 else ''} {CoreSet(ranks)} on {shortened(hosts)}"
+        return f"{self.names.several(ranks)} on {shortened(hosts)}"
 
     def at(self, wait: Wait, ranks: Iterable[int]) -> str:
         """``", at train.py:91 main"``: the lines where ranks are that have called it."""
@@ -359,7 +364,7 @@ class _Case:
         for rank in ranks[:MAX_SITUATIONS]:
             yield from self._situation(self.seen[rank], wait)
         if len(ranks) > MAX_SITUATIONS:
-            yield f"and {counted(len(ranks) - MAX_SITUATIONS, 'more rank')}"
+            yield f"and {counted(len(ranks) - MAX_SITUATIONS, f'more {self.names.noun}')}"
 
     def _situation(self, seen: Seen, wait: Wait | None) -> Iterator[str]:
         """What a rank has done last, and where it is."""

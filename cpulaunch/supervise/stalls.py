@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.dumps import Answers
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.outcome import Stall
@@ -85,8 +86,10 @@ class Stalls:
     Each returns what is to be done.
     """
 
-    def __init__(self, ranks: Sequence[Rank], settings: StallSettings, now: float) -> None:
-        self.settings, self._ranks = settings, ranks
+    def __init__(
+        self, ranks: Sequence[Rank], settings: StallSettings, now: float, names: Names = RANKS
+    ) -> None:
+        self.settings, self._ranks, self._names = settings, ranks, names
         self.stalls: list[Stall] = []
         self._phase = Phase.WATCHING
         self._progressed_at = now
@@ -290,7 +293,7 @@ class Stalls:
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._progressed_at, 1)
         seen = tuple(self._seen(now))
-        explanation = explain(seen, paused)
+        explanation = explain(seen, paused, self._names)
         if not self._begun and explanation.operation is None:  # nobody waits, after all
             self._not_due_before = now + self._timeout()
             return self._watch()

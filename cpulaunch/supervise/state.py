@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
 from cpulaunch.messages import BEATS_PER_TIMEOUT
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.arrivals import Arrivals
 from cpulaunch.supervise.clocks import Clocks
 from cpulaunch.supervise.dumps import Dumps
@@ -34,8 +35,9 @@ class Watching(NamedTuple):
     ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
     ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
     launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
-    ``restarts`` is how often the job was started again before.  ``independent``: the ranks are instances,
-    which need each other for nothing, and ``go_on``: where one of them fails, the others go on.
+    ``restarts`` is how often the job was started again before.  ``names`` are what ranks are called.
+    ``independent``: they need each other for nothing, and ``go_on``: where one of them fails, the others
+    go on.
     """
 
     hosts: Sequence[str]
@@ -47,13 +49,9 @@ class Watching(NamedTuple):
     here_alone: bool = False
     stalls: StallSettings = StallSettings()
     restarts: int = 0
+    names: Names = RANKS
     independent: bool = False
     go_on: bool = False
-
-    @property
-    def noun(self) -> str:
-        """What a rank is called."""
-        return "instance" if self.independent else "rank"
 
 
 class State:
@@ -70,13 +68,13 @@ class State:
         self.began = began
         self.actions: list[Action] = []
 
-        self.up = Up(watching.hosts, watching.noun)
+        self.up = Up(watching.hosts, watching.names.noun)
         self.arrivals, self.clocks, self.heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
         self.processes = Processes(watching.processes, watching.launcher)
-        self.stalls = Stalls(self.ranks, watching.stalls, now)
+        self.stalls = Stalls(self.ranks, watching.stalls, now, watching.names)
         self.dumps = Dumps()
         self.sides: Sides | None = None  # once ranks call different operations
-        self.notes = Notes()
+        self.notes = Notes(watching.names)
         self.output_at: float | None = None
         self.telemetry = Telemetry(len(self.ranks), began)
         self.metrics = Metrics()

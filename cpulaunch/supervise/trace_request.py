@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.rank import Rank, RankState
 
@@ -43,7 +44,9 @@ def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
     return max((sample.steps for sample in after), default=0) + ahead + 2
 
 
-def cannot_be_traced(ranks: Sequence[Rank], wanted: Sequence[int], steps: int, *, heard: bool = False) -> str:
+def cannot_be_traced(
+    ranks: Sequence[Rank], wanted: Sequence[int], steps: int, names: Names = RANKS, *, heard: bool = False
+) -> str:
     """Why these ranks' steps can't be traced; empty where they can.
 
     ``heard``: the ranks have just said how far they are.
@@ -52,17 +55,18 @@ def cannot_be_traced(ranks: Sequence[Rank], wanted: Sequence[int], steps: int, *
         return f"{steps} steps can't be traced: 1 to {MAX_STEPS} can"
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(ranks):
         wrong = wanted[-1] if wanted[-1] >= len(ranks) else wanted[0]
-        return f"there is no rank {wrong}: the ranks are 0 to {len(ranks) - 1}"
+        return f"there is no {names.noun} {wrong}: the {names.noun}s are 0 to {len(ranks) - 1}"
     if len(wanted) > MAX_RANKS:
-        return f"{len(wanted)} ranks would be traced, and {MAX_RANKS} can be: choose by --ranks, such as 0-7"
+        too_many = f"{len(wanted)} {names.noun}s would be traced, and {MAX_RANKS} can be"
+        return f"{too_many}: choose by --ranks, such as 0-7"
     for number in wanted:
-        rank = ranks[number]
+        rank, name = ranks[number], names.one(number)
         if rank.state is not RankState.RUNNING:
-            return f"rank {number} on {rank.host} can't be traced: {rank.status}"
+            return f"{name} on {rank.host} can't be traced: {rank.status}"
         if not heard:
             continue
         if rank.beat is None or not rank.beat.keeps_ledger:
-            return f"rank {number} can't be traced: its program hasn't imported torch, or isn't Python"
+            return f"{name} can't be traced: its program hasn't imported torch, or isn't Python"
         if not rank.beat.expects_steps:
-            return f"rank {number} can't be traced: it has made no optimizer of torch, whose steps are traced"
+            return f"{name} can't be traced: it has made no optimizer of torch, whose steps are traced"
     return ""

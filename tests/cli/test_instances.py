@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -89,6 +90,7 @@ class TestEveryLauncher:
         title, lines = box(done.stderr)
         assert (title, lines[0]) == ("instance 0 on localhost failed first", "ValueError: no such luck")
         assert "cpulaunch: 1 other instance (1): exit 0" in done.stderr
+        assert re.fullmatch(r"exit code 1 · log: runs/\S+/instance-0.log", lines[-1])
         assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 1", "exit 0"]
 
 
@@ -124,11 +126,25 @@ class TestOptions:
         assert (alone["cpus"], alone["env"]) == (both[1]["cpus"], both[1]["env"])
         assert alone["argv"] == ["--part=1"]
         assert " only instance 1 of 2 on this machine, " in done.stderr
+        logs = {path.name for path in infer.parent.glob("runs/*/*-?.log")}
+        assert logs == {"instance-0.log", "instance-1.log"}
 
     def test_each_gets_a_line_of_arguments(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
         (tmp_path / "args.txt").write_text("# two parts\n--part 'a b' {instance}\n\n--part $x\n")
         both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
         assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
+
+    def test_what_is_said_of_them_later_calls_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "fail.py").write_text("import os; print('CPULAUNCH_METRIC x'); os._exit(3)")
+        done = cpulaunch("run", "--instances", "2", "--fail-fast", "--instance", "1", "fail.py")
+        assert "localhost: instance 1 stated no metric: 'CPULAUNCH_METRIC x'" in done.stderr
+        assert box(done.stderr)[0] == "instance 1 on localhost failed first"
+        assert "1 host, 1 instance" in (jobs := cpulaunch("jobs").stdout)
+        assert "failed: instance 1 on localhost ended with exit code 3" in jobs
+        assert cpulaunch("logs", "--instance", "1").stdout == "CPULAUNCH_METRIC x\n"
+        wrong = cpulaunch("logs", "--instance", "0")
+        assert (wrong.returncode, "has no instance 0" in wrong.stderr) == (2, True)
+        assert "its instances are 1" in wrong.stderr
 
     def test_ranks_arguments_stay_as_they_are(self, cpulaunch: Run, infer: Path) -> None:
         rank = json.loads(cpulaunch("run", "-n", "1", infer, "{instance}").stdout)

@@ -126,4 +126,4 @@ def test_what_they_state_is_in_the_outcome() -> None:
     (metric,) = job.outcome().metrics
     assert (metric.name, metric.total, metric.ranks) == ("throughput", 303, 3)
     (note,) = job.told
-    assert note.startswith("localhost: ranks 0-2 stated no metric: 'CPULAUNCH_METRIC broken'")
+    assert note.startswith("localhost: instances 0-2 stated no metric: 'CPULAUNCH_METRIC broken'")

@@ -132,7 +132,7 @@ def test_what_no_rank_can_do_is_said(tmp_path: Path) -> None:
 
     done = played(tmp_path, play)
     assert [each.error for each in done] == [
-        "ranks 0, 1: no room in /tmp",
+        "ranks 0-1: no room in /tmp",
         "rank 0: a piece of it is not base 64",
         "there is no rank 5: the ranks are 0 to 1",
     ]
@@ -197,4 +197,4 @@ def test_a_job_that_ends_ends_the_trace(tmp_path: Path) -> None:
         await job.profiling.finish(failed=True)
         return await done.get()
 
-    assert played(tmp_path, play).error == "ranks 0, 1: its agent has gone"
+    assert played(tmp_path, play).error == "ranks 0-1: its agent has gone"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cpulaunch import launchers, messages
+from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise.events import (
     Action,
     AgentConnected,
@@ -61,7 +62,7 @@ class Played:
             hosts, loaded, processes, "mpiexec", TIMEOUT, GRACE, here_alone, stalls or StallSettings()
         )
         if independent:
-            self.watching = self.watching._replace(independent=True, go_on=go_on)
+            self.watching = self.watching._replace(names=Names(INSTANCE), independent=True, go_on=go_on)
         self.state = JobState(self.watching, START)
         self.now = 0.0
         self.actions: list[tuple[float, Action]] = []
