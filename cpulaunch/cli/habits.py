@@ -148,6 +148,7 @@ _NAME_HOSTS = "start it on one host only, without this option, and name all host
 _BINDS = "cpulaunch itself binds ranks to cores"
 _BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
+_OUTPUT_OF_INSTANCES = "each instance's output is in the file instance-N.log of the job's directory"
 _OUTPUT_OPTIONS = "--log-dir D says where; --tee RANKS says whose is shown"
 _FOR_MPIEXEC = "it is an option of mpiexec itself"
 _HAND_ON = "pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD"
@@ -268,7 +269,7 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
     Means(RUN_CPU, "--log-path", key="output.log_dir"),
-    Refused(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", why=_OUTPUT, instead=_OUTPUT_OPTIONS),
+    Refused(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", why=_OUTPUT_OF_INSTANCES, instead=_OUTPUT_OPTIONS),
     Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
     Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is printed anyway, all of it to stderr"),

@@ -59,7 +59,9 @@ def picture_of_first_host(
     host = plan.hosts[0]
     topology = facts.of(host.host)[0].topology
     look = Look(colour, unicode)
-    return picture(topology, host.ranks, width=width, look=look, table=table, noun=plan.noun)
+    # The only instance to run, of many, is known by its number among all.
+    ranks = [replace(rank, local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
+    return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
 
 
 def unwise_settings(config: Config) -> Iterator[str]:

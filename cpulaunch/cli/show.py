@@ -140,11 +140,13 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
 
 
 def _ranks_as_text(ranks: Iterable[Any], plan: Plan) -> Iterator[str]:
+    only = plan.instances and plan.instances.count > plan.world_size
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
+        name = plan.names.one(0) if only else f"local {plan.noun} {local_rank}"
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
         count = counted(threads, "thread")
-        yield f"    local {plan.noun} {local_rank}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
+        yield f"    {name}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
 
 
 def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:

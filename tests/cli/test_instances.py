@@ -134,6 +134,11 @@ class TestOptions:
         both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
         assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
 
+    def test_a_dry_run_of_one_shows_its_number(self, cpulaunch: Run, infer: Path) -> None:
+        shown = cpulaunch("run", "--instances", "2", "--instance", "1", "--dry-run", infer).stdout
+        assert re.search(r"^    instance 1: cores \d", shown, re.M)
+        assert "instance 0" not in shown
+
     def test_what_is_said_of_them_later_calls_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "fail.py").write_text("import os; print('CPULAUNCH_METRIC x'); os._exit(3)")
         done = cpulaunch("run", "--instances", "2", "--fail-fast", "--instance", "1", "fail.py")
