@@ -9,7 +9,7 @@ from pathlib import Path
 from cpulaunch import variables
 from cpulaunch.cli.backend import ensure_ccl
 from cpulaunch.cli.facts import gather
-from cpulaunch.cli.show import notes_of, placement_as_text
+from cpulaunch.cli.show import notes_of, placement_as_text, programs
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.partition import facts_of, nodes_of_partition
@@ -58,9 +58,9 @@ def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iter
         hosts = (Host(f"node {number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
         facts = replace(facts, listed=tuple(hosts))
     plan = make_plan(config, facts, program)
-    trained = "as written"
-    if not plan.setting("training.as_written"):
+    trained = "no process group" if plan.instances else "as written"
+    if not plan.instances and not plan.setting("training.as_written"):
         trained = f"{plan.env[variables.BACKEND]}, {plan.env[variables.PRECISION]}"
-    yield f"planned: {counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'node')}, {trained}"
+    yield f"planned: {programs(plan)} on {counted(len(plan.hosts), 'node')}, {trained}"
     yield from placement_as_text(plan, facts.like_what, unicode=has_unicode())
     yield from (f"note: {note}" for note in notes_of(plan, config["output.verbose"]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from cpulaunch.cli.each import read_each
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.follow import follow, how_to_watch
 from cpulaunch.cli.job_plan import planned_lines
@@ -16,6 +18,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.errors import UsageError
 from cpulaunch.manifests.sbatch import SAVING, batch_script, limit, warned_before
+from cpulaunch.plan.instances import as_instances
 
 NAME = "slurm"
 """What --to calls it."""
@@ -57,7 +60,9 @@ def submit(
     if not config.is_set("watch.grace_period"):
         warned.append(f"--grace-period={SAVING - LEFT_TO_SLURM}")
     script = batch_script(sbatch, [sys.executable, "-m", "cpulaunch", "run", *run, *rest], warned)
-    program = program_of(rest, options.no_python, options.wdir)
+    each = read_each(options.each) if options.each else ()
+    program = replace(program_of(rest, options.no_python, options.wdir), each=each)
+    config = as_instances(config, len(each))
     for line in planned_lines(config, program, asked, options.facts, options.lscpu):
         say(line)
     if options.output:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import Run, needs_two_cores
+from support.command import REPOSITORY, Run, needs_two_cores
 from support.jobs import box, outcome, outputs
 from support.marks import repeat
 
@@ -138,6 +138,14 @@ class TestOptions:
         shown = cpulaunch("run", "--instances", "2", "--instance", "1", "--dry-run", infer).stdout
         assert re.search(r"^    instance 1: cores \d", shown, re.M)
         assert "instance 0" not in shown
+
+    @pytest.mark.parametrize("how", ["--instances 2", "--each args.txt"])
+    def test_a_job_for_slurm_is_planned_as_what_it_is(self, cpulaunch: Run, infer: Path, how: str) -> None:
+        (infer.parent / "args.txt").write_text("--part a\n--part b\n")
+        described = ("--lscpu", REPOSITORY / "tests/plan/2x28.lscpu")
+        done = cpulaunch("submit", "--nodes", "2", *described, "--dry-run", *how.split(), infer)
+        assert "planned: 2 instances on 2 nodes, no process group" in done.stderr
+        assert f"run {how.replace(' ', '=')} {infer}" in done.stdout
 
     def test_what_is_said_of_them_later_calls_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "fail.py").write_text("import os; print('CPULAUNCH_METRIC x'); os._exit(3)")
