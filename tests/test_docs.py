@@ -36,6 +36,7 @@ SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "c
 # Options of other programs that the pages name.
 FOREIGN_OPTIONS = {
     "--fast",
+    "--small",  # of examples/inference
     "--mpirun_hostfile",
     *(name.rstrip("*") for row in TABLE for name in row.names.split()),
 }

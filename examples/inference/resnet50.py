@@ -21,6 +21,9 @@ import cpulaunch
 sys.path.append(str(Path(__file__).parent.parent))
 from resnet_channels_last import ResNet50
 
+PIXELS, FEW_PIXELS = 224, 64
+"""The height of an image, which is its width, and that of a small one."""
+
 CALIBRATION = 32
 """Images by which batch norms know their statistics, and int8 the ranges of activations."""
 
@@ -46,8 +49,10 @@ def main() -> None:
     options = ways.options(__doc__)
     small = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 16
 
+    pixels = FEW_PIXELS if options.small else PIXELS
+
     def large(some: Tensor) -> Tensor:
-        images = nn.functional.interpolate(some, (224, 224)).repeat(1, 3, 1, 1)
+        images = nn.functional.interpolate(some, (pixels, pixels)).repeat(1, 3, 1, 1)
         return images.to(memory_format=torch.channels_last)
 
     known = large(small[:CALIBRATION])

@@ -34,6 +34,7 @@ def options(description: str) -> argparse.Namespace:
     parser.add_argument("--engine", choices=ENGINES, default="eager")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="batches of each instance at most")
+    parser.add_argument("--small", action="store_true", help="a model that is quick to compile, for a try")
     chosen = parser.parse_args()
     if chosen.precision == "int8" and chosen.engine != "compile":
         parser.error("int8 takes --engine compile, which turns the quantized model into int8 kernels")
@@ -45,6 +46,9 @@ def prepared(
 ) -> Callable[..., Tensor]:
     """``model`` in one of the ways above.  ``samples`` are inputs of the size that it will get."""
     model = model.eval()
+    if engine == "compile":
+        # Weights are constants, which makes int8 kernels of a quantized model, and packs those of others.
+        torch._inductor.config.freezing = True
     if precision == "int8":
         return torch.compile(quantized(model, samples))
     if engine == "ipex":
@@ -94,8 +98,11 @@ Judge = Callable[[Tensor, Tensor], float]
 
 def measure(
     run: Callable[..., Tensor], batches: Sequence[tuple[Inputs, Tensor]], what: str, judge: Judge
-) -> None:
-    """State throughput and latency of ``batches`` of (inputs, truth), and ``what``, as ``judge`` finds it."""
+) -> float:
+    """State throughput and latency of ``batches`` of (inputs, truth), and ``what``, as ``judge`` finds it.
+
+    The last of these is returned.
+    """
     with torch.inference_mode():
         for _ in range(3):  # the first ones compile, trace or pack
             run(*batches[0][0])
@@ -109,4 +116,6 @@ def measure(
         cpulaunch.metric("latency", 1000 * each, "ms")
     samples = sum(len(truth) for _, truth in batches)
     cpulaunch.metric("throughput", samples / sum(seconds), "samples/s")
-    cpulaunch.metric(what, sum(judged) / len(judged), "%")
+    mean = sum(judged) / len(judged)
+    cpulaunch.metric(what, mean, "%")
+    return mean

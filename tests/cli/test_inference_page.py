@@ -10,7 +10,11 @@ import pytest
 from support.command import REPOSITORY, Run, needs_two_cores
 
 PAGE = (REPOSITORY / "docs" / "inference.md").read_text()
-COMMANDS = re.findall(r"^cpulaunch (run .*)$", PAGE, re.M)
+COMMANDS = [
+    command for command in re.findall(r"^cpulaunch (run .*)$", PAGE, re.M) if " examples/" not in command
+]
+"""Those of the examples are run by tests/examples/test_inference.py."""
+
 BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
 
 # What takes four cores, or four hosts, is planned for such.
