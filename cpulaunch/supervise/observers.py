@@ -178,4 +178,5 @@ def status_of(
 
 
 def _progress(rank: Rank) -> tuple[int, int]:
-    return (rank.beat.steps, rank.beat.collectives) if rank.beat else (0, 0)
+    """Steps as the job counts them, through restarts, and collectives of this attempt."""
+    return ((rank.resumed_from or 0) + rank.beat.steps, rank.beat.collectives) if rank.beat else (0, 0)
