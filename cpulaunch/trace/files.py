@@ -66,7 +66,7 @@ def _write(stem: str, sources: list[Source], missing: Mapping[int, str]) -> str:
         with (
             _private(part) as raw,
             gzip.GzipFile(f"{stem}.json", "wb", LEVEL, raw) as packed,
-            io.TextIOWrapper(io.BufferedWriter(packed, 1 << 20), "utf-8") as file,
+            io.TextIOWrapper(io.BufferedWriter(packed, 1 << 20), "utf-8", "replace") as file,
         ):
             write, end = document(file)
             found = figures(merge(sources, write))

@@ -108,7 +108,8 @@ def merge(sources: Sequence[Source], write: Write) -> list[RankTrace]:
 def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
     """What writes an event into ``file``, a document of Chrome's trace format, and what ends that."""
     file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+    # Perfetto shows "\\u00b7" in the name of a process as it stands there.
+    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, ensure_ascii=False).encode
     separator = [""]
 
     def write(event: dict[str, Any]) -> None:
