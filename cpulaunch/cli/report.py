@@ -1,4 +1,4 @@
-"""``cpulaunch report``: what a job did, as one HTML file."""
+"""``cpulaunch report``: what a job did, as one HTML file, and in short on the terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cpulaunch import __version__
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import find_directory
+from cpulaunch.cli.running import find_directory, printable
 
 EPILOG = """\
 JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job.
 Two jobs and more are compared with the first.  The file needs nothing else, neither a network nor a server.
+Key figures, and what stands out, are printed, too.
 Values of `env:` and what looks like a token are left out of it.
 
 examples:
@@ -34,11 +35,16 @@ def main(arguments: list[str]) -> int:
 
     # They take numpy, which no other command needs.
     from cpulaunch.report.bundle import vega_bundle
+    from cpulaunch.report.findings import in_words
+    from cpulaunch.report.numbers import Numbers
     from cpulaunch.report.page import render
     from cpulaunch.report.read import read_job
 
-    bundle = vega_bundle()
-    text = render([read_job(directory) for directory in directories], bundle, f"cpulaunch {__version__}")
+    jobs = [read_job(directory) for directory in directories]
+    if str(options.output) != "-":
+        for job in jobs:
+            print(printable(in_words(Numbers(job))), flush=True)
+    text = render(jobs, vega_bundle(), f"cpulaunch {__version__}")
     if str(options.output) == "-":
         sys.stdout.write(text)
     else:

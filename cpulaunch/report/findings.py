@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cpulaunch.report.buckets import Floats
-from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds
+from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds, size
 from cpulaunch.wording import counted
 
 NOTABLE = 0.05
@@ -41,6 +41,18 @@ def findings(numbers: Numbers) -> list[Finding]:
         *_communication(numbers, shares.get(EXPOSED)),
     ]
     return [*_outside(numbers), *sorted(inside, key=lambda each: -each.share)]
+
+
+def in_words(numbers: Numbers) -> str:
+    """What a terminal shows of a job: its key figures, and what stands out."""
+    found = list(numbers.key_figures())
+    width = max(len(name) for name, *_ in found)
+    figures = [f"  {name:{width}}  {text}" for name, text, _ in found]
+    lines = [f"  {each.text}" for each in findings(numbers)]
+    if not lines and numbers.job.buckets.last_step:
+        lines = ["  nothing: the ranks compute (cpulaunch profile says what)"]
+    stands_out = ["what stands out", *lines] if lines else []
+    return "\n".join([f"{numbers.job.name} ({size(numbers.job)})", *figures, *stands_out])
 
 
 def _outside(numbers: Numbers) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.telemetry import write_job
 
-from cpulaunch.report.findings import findings
+from cpulaunch.report.findings import findings, in_words
 from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.page import render
 from cpulaunch.report.read import read_job
@@ -75,6 +75,9 @@ def test_nothing_stands_out(tmp_path: Path) -> None:
     place = job(tmp_path, {"rank": 0, "throttled": 0.02, "far_memory": 0.1})
     assert texts(place) == []
     assert "What stands out" not in render([read_job(place)], "", "test")
+    assert "\nwhat stands out\n  nothing: the ranks compute" in in_words(Numbers(read_job(place)))
+    (place / "telemetry.jsonl").unlink()
+    assert "stands out" not in in_words(Numbers(read_job(place)))
 
 
 def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:

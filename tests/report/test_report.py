@@ -146,7 +146,9 @@ def test_a_job_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
     assert "There is no telemetry of this job" in render([read_job(place)], "", "test")
 
 
-def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_it_and_what_stands_out_is_said(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     write_job(tmp_path / "runs")
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/vl_convert.py").write_text("raise ImportError('hidden')")
@@ -155,3 +157,7 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
     assert done.returncode == 2
     assert "a report takes the package vl-convert-python" in done.stderr
     assert "pip install vl-convert-python" in done.stderr
+    figures, stands_out = done.stdout.split("\nwhat stands out\n")
+    assert figures.splitlines()[0] == f"{JOB} (2 hosts, 4 ranks)"
+    assert re.search(r"^  MFU +3\d %$", figures, re.M)
+    assert re.match(r"  1\d % waiting for slower ranks: rank 1 on node0 takes 8", stands_out)
