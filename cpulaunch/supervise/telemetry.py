@@ -133,7 +133,8 @@ class Telemetry:
                 break
         flops, peak = self._of_all(self._flops), self._of_all(self._peaks)
         if flops and peak and seconds > 0:
-            parts.append(f"MFU {100 * flops / seconds / peak:.0f} %")
+            mfu = 100 * flops / seconds / peak
+            parts.append(f"MFU {mfu:.0f} %" if mfu >= 1 else f"MFU {mfu:.1g} %")
         own = {rank: each.own for rank, each in self._recent.items() if each.own is not None}
         if len(own) > 1:
             slowest = max(own, key=lambda rank: own[rank])

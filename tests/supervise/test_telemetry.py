@@ -79,6 +79,8 @@ def test_the_summary_names_the_rank_that_waits_least() -> None:
     assert telemetry.summary() == "step 10 · 100 ms · 30,700 tokens/s · slowest: rank 2 (+12 %)"
     telemetry.heard(Rank(0, "here"), said(step(11, flops=1e10), peak=1e12))
     assert " · MFU 10 % · " in telemetry.summary()
+    telemetry.heard(Rank(0, "here"), said(step(12, flops=2e8)))
+    assert " · MFU 0.2 % · " in telemetry.summary()
 
 
 def test_the_summary_of_what_little_is_known() -> None:
