@@ -1,23 +1,35 @@
-"""What telemetry costs: of a step, and of BERT's training.
+"""What telemetry costs: of a step of BERT, of the agent and the launcher, and each part of it.
 
-    python scripts/bench/telemetry.py [--rounds 5] [--steps 20] [--ranks 2]   BERT with and without it
-    python scripts/bench/telemetry.py --parts                                 its parts, one by one
+    python scripts/bench/telemetry.py [--pairs 100] [--block 2] [--ranks 2] [--backend ccl]
+    python scripts/bench/telemetry.py --parts        its parts, one by one
 
-BERT is that of scripts/bench/training.py, under `cpulaunch run` with cpulaunch.prepare, in turn with and
-without.  Printed: the ratio of a step's median time with telemetry to that without, over the rounds (min,
-median, max).  Parts: CPU time of what is done in the program in each step and for each batch, and of what the
-agent does once a second (12 steps) and every five seconds (/proc).
+BERT is that of scripts/bench/training.py with its batches from a DataLoader, under `cpulaunch run` with
+cpulaunch.prepare.  Separate jobs differ by more than telemetry takes, so one job does both, in turn: a block
+of steps with all that telemetry does in the program, and one with torch as it is without; every other pair
+the other way round.  Printed is the time of a step with ÷ without, by neighbouring blocks: least, median with
+its 95 % interval (of order statistics, whatever the distribution), largest.  The same is done with the same
+in both blocks: what that differs from 1 by is the machine's doing.  CPU time is that of the rank's process,
+in which ccl also waits.  Then telemetry's functions are timed in some more steps, by the wall clock, after
+the model has had the caches to itself.  The agent's and the launcher's CPU time is that of this job, and of
+another one with `--telemetry none`, each counted over all of its blocks.
+
+Parts: CPU time of what is done in the program in each step and for each batch, and of what the agent does
+once a second (12 steps) and every five seconds (/proc).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import mmap
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +37,215 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 CALLS, BATCHES = 20_000, 10
 RANKS = 1024
+LIMIT = 1100.0  # seconds for a job
+WARM = 6  # steps: FLOPs are counted in the third, and the peak is measured
+TIMED = 20  # steps
+DDP_RATE = 100  # steps of which DistributedDataParallel's timer takes one, in torch as it is
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=100, help="blocks with and without")
+    parser.add_argument("--block", type=int, default=2, help="steps of a block")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=["ccl", "gloo"], default="ccl")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.in_rank:
+        return in_rank(options)
     return parts() if options.parts else jobs(options)
+
+
+# --- BERT with and without
 
 
 def jobs(options: argparse.Namespace) -> int:
     import training
 
-    def stack(telemetry: str) -> training.Stack:
-        said = ("--engine", "native", "--telemetry", telemetry)
-        return training.Stack(telemetry, telemetry, "ours", "cpulaunch", options.ranks, said)
-
-    asked = argparse.Namespace(intel=None, steps=options.steps, profile=False)
-    ratios = []
-    for number in range(options.rounds):
-        order = ("file", "none") if number % 2 else ("none", "file")
-        found = {how: training.run(stack(how), "bert", asked) for how in order}
-        if (with_it := found["file"]) and (without := found["none"]):
-            ratios.append(with_it["step_ms"] / without["step_ms"])
-    if not ratios:
+    if (with_it := job(options, "file")) is None:
         return 1
-    lowest, highest = min(ratios), max(ratios)
-    print(f"{training.SHAPES['bert']}, {options.ranks} ranks; {len(ratios)} rounds of {options.steps} steps")
-    print(f"  with ÷ without: {lowest:.3f} {statistics.median(ratios):.3f} {highest:.3f}")
+    own, step = with_it["own_us"], with_it["step_ms"]
+    print(f"{training.SHAPES['bert']}, {options.ranks} ranks, {options.backend};", end=" ")
+    print(f"{options.pairs} pairs of blocks of {options.block} steps, {step:.0f} ms a step\n")
+    print(f"telemetry's functions in the program: {own:.0f} µs a step, {own / step / 10:.4f} % of it\n")
+    print("| a step with ÷ without | least | median (95 %) | largest |\n|---|---|---|---|")
+    show(with_it, "")
+    if (without := job(options, "none")) is None:
+        return 1
+    show(without, ", without in both")
+    print("\n| CPU time, ms a second | with | without |\n|---|---|---|")
+    for who in ("agent", "launcher"):
+        print(f"| {who} | {with_it[who]:.1f} | {without[who]:.1f} |")
     return 0
+
+
+def show(found: dict[str, Any], how: str) -> None:
+    for key, label in (("wall", "time"), ("cpu", "CPU time")):
+        low, high = interval(found[key])
+        middle = f"{statistics.median(found[key]):.4f} ({low:.4f} to {high:.4f})"
+        print(f"| {label}{how} | {min(found[key]):.3f} | {middle} | {max(found[key]):.3f} |", flush=True)
+
+
+def job(options: argparse.Namespace, telemetry: str) -> dict[str, Any] | None:
+    """What rank 0 of a job has measured."""
+    binaries = Path(sys.executable).parent
+    command = [
+        binaries / "cpulaunch", "run", "-n", options.ranks, "--engine", "native", "--telemetry", telemetry,
+        "--backend", options.backend, Path(__file__).resolve(), "--in-rank",
+        "--pairs", options.pairs, "--block", options.block,
+    ]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CPULAUNCH_", "OMP_", "CCL_"))}
+    environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as directory:
+        process = subprocess.Popen(
+            [*map(str, command)], cwd=directory, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        finally:
+            process.kill()
+            process.wait()
+    for line in out.splitlines():
+        if "MEASURED " in line:
+            found: dict[str, Any] = json.loads(line.partition("MEASURED ")[2])
+            return found
+    print(f"failed:\n{err[-2000:]}", file=sys.stderr)
+    return None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """In which the median lies, with 95 % confidence, by the ranks of the values."""
+    ordered, count = sorted(values), len(values)
+    at, left = 0, 0.0
+    while (left := left + math.comb(count, at) / 2**count) <= 0.025:
+        at += 1
+    at = max(0, at - 1)
+    return ordered[at], ordered[-1 - at]
+
+
+def in_rank(options: argparse.Namespace) -> int:
+    import torch
+    import training
+
+    import cpulaunch
+    from cpulaunch.runtime import telemetry
+
+    torch.manual_seed(0)
+    model, (tokens, labels) = training.make("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    samples = [{"input_ids": tokens[n], "labels": labels[n]} for n in range(len(tokens))]
+    loader = torch.utils.data.DataLoader(samples, batch_size=len(tokens))
+    model, optimizer = cpulaunch.prepare(model, optimizer)
+    batches = forever(loader)
+
+    def block(steps: int) -> tuple[float, float]:
+        """Seconds, and seconds of CPU time, of a step."""
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            batch = next(batches)
+            with cpulaunch.autocast():
+                loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return (time.perf_counter() - began) / steps, (time.process_time() - used) / steps
+
+    block(WARM)
+    switch = Switch(torch, model, telemetry.recorder) if telemetry.recorder else None
+    found, others, began = [], others_used(), time.monotonic()
+    for number in range(options.pairs):
+        pair = {}
+        for on in (True, False) if number % 2 else (False, True):
+            if switch:
+                switch.turn(on)
+            pair[on] = block(options.block)
+        found.append(pair)
+    lasted = time.monotonic() - began
+    agent, launcher = (1e3 * (b - a) / lasted for a, b in zip(others, others_used(), strict=True))
+    if switch:
+        switch.turn(True)
+    own = Timed(telemetry) if switch else None
+    block(TIMED)
+    result = {
+        "own_us": own.nanoseconds / 1e3 / TIMED if own else 0.0,
+        "wall": [pair[True][0] / pair[False][0] for pair in found],
+        "cpu": [pair[True][1] / pair[False][1] for pair in found],
+        "step_ms": 1e3 * statistics.median(pair[False][0] for pair in found),
+        "agent": agent,
+        "launcher": launcher,
+    }
+    if os.environ["RANK"] == "0":
+        print("MEASURED " + json.dumps(result), flush=True)
+    return 0
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def others_used() -> tuple[float, float]:
+    """Seconds of CPU time that this rank's agent and its launcher have used."""
+    agent = os.getppid()
+    launcher = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+    agents, launchers = (
+        sum(int(path.read_text().split()[0]) / 1e9 for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        for pid in (agent, launcher)
+    )
+    return agents, launchers
+
+
+class Switch:
+    """Takes out of the program what telemetry has put there, and puts it in again."""
+
+    def __init__(self, torch: Any, model: Any, recorder: Any) -> None:
+        from cpulaunch.runtime import communication
+
+        self._recorder, self._stepped = recorder, recorder.stepped
+        places = [(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")]
+        if recorder.communication:  # of another group than ccl's
+            groups = torch._C._distributed_c10d
+            operations = (*communication.TAKES_OUTPUT_FIRST, *communication.OTHERS)
+            places += [(groups.Work, "wait"), *((groups.ProcessGroup, name) for name in operations)]
+        self._places = [
+            (place, name, getattr(place, name), getattr(place, name).__wrapped__)
+            for place, name in places
+            if hasattr(getattr(place, name, None), "__wrapped__")
+        ]
+        self._model = model if recorder.communication else None
+
+    def turn(self, on: bool) -> None:
+        self._recorder.stepped = self._stepped if on else lambda optimizer: None
+        for place, name, ours, original in self._places:
+            setattr(place, name, ours if on else original)
+        if self._model is not None and hasattr(self._model, "_set_ddp_runtime_logging_sample_rate"):
+            self._model._set_ddp_runtime_logging_sample_rate(1 if on else DDP_RATE)
+
+
+class Timed:
+    """Takes the time of telemetry's functions that are called in each step."""
+
+    def __init__(self, telemetry: Any) -> None:
+        self.nanoseconds = 0
+        telemetry.sizes = self._timed(telemetry.sizes)
+        for name in ("took", "stepped"):
+            setattr(telemetry.recorder, name, self._timed(getattr(telemetry.recorder, name)))
+
+    def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            began = time.perf_counter_ns()
+            found = original(*args)
+            self.nanoseconds += time.perf_counter_ns() - began
+            return found
+
+        return call
+
+
+# --- its parts
 
 
 def parts() -> int:
