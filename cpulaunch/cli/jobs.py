@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _running(running: Running) -> Iterator[str]:
-    _, contact = running
+    directory, contact = running
     if is_stopped(contact):
         yield f"{contact.job}  its launcher is stopped: `fg` or `kill -CONT {contact.pid}` lets it go on"
         yield from _what(running)
