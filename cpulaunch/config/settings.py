@@ -140,7 +140,7 @@ _TABLE = (
         ask=Ask(
             5,
             "How many cores per instance?",
-            "All of them give most samples a second, 4 the quickest answers.  auto: an even share.",
+            "All of them: most samples a second; 4: quick answers; auto: an even share.",
         ),
     ),
     Setting(
