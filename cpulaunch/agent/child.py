@@ -127,11 +127,11 @@ class Program:
                     os.kill(pid, signal.SIGKILL)  # it stays ours, a zombie at least, until we reap it
                 except PermissionError:
                     if not self._reap(pid):
-                        left.append(self._give_up(pid, os.strerror(errno.EPERM)))
+                        left.append(self._give_up(pid, f"can't be ended: {os.strerror(errno.EPERM)}"))
             reaped = [pid for pid in children if self._reap(pid)]
             if not reaped:
                 if time.monotonic() > began + DEAD_WITHIN:
-                    why = f"it is still there {DEAD_WITHIN:g} s after SIGKILL"
+                    why = f"has not ended {DEAD_WITHIN:g} s after SIGKILL"
                     left += [self._give_up(pid, why) for pid in self._children()]
                 time.sleep(0.001)
         return left
@@ -140,7 +140,7 @@ class Program:
         self._given_up.add(pid)
         if pid == self.pid:
             self._ended = Ended(None, signal.SIGKILL)
-        return f"process {pid} ({command_line(pid)}, user {_user(pid)}) can't be ended: {why}"
+        return f"process {pid} ({command_line(pid)}, user {_user(pid)}) {why}"
 
 
 def _start(

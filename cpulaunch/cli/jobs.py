@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, runs, usual_places
-from cpulaunch.errors import HostError
+from cpulaunch.errors import SAVED_EXIT_CODE, HostError
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
 from cpulaunch.supervise.outcome import INTERRUPTED, OK, STALLED, START_FAILED
@@ -119,6 +119,8 @@ def _line(directory: Path) -> str:
         names = names_of(directory)
         end = ended(outcome, names)
         state = _ENDS.get(end.kind, "failed")
+        if outcome.get("exit_code") == SAVED_EXIT_CODE and end.kind == INTERRUPTED and end.steps:
+            state += ", its state saved"
         if end.why:
             state += f": {end.why[:MAX_WHY]}" + ("…" if len(end.why) > MAX_WHY else "")
         parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, names.noun)}"]

@@ -44,6 +44,9 @@ _TYPES = {
 """The recorder's name of a type → torch's, and bytes."""
 
 
+OWN = "cpulaunch."
+"""Begins the descriptions of groups that cpulaunch makes."""
+
 _OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
 
@@ -225,6 +228,8 @@ class Mirror(threading.Thread):
     def _write(
         self, slot: int, name: str, backend: str, pg: Any, count: int, operations: list[ledger.Operation]
     ) -> None:
+        if pg.group_desc.startswith(OWN):  # one that the script hasn't made
+            name = f"{name} ({pg.group_desc})"
         group = ledger.Group(name, backend, pg.size(), pg.rank(), count, tuple(operations))
         ledger_groups.write(self._memory, slot, group)
 

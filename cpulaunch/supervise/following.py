@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts import Ended
-from cpulaunch.supervise.outcome import Failure, Outcome, signal_name
+from cpulaunch.supervise.outcome import STALLED, Failure, Outcome, signal_name
 from cpulaunch.supervise.output import Console, shown_ranks
 from cpulaunch.supervise.rank import LONG_WAIT
 from cpulaunch.supervise.restarts import Restarts, Rules
@@ -110,7 +111,12 @@ def what_happened(outcome: Outcome) -> str:
         when += f", at step {attempt.reached}"
     if attempt.waited:
         when += f"; then {', '.join(attempt.waited)}"
-    return f"{_failure(outcome.first_failure)} ({when})" if outcome.first_failure else f"it failed {when}"
+    failure = outcome.first_failure
+    if failure is None:
+        return f"it failed {when}"
+    if outcome.kind == STALLED:  # whose text names ranks
+        return f"{failure.error}{_place(failure)} ({when})"
+    return f"{_failure(failure)} ({when})"
 
 
 def _failure(failure: Failure) -> str:
@@ -121,6 +127,13 @@ def _failure(failure: Failure) -> str:
         told = ": ".join(filter(None, (failure.error, failure.note)))
         return f"{who} got {signal_name(failure.signal)}" + (f": {told}" if told else "")
     if failure.error:
-        place = f", at {failure.file}:{failure.line}" if failure.file else ""
-        return f"{who}: {failure.error}{place}"
+        return f"{who}: {failure.error}{_place(failure)}"
     return f"{who} ended with exit code {failure.exit_code}"
+
+
+def _place(failure: Failure) -> str:
+    if not failure.file:
+        return ""
+    path = Path(failure.file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f", at {shown}:{failure.line}"

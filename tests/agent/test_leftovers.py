@@ -107,7 +107,7 @@ def test_a_program_that_a_debugger_holds_is_named_and_left(tmp_path: Path) -> No
         assert (end.signal, end.by_launcher) == (signal.SIGKILL, True)
         os.waitpid(program, 0)
     assert note.startswith(f"rank 0: process {program} (")
-    assert note.endswith("can't be ended: it is still there 2 s after SIGKILL")
+    assert note.endswith("has not ended 2 s after SIGKILL")
 
 
 def test_a_killed_programs_memory_of_libfabric_is_removed(tmp_path: Path) -> None:

@@ -255,6 +255,25 @@ def test_the_oldest_of_many_that_hang_is_there(tmp_path: Path, backend: str) -> 
         assert ranks.progress(1).collectives >= 41 or backend == "gloo"
 
 
+@each_torch
+def test_a_group_of_ours_says_whose_it_is(tmp_path: Path, python: str) -> None:
+    """As a box names it where only some ranks call ``save_if_due``."""
+    program = (
+        "import cpulaunch\nmodel = torch.nn.Linear(2, 2)\n"
+        "checkpoint = cpulaunch.Checkpoint('ckpt', model=model)\ncheckpoint.resume()\n"
+        "if rank == 0: checkpoint.save_if_due()\npause()\nif rank == 1: checkpoint.save_if_due()\n"
+        "checkpoint.wait()\n"
+    )
+    with Ranks(tmp_path, python, "gloo", program) as ranks:
+        ranks.paused(0, 1)
+        until(
+            lambda: any(
+                each.name.endswith(" (cpulaunch.Checkpoint)") for each in ledger.groups(ranks.ledgers[0])
+            )
+        )
+        ranks.go_on()
+
+
 @each_backend
 def test_groups_share_the_room(tmp_path: Path, backend: str) -> None:
     program = (

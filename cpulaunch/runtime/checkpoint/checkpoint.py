@@ -78,9 +78,8 @@ class Checkpoint:
         distributed.init()
         self._rank, self._ranks = distributed.rank(), distributed.world_size()
         self._root, self._loader = Path(directory).absolute(), loader
-        group, meetings = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
-        self._group = group
-        self._saver = Saver(self._root, group, self._rank, keep)
+        self._group, meetings = _new_group(), _new_group()
+        self._saver = Saver(self._root, self._group, self._rank, keep)
         self._agreement = Agreement(meetings if self._ranks > 1 else None, self._rank, self._ranks)
         self._signals = Signals(self._is_late, self._seconds_to_save())
         self._position = Position()
@@ -331,6 +330,10 @@ class Checkpoint:
             raise UsageError(error, hint="give Checkpoint a directory that this user may write")
         if not all(seen):
             raise unseen(self._root)
+
+
+def _new_group() -> Any:
+    return dist.new_group(backend="gloo", group_desc="cpulaunch.Checkpoint")
 
 
 def _several(given: Any, kind: type, name: str) -> list[Any]:
