@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+from cpulaunch.cli.main import say
 from cpulaunch.errors import ConfigError
 
 
@@ -36,6 +37,12 @@ def write_file(path: Path, text: str) -> Path | None:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
     return path.with_name(backup.name) if backup else None
+
+
+def keep(path: Path, text: str) -> None:
+    """``write_file``, and say where that is what was there before."""
+    if backup := write_file(path, text):
+        say(f"{path} was there before: that is now {backup}")
 
 
 def read_if_there(path: Path) -> str | None:

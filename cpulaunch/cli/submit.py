@@ -77,6 +77,8 @@ def read(arguments: list[str]) -> Typed:
     options = parser.parse_args(words)
     if rest and not options.no_python and is_program(options.wdir / rest[0]):
         refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
+    if options.output and rest and (options.wdir / rest[0]).resolve() == options.output.resolve():
+        raise UsageError(f"--output {options.output} would overwrite what the job is to run")
     config = load_config(options)
     if options.format:
         parser.error("--format is for `cpulaunch run --dry-run`")

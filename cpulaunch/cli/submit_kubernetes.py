@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpulaunch.cli.files import write_file
+from cpulaunch.cli.files import keep
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
@@ -70,7 +70,7 @@ def submit(
     documents = mpijob.documents(job)
     text = mpijob.as_yaml(documents)
     if options.output:
-        write_file(options.output, text)
+        keep(options.output, text)
     if options.dry_run:
         print(text, end="")
         return 0

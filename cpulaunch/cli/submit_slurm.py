@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpulaunch.cli.each import read_each
-from cpulaunch.cli.files import write_file
+from cpulaunch.cli.files import keep
 from cpulaunch.cli.follow import follow, how_to_watch
 from cpulaunch.cli.job_plan import planned_lines
 from cpulaunch.cli.main import say
@@ -66,7 +66,7 @@ def submit(
     for line in planned_lines(config, program, asked, options.facts, options.lscpu):
         say(line)
     if options.output:
-        write_file(options.output, script)
+        keep(options.output, script)
     if options.dry_run:
         print(script, end="")
         return 0

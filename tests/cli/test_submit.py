@@ -84,8 +84,11 @@ def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture
 def test_the_script_is_kept_where_that_is_asked_for(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["submit", "--dry-run", "--output", "job.sh", "--nodes", "2", "train.py"]) == 0
-    assert (tmp_path / "job.sh").read_text() == capsys.readouterr().out
+    assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "2", "train.py"]) == 0
+    assert (tmp_path / "kept.sh").read_text() == capsys.readouterr().out
+    assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "3", "train.py"]) == 0
+    assert "kept.sh was there before: that is now kept.sh.bak\n" in capsys.readouterr().err
+    assert "--nodes=2" in (tmp_path / "kept.sh.bak").read_text()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--time 3 --requeue train.py", "--time 3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
         ("--nodes 4 --output logs/%j.out train.py", "hint: -o logs/%j.out names the log"),
+        ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
         ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
         (
             "-N 4 torchrun --nproc-per-node 2 train.py",
