@@ -142,6 +142,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise.clocks": set(),
     "supervise.dumps": set(),
     "supervise.stalls": set(),
+    "supervise.instance_stalls": set(),
     "supervise.telemetry": set(),
     "supervise.thinning": set(),
     "supervise.sides": set(),

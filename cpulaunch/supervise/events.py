@@ -142,7 +142,7 @@ class ShowStatus(NamedTuple):
 class ReportStall(NamedTuple):
     """Show and keep what all ranks were seen to do in the stall with this number, from 1.
 
-    ``begun``: the job has come to its first step.
+    ``begun``: the job has come to its first step.  ``brief``: a line stands for the box.
     """
 
     number: int
@@ -150,10 +150,11 @@ class ReportStall(NamedTuple):
     explanation: Explanation
     seen: tuple[Seen, ...]
     begun: bool = True
+    brief: bool = False
 
 
 class ActOnStall(NamedTuple):
-    """End the job because of a stall, as was asked for; from ``Stalls`` to the job's state machine."""
+    """End the job, or an instance, that stalls, as was asked for; from ``Stalls`` to the state machine."""
 
     stall: Stall
     explanation: Explanation

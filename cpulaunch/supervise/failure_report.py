@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.names import RANKS, Names
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.outcome import (
@@ -81,7 +81,7 @@ def failure_report(
     """
     failure = outcome.first_failure
     if failure and outcome.kind == STALLED:  # which was shown in a box of its own
-        return f"cpulaunch: the job was ended: {failure.error}\n"
+        return _stalled(failure, outcome, names)
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
             saved = "; its state is saved, so the same command goes on from there"
@@ -98,6 +98,14 @@ def failure_report(
     log = names.log(failure.rank)
     story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
     return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
+
+
+def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
+    if names.noun != INSTANCE or failure.rank is None:
+        return f"cpulaunch: the job was ended: {failure.error}\n"
+    others = "; ".join(_others(outcome, failure.rank, names))
+    line = f"cpulaunch: {names.one(failure.rank)} was ended: {failure.error}\n"
+    return line + (f"cpulaunch: {others}\n" if others else "")
 
 
 def _story(

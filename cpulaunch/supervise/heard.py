@@ -81,7 +81,7 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
 
 def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
     state.output_at = state.now
-    about_stalls(state, state.stalls.printed(state.now))
+    about_stalls(state, state.stalls.printed(rank, state.now))
     state.actions.append(Write(rank.rank, stream, data))
     if stream == STDOUT:
         for problem in state.metrics.feed(rank.rank, data):
@@ -93,7 +93,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
     if isinstance(message, messages.Started):
         rank.pid, rank.cores = message.pid, message.cores
         state.move(rank, RankState.RUNNING)
-        about_stalls(state, state.stalls.started(state.now))
+        about_stalls(state, state.stalls.started(rank, state.now))
         for note in message.notes:
             state.notes.add(rank, note, state.now)
     elif isinstance(message, messages.Note):
@@ -225,5 +225,9 @@ def _end_stalled(state: State, action: ActOnStall) -> None:
         disagree=explanation.disagree,
     )
     # Where none is to blame, some rank has to keep it.
-    state.ranks[first or 0].failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
-    ending.end_ranks(state, SIGTERM)
+    rank = state.ranks[first or 0]
+    rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+    if state.watching.go_on:
+        state.send(rank, messages.End(int(SIGTERM), state.watching.grace_period, failed=True))
+    else:
+        ending.end_ranks(state, SIGTERM)

@@ -362,7 +362,8 @@ class AttemptLoop:
         action = action._replace(number=self._stalls + action.number)
         name = f"stacks-{action.number}.txt"
         self.output.keep(name, stall_box.stacks_text(action).encode(errors="replace"), private=True)
-        self.output.screen.say(stall_box.stall_box(action, self.console.directory.path / name))
+        show = stall_box.stall_line if action.brief else stall_box.stall_box
+        self.output.screen.say(show(action, self.console.directory.path / name))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")

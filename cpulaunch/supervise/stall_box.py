@@ -20,6 +20,11 @@ def stall_box(report: ReportStall, kept: Path) -> str:
     return box(title(report), list(_lines(report, kept)), "yellow")
 
 
+def stall_line(report: ReportStall, kept: Path) -> str:
+    """A line in place of the box."""
+    return f"cpulaunch: {title(report)}; stacks: {_shown(kept)}\n"
+
+
 def title(report: ReportStall) -> str:
     """What it comes to."""
     before = "" if report.begun else ", before the first step"
@@ -37,8 +42,12 @@ def _lines(report: ReportStall, kept: Path) -> Iterator[str]:
     yield from ("", "Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
+    yield from ("", f"stacks: {_shown(kept)}")
+
+
+def _shown(kept: Path) -> Path:
     here = Path.cwd()
-    yield from ("", f"stacks: {kept.relative_to(here) if kept.is_relative_to(here) else kept}")
+    return kept.relative_to(here) if kept.is_relative_to(here) else kept
 
 
 def _seen(report: ReportStall) -> list[RankSeen]:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.names import RANKS, Names
+from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise import whereabouts
 from cpulaunch.supervise.stacks import Frame, Process
 from cpulaunch.supervise.waiting import Wait, waits
@@ -298,11 +298,12 @@ class _Case:
             who = f"all {noun}s are" if len(running) > 1 else f"{self.named(running)} is"
             first = self.seen[running[0]]
             headline = f"{who} {'at ' if first.place else ''}{at}"
+        elif has_ledger:
+            headline = f"no {noun} waits in a collective"
         else:
-            headline = (
-                f"no {noun} waits in a collective" if has_ledger else f"what the {noun}s wait for isn't known"
-            )
-        lines = [] if has_ledger else [_NO_LEDGER]
+            who = f"the {noun}s wait" if len(running) > 1 else f"{self.named(running)} waits"
+            headline = f"what {who} for isn't known"
+        lines = [] if has_ledger or self.names.noun == INSTANCE else [_NO_LEDGER]
         lines += [line for theirs in places.values() for line in self.situations(theirs[:1])]
         lines += self.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks)

@@ -83,13 +83,19 @@ class _Known:
 class Stalls:
     """Told of beats, output and dumps; ``look`` regularly, and at ``wake_at``.
 
-    Each returns what is to be done.
+    Each returns what is to be done.  ``who`` is what makes no progress, in words.
     """
 
     def __init__(
-        self, ranks: Sequence[Rank], settings: StallSettings, now: float, names: Names = RANKS
+        self,
+        ranks: Sequence[Rank],
+        settings: StallSettings,
+        now: float,
+        names: Names = RANKS,
+        who: str = "the job",
     ) -> None:
-        self.settings, self._ranks, self._names = settings, ranks, names
+        self.settings, self._names, self._who = settings, names, who
+        self._ranks = {rank.rank: rank for rank in ranks}
         self.stalls: list[Stall] = []
         self._phase = Phase.WATCHING
         self._progressed_at = now
@@ -133,11 +139,11 @@ class Stalls:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
 
-    def started(self, now: float) -> list[Action]:
+    def started(self, rank: Rank, now: float) -> list[Action]:
         """A rank's program runs."""
         return self._progress(now, now)
 
-    def printed(self, now: float) -> list[Action]:
+    def printed(self, rank: Rank, now: float) -> list[Action]:
         """A rank has printed something."""
         return self._progress(now, now)
 
@@ -244,7 +250,7 @@ class Stalls:
         return max(self._progressed_at, min(waits, default=inf))
 
     def _all_run(self) -> bool:
-        return all(rank.state is not RankState.NOT_STARTED for rank in self._ranks)
+        return all(rank.state is not RankState.NOT_STARTED for rank in self._ranks.values())
 
     def _timeout(self) -> float:
         if self.settings.timeout is not None:
@@ -259,7 +265,7 @@ class Stalls:
         return now >= self._pause_since() + self._timeout()
 
     def _running(self) -> list[int]:
-        return [rank.rank for rank in self._ranks if rank.state is RankState.RUNNING]
+        return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
 
     # ---- one step after the other
 
@@ -278,7 +284,7 @@ class Stalls:
 
     def _look_closer(self, now: float) -> list[Action]:
         # Where none has a ledger, all may be what is waited for.
-        found = explain(self._seen(now)).ranks if self.settings.ledgers else range(len(self._ranks))
+        found = explain(self._seen(now)).ranks if self.settings.ledgers else self._ranks
         suspects = [rank for rank in found if self._ranks[rank].state is RankState.RUNNING]
         if not suspects or self._due + DUE < now + MIN_NATIVE / 2:
             return self._report(now)
@@ -315,7 +321,7 @@ class Stalls:
             self._until = self._second.due
             line = f"--stall-action {action}: {self._second.promise}"
         else:
-            line = f"the job is left alone: --stall-action {action} begins with the first step"
+            line = f"{self._who} is left alone: --stall-action {action} begins with the first step"
             line += " by --stall-timeout auto" if timeout is None else ""
         return replace(explanation, lines=(*explanation.lines, line))
 
@@ -340,7 +346,7 @@ class Stalls:
         if second.has_told:
             return []
         second.has_told = True
-        alone = f"--stall-action {self.settings.action} leaves the job alone"
+        alone = f"--stall-action {self.settings.action} leaves {self._who} alone"
         return [Tell(f"{second.named} {second.are} at work: {alone}")]
 
     def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
@@ -357,7 +363,7 @@ class Stalls:
         lasted = at - stalled_since
         self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
         self._watch()
-        return [Tell(f"the job continues, after {lasted:.0f} s without progress")]
+        return [Tell(f"{self._who} continues, after {lasted:.0f} s without progress")]
 
     # ---- what comes of it
 
@@ -370,7 +376,7 @@ class Stalls:
                 self._dumps.get(rank.rank),
                 now=now - rank.clock,
             )
-            for rank in self._ranks
+            for rank in self._ranks.values()
         ]
 
     def _stall(self, explanation: Explanation, seconds: float) -> Stall:

@@ -16,6 +16,7 @@ from cpulaunch.supervise.clocks import Clocks
 from cpulaunch.supervise.dumps import Dumps
 from cpulaunch.supervise.events import Action, Log, Send, Tell
 from cpulaunch.supervise.heartbeats import Heartbeats
+from cpulaunch.supervise.instance_stalls import InstanceStalls
 from cpulaunch.supervise.metrics import Metrics
 from cpulaunch.supervise.notes import Notes
 from cpulaunch.supervise.processes import Processes
@@ -71,7 +72,8 @@ class State:
         self.up = Up(watching.hosts, watching.names.noun)
         self.arrivals, self.clocks, self.heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
         self.processes = Processes(watching.processes, watching.launcher)
-        self.stalls = Stalls(self.ranks, watching.stalls, now, watching.names)
+        kind = InstanceStalls if watching.independent else Stalls
+        self.stalls = kind(self.ranks, watching.stalls, now, watching.names)
         self.dumps = Dumps()
         self.sides: Sides | None = None  # once ranks call different operations
         self.notes = Notes(watching.names)

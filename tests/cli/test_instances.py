@@ -246,3 +246,25 @@ def test_what_can_not_be_is_refused(
     assert hint is None or hint in done.stderr.partition("hint: ")[2]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@needs_two_cores
+def test_one_that_hangs_is_shown_and_ended_while_the_other_works(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text(
+        "import os, pathlib, time, cpulaunch\n"
+        "print('ready', flush=True)\n"
+        "while os.environ['CPULAUNCH_INSTANCE'] == '1':\n"
+        "    time.sleep(600)\n"
+        "while not any('\"exit\"' in path.read_text() for path in pathlib.Path().glob('runs/*/events.jsonl')):\n"
+        "    cpulaunch.metric('latency', 1, 'ms')\n"
+        "    time.sleep(0.1)\n"
+    )
+    stalls = ("--stall-timeout", "4", "--stall-action", "abort")
+    done = cpulaunch("run", "--instances", "2", *stalls, "hang.py", cwd=tmp_path)
+    assert done.returncode == 4
+    assert "instance 1 on localhost is at hang.py:4" in done.stderr
+    assert re.search(
+        r"^cpulaunch: instance 1 on localhost failed: no progress .*; the others go on$", done.stderr, re.M
+    )
+    assert re.search(r"^cpulaunch: instance 1 was ended: no progress for ", done.stderr, re.M)
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "ended by launcher"]

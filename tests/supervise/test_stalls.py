@@ -67,7 +67,7 @@ class Job:
             self._act(self.stalls.look(self.now))
 
     def prints(self) -> None:
-        self._act(self.stalls.printed(self.now))
+        self._act(self.stalls.printed(self.ranks[0], self.now))
 
     def _act(self, actions: Sequence[Action]) -> None:
         self.done += [(self.now, action) for action in actions]
@@ -224,7 +224,7 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
     job = Job(StallSettings(20))
     job.waits(0)
     job.until(15)
-    job.stalls.started(15)
+    job.stalls.started(job.ranks[0], 15)
     job.until(60)
     assert job.reports == [pytest.approx(35, abs=DUE)]
 

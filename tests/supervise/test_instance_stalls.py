@@ -1,0 +1,121 @@
+"""When an instance counts as stalled, whatever the others do, by a made-up clock."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+from support.played import Played, running
+
+from cpulaunch import messages, wire
+from cpulaunch.messages import AskDump, Dump, End
+from cpulaunch.supervise.events import ReportStall
+from cpulaunch.supervise.stall_box import title
+from cpulaunch.supervise.stalls import ABORT, StallSettings
+
+
+def instances(timeout: float | None = 8.0, action: str = "report", **different: Any) -> Played:
+    hosts = ("localhost", "localhost", "localhost")
+    settings = StallSettings(timeout, action)
+    return running(*hosts, launcher="local", independent=True, stalls=settings, **different)
+
+
+def prints(job: Played, *ranks: int, text: bytes = b"CPULAUNCH_METRIC latency=3 ms\n") -> None:
+    for rank in ranks:
+        job.says(rank, messages.Output(1, wire.pack(text)))
+
+
+def work(job: Played, *ranks: int, until: float) -> None:
+    """These print every second, and all agents answer what they are asked."""
+    answered = set()
+    while job.now < until and not job.state.finished:
+        job.until(job.now + 0.25)
+        if job.now % 1 == 0:
+            prints(job, *ranks)
+        for rank in range(3):
+            for at, asked in job.sent(rank, AskDump):
+                if (rank, at, asked.request) not in answered:
+                    answered.add((rank, at, asked.request))
+                    job.says(rank, Dump(asked.request, job.clock(rank), [], [], "not looked at"))
+
+
+def titles(job: Played) -> list[str]:
+    return [title(report) for _, report in job.of(ReportStall)]
+
+
+def test_one_that_hangs_is_seen_while_the_others_work() -> None:
+    job = instances()
+    work(job, 0, 2, until=30.0)
+    (report,) = [report for _, report in job.of(ReportStall)]
+    assert report.stall.ranks == (1,)
+    assert [seen.rank for seen in report.seen] == [1]
+    assert "instance 1 on localhost" in title(report)
+    assert not any("ledger" in line for line in report.explanation.lines)
+    assert none_was_ended(job, 0, 1, 2)
+
+
+def test_those_that_print_are_at_work() -> None:
+    job = instances()
+    work(job, 0, 1, 2, until=60.0)
+    assert titles(job) == []
+
+
+def test_a_line_says_that_it_continues() -> None:
+    job = instances()
+    work(job, 0, 2, until=20.0)
+    prints(job, 1)
+    assert [line for line in job.told if "continues" in line] == [
+        "instance 1 continues, after 20 s without progress"
+    ]
+
+
+def test_only_the_first_of_several_has_a_box() -> None:
+    job = instances()
+    work(job, 2, until=30.0)
+    reports = [report for _, report in job.of(ReportStall)]
+    assert [(report.number, report.brief) for report in reports] == [(1, False), (2, True)]
+    for rank in range(3):
+        job.exits(rank)
+    assert [stall.ranks for stall in job.outcome().stalls] == [(0,), (1,)]
+
+
+def test_aborting_ends_it_alone_and_the_others_go_on() -> None:
+    job = instances(action=ABORT)
+    work(job, 0, 2, until=20.0)
+    assert [end.signal for _, end in job.sent(1, End)] == [SIGTERM]
+    assert none_was_ended(job, 0, 2)
+    job.exits(1, None, 15, by_launcher=True)
+    (told,) = job.told
+    assert told.startswith("instance 1 on localhost failed: no progress for 8 s: ")
+    assert told.endswith("; the others go on")
+    work(job, 0, 2, until=40.0)
+    job.exits(0)
+    job.exits(2)
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code) == ("stalled", 4)
+    assert [rank.status for rank in outcome.ranks] == ["exit 0", "ended by launcher", "exit 0"]
+
+
+def test_with_fail_fast_aborting_ends_all() -> None:
+    job = instances(action=ABORT, go_on=False)
+    work(job, 0, 2, until=20.0)
+    assert [len(job.sent(rank, End)) for rank in range(3)] == [1, 1, 1]
+
+
+def test_one_that_has_ended_is_not_waited_for() -> None:
+    job = instances()
+    job.exits(1)
+    work(job, 0, 2, until=30.0)
+    assert titles(job) == []
+
+
+@pytest.mark.parametrize("timeout", [0.0, None])
+def test_without_a_number_none_counts_as_stalled(timeout: float | None) -> None:
+    job = instances(timeout)
+    job.until(1200.0)
+    assert titles(job) == []
+
+
+def none_was_ended(job: Played, *ranks: int) -> bool:
+    return not any(job.sent(rank, End) for rank in ranks)
