@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cpulaunch.errors import UsageError
 
 BEGINS = "CPULAUNCH_METRIC "
+WORD = BEGINS.rstrip()
 
 MAX_LINE = 256
 """Characters of such a line; a longer one is none."""
@@ -16,8 +17,11 @@ LARGEST = 1e100
 """The largest value, so that sums of very many are finite."""
 
 _NAME = re.compile(r"[\w.:/%@-]{1,64}")
-_UNIT = re.compile(r"(\S(.{0,30}\S)?)?")
-_STATED = re.compile(rf"(?P<name>{_NAME.pattern})=(?P<value>[-+.\w]+)(?: +(?P<unit>{_UNIT.pattern}))?")
+_UNIT = re.compile(r"(?=.{0,32}$)(\S+( per \S+| ?/ ?\S+)?)?")
+_STATED = re.compile(r"(?P<name>[^=\s]*)=(?P<value>\S+)(?:\s+(?P<unit>.*))?")
+
+_NAMES = "letters, digits and _ . : / % @ -, at most 64"
+_UNITS = "one such as samples/s, images per second or ms"
 
 
 class Stated(NamedTuple):
@@ -31,11 +35,9 @@ class Stated(NamedTuple):
 def metric_line(stated: Stated) -> str:
     """The line, without its end.  Raises UsageError where a reader couldn't take it for one."""
     if not _NAME.fullmatch(stated.name):
-        raise UsageError(
-            f"{stated.name!r} is no name of a metric", hint="letters, digits and _ . : / % @ -, at most 64"
-        )
+        raise UsageError(f"{stated.name!r} can't be the name of a metric", hint=_NAMES)
     if not _UNIT.fullmatch(stated.unit):
-        raise UsageError(f"{stated.unit!r} is no unit of a metric", hint="one such as samples/s or ms")
+        raise UsageError(f"{stated.unit!r} can't be the unit of a metric", hint=_UNITS)
     if not abs(stated.value) <= LARGEST:  # nor NaN
         raise UsageError(f"the metric {stated.name} is {stated.value}", hint=f"at most {LARGEST:g}")
     return f"{BEGINS}{stated.name}={stated.value:.10g} {stated.unit}".rstrip()
@@ -43,10 +45,44 @@ def metric_line(stated: Stated) -> str:
 
 def read_metric(line: str) -> Stated | None:
     """What ``line``, which begins as such a one, states; None where it isn't whole, or no such number."""
-    if len(line) > MAX_LINE or not (found := _STATED.fullmatch(line.removeprefix(BEGINS).strip())):
-        return None
+    found = _parts(line)
+    return None if found is None or _wrong(line, found) else _stated(found)
+
+
+def is_metric(line: bytes) -> bool:
+    """Whether ``line``, which begins as such a one, states a figure."""
+    return read_metric(line.decode(errors="replace")) is not None
+
+
+def named_in(line: str) -> str:
+    """The name in a line, even if that can't be read; empty where there is none."""
+    found = _parts(line)
+    return found["name"] if found else ""
+
+
+def why_unread(line: str) -> str:
+    """What is wrong with a line for which `read_metric` returns None, without its number."""
+    found = _parts(line)
+    return (_wrong(line, found) if found else "") or f"expected {BEGINS}name=number unit"
+
+
+def _parts(line: str) -> re.Match[str] | None:
+    return _STATED.fullmatch(line.removeprefix(WORD).strip())
+
+
+def _wrong(line: str, found: re.Match[str]) -> str:
+    if not _NAME.fullmatch(found["name"]):
+        return f"a name is of {_NAMES}"
+    if not _UNIT.fullmatch(found["unit"] or ""):
+        return f"a unit is {_UNITS}"
+    if len(line) > MAX_LINE:
+        return f"a line has at most {MAX_LINE} characters"
     try:
         value = float(found["value"])
     except ValueError:
-        return None
-    return Stated(found["name"], value, found["unit"] or "") if abs(value) <= LARGEST else None
+        return "its value is not a number"
+    return "" if abs(value) <= LARGEST else f"a value is finite, and at most {LARGEST:g}"
+
+
+def _stated(found: re.Match[str]) -> Stated:
+    return Stated(found["name"], float(found["value"]), found["unit"] or "")

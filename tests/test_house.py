@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "discovery.collect": {"discovery", "model", "config", "plan", "user_file"},
     "supervise": {"supervise", "messages", "wire", "model", "plan", "launchers"},
     "supervise.metrics": {"metric_line", "supervise"},
+    "supervise.shown": {"metric_line", "supervise"},
     "supervise.waiting": {"ledger"},
     "supervise.box": {"rich"},
     "supervise.telemetry_sinks": {"supervise", "config.kinds", "plan"},

@@ -11,18 +11,21 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from cpulaunch import metric_line
-from cpulaunch.metric_line import BEGINS, read_metric
+from cpulaunch.metric_line import WORD, named_in, read_metric, why_unread
 from cpulaunch.supervise.outcome import Metric
 from cpulaunch.wording import counted
 
-LINE = BEGINS.encode()
+LINE = WORD.encode()
 """How such a line begins."""
 
 MAX_LINE = 4 * metric_line.MAX_LINE
 """Bytes of a line that can be one."""
 
 SHOWN = 80
-"""Characters that a note shows of a line that is none."""
+"""Characters that a note shows of a line that can't be read."""
+
+MAX_TOLD = 100
+"""Names and causes of such lines that are told of each rank; each of them is told once."""
 
 MAX_METRICS = 1000
 """Metrics of a job, by names and units, that are kept."""
@@ -30,11 +33,12 @@ MAX_METRICS = 1000
 MAX_VALUES = 10_000
 """Values of a rank and metric kept for median and percentile; of more, every second one, and so on."""
 
-_RATE = re.compile(r".*(?:/ ?|per )(?:ns|us|µs|ms|s|sec|second|min|minute|h|hour)")
-_TIMES = ("ns", "us", "µs", "ms", "s", "min", "h")
+_TIME = r"([nuµμm]?s|([nµμum]|nano|micro|milli)?sec(ond)?s?|min(ute)?s?|h|hrs?|hours?)"
+_TIMES = re.compile(_TIME, re.IGNORECASE)
+_RATE = re.compile(rf".*(/ ?|per ){_TIME}|fps|ips|qps|rps|tps|hz", re.IGNORECASE)
 
-_REST_OF_A_LINE = b"-"
-"""Stands for the beginning of a line that is no metric."""
+_CUT = b"-"
+"""Stands for the beginning of a line, of which the end is kept: a metric may be there."""
 
 
 class Values:
@@ -63,6 +67,7 @@ class Metrics:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[int, Values]] = {}
         self._rest: dict[int, bytes] = {}  # of each rank's last line, which has no end yet
+        self._told: dict[int, set[tuple[str, str]]] = {}
 
     def feed(self, rank: int, data: bytes) -> Iterator[str]:
         """A piece of what ``rank`` has printed.  What is wrong with a line completes "rank N …"."""
@@ -70,24 +75,37 @@ class Metrics:
         if LINE in data:
             *lines, rest = data.split(b"\n")
             for line in lines:
-                if line.startswith(LINE):
+                if LINE in line:
                     yield from self._line(rank, line)
         else:
             rest = data[data.rfind(b"\n") + 1 :]
         if rest:
-            may_be_one = len(rest) <= MAX_LINE and LINE.startswith(rest[: len(LINE)])
-            self._rest[rank] = rest if may_be_one else _REST_OF_A_LINE
+            self._rest[rank] = rest if len(rest) <= MAX_LINE else _CUT + rest[-MAX_LINE:]
 
     def _line(self, rank: int, line: bytes) -> Iterator[str]:
-        text = line[:MAX_LINE].decode(errors="replace")
+        """A metric may follow something that has no line end of its own, such as a progress bar."""
+        before, _, after = line.rpartition(LINE)
+        text = WORD + after[:MAX_LINE].decode(errors="replace")
+        if not after[:1].isspace():
+            return  # another word that begins alike
         if not (stated := read_metric(text)):
-            yield f" stated no metric: {text[:SHOWN]!r}, expected {BEGINS}name=number unit"
+            if not before.rpartition(b"\r")[2]:
+                said = f" printed a metric that can't be read: {why_unread(text)}; it was {text[:SHOWN]!r}"
+                yield from self._tell(rank, named_in(text), why_unread(text), said)
             return
         key = stated.name, stated.unit
         if key not in self._found and len(self._found) >= MAX_METRICS:
-            yield f" stated more than {MAX_METRICS} metrics, of which no more are kept"
+            said = f" stated more than {MAX_METRICS} metrics, of which no more are kept"
+            yield from self._tell(rank, "", said, said)
             return
         self._found.setdefault(key, {}).setdefault(rank, Values()).add(stated.value)
+
+    def _tell(self, rank: int, name: str, cause: str, said: str) -> Iterator[str]:
+        """Once for each name and cause."""
+        told = self._told.setdefault(rank, set())
+        if (name, cause) not in told and len(told) < MAX_TOLD:
+            told.add((name, cause))
+            yield said
 
     def summary(self) -> tuple[Metric, ...]:
         """All metrics, in the order in which they were first stated."""
@@ -134,10 +152,12 @@ def _words(metric: Metric, noun: str) -> str:
     of = counted(metric.ranks, noun)
     if metric.values > metric.ranks:
         of = f"{metric.values:,} values of {of}"
-    of = f"({of}, {_number(metric.least)} to {_number(metric.most)})"
+    if metric.values > 1:
+        of += f", {_number(metric.least)} to {_number(metric.most)}"
+    of = f"({of})"
     if metric.total is not None:
         return f"{_number(metric.total)} {metric.unit} in all {of}"
-    if metric.unit in _TIMES:
+    if _TIMES.fullmatch(metric.unit):
         median, p99 = _number(metric.median), _number(metric.p99)
         return f"median {median} {metric.unit}, 99th percentile {p99} {metric.unit} {of}"
     unit = f" {metric.unit}" if metric.unit else ""

@@ -13,7 +13,7 @@ from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.fold import Fold
 from cpulaunch.supervise.logs import Logs
-from cpulaunch.supervise.shown import MAX_FOLDED, MOMENT, ShownLines, folded, prefixed
+from cpulaunch.supervise.shown import MAX_FOLDED, MOMENT, ShownLines, WithoutFigures, folded, prefixed
 from cpulaunch.supervise.telemetry import Sink
 from cpulaunch.supervise.terminal import Screen
 
@@ -83,6 +83,7 @@ class Output:
         self.screen, self._names = screen, names
         self._shown, self._logs = shown, Logs(directory, warn)
         self._lines = ShownLines()
+        self._without: dict[int, WithoutFigures] | None = None
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
         self._restart, self._began = 0, time.monotonic()
@@ -97,11 +98,21 @@ class Output:
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         if rank not in self._shown or (rank, stream) in self._hidden:
             return
+        if stream == 1 and self._without is not None:
+            data = self._without.setdefault(rank, WithoutFigures()).feed(data)
+        if data:
+            self._put(rank, stream, data)
+
+    def _put(self, rank: int, stream: int, data: bytes) -> None:
         if len(self._shown) == 1:
             self.screen.put(stream, data)
             return
         lines = self._lines.feed(rank, stream, data, time.monotonic())
         self._show(rank, stream, lines)
+
+    def leave_out_figures(self) -> None:
+        """Lines on stdout that state figures go into the logs alone."""
+        self._without = {}
 
     def restart(self, number: int, shown: frozenset[int]) -> None:
         """Another attempt begins, of which these ranks are shown."""
@@ -118,9 +129,13 @@ class Output:
         """Show nothing more of it; the log goes on."""
         self._hidden.add((rank, stream))
         self._lines.forget(rank, stream)
+        if stream == 1 and self._without:
+            self._without.pop(rank, None)
 
     def finish(self, rank: int) -> None:
         """The rank has ended: show what has no line end, and close its log, until it is started anew."""
+        if self._without and (held := self._without.pop(rank, WithoutFigures()).finish()):
+            self._put(rank, 1, held)
         for stream in (1, 2):
             self._show(rank, stream, self._lines.finish(rank, stream))
             self._hidden.discard((rank, stream))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from cpulaunch.metric_line import WORD, is_metric
 from cpulaunch.supervise.fold import Fold
 
 MAX_SHOWN_LINE = 1 << 16
@@ -24,6 +25,41 @@ BAR_PERIOD = 1.0
 
 Shown = Iterator[tuple[int, bytes]]
 """A stream, 1 or 2, and what to write to it."""
+
+
+LONGEST_FIGURE = 1 << 10
+"""Bytes after which what begins as a figure is none."""
+
+_FIGURE = WORD.encode()
+
+
+class WithoutFigures:
+    """A stream without the lines that state figures, of which the job's end shows what they come to."""
+
+    def __init__(self) -> None:
+        self._held = b""  # what may be the beginning of one
+
+    def feed(self, data: bytes) -> bytes:
+        data, self._held = self._held + data, b""
+        shown, start = [], 0
+        while (at := data.find(_FIGURE, start)) >= 0:
+            end = data.find(b"\n", at)
+            if end < 0 and len(data) - at <= LONGEST_FIGURE:
+                shown.append(data[start:at])
+                self._held = data[at:]
+                return b"".join(shown)
+            after = len(data) if end < 0 else end + 1
+            shown.append(data[start : at if end >= 0 and is_metric(data[at:end]) else after])
+            start = after
+        part = next((n for n in range(len(_FIGURE) - 1, 0, -1) if data.endswith(_FIGURE[:n], start)), 0)
+        cut = len(data) - part
+        self._held = data[cut:]
+        return b"".join([*shown, data[start:cut]])
+
+    def finish(self) -> bytes:
+        """What was held back, and won't become a figure."""
+        held, self._held = self._held, b""
+        return held
 
 
 class ShownLines:

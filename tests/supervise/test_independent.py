@@ -126,4 +126,5 @@ def test_what_they_state_is_in_the_outcome() -> None:
     (metric,) = job.outcome().metrics
     assert (metric.name, metric.total, metric.ranks) == ("throughput", 303, 3)
     (note,) = job.told
-    assert note.startswith("localhost: instances 0-2 stated no metric: 'CPULAUNCH_METRIC broken'")
+    assert note.startswith("localhost: instances 0-2 printed a metric that can't be read: expected ")
+    assert note.endswith("; it was 'CPULAUNCH_METRIC broken'")

@@ -9,7 +9,7 @@ import pytest
 
 from cpulaunch.errors import UsageError
 from cpulaunch.metric_line import Stated, metric_line, read_metric
-from cpulaunch.supervise.metrics import MAX_METRICS, MAX_VALUES, Metrics, metrics_table
+from cpulaunch.supervise.metrics import MAX_LINE, MAX_METRICS, MAX_VALUES, Metrics, metrics_table
 from cpulaunch.supervise.outcome import Metric
 
 
@@ -30,7 +30,9 @@ def only(metrics: Metrics) -> Metric:
     return metric
 
 
-@pytest.mark.parametrize("unit", ["samples/s", "tokens/sec", "images per second", "GB/min"])
+@pytest.mark.parametrize(
+    "unit", ["samples/s", "tokens/sec", "images per second", "GB/min", "img/S", "fps", "QPS", "ips", "Hz"]
+)
 def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
     metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
     assert (metric.total, metric.ranks, metric.values) == (305, 2, 3)
@@ -51,6 +53,46 @@ def test_of_a_time_median_and_percentile_are_those_of_all_values() -> None:
     assert metrics_table([metric], "rank").startswith(f"cpulaunch: lat  median {metric.median:.4g} ms, 99th")
 
 
+@pytest.mark.parametrize("unit", ["msec", "seconds", "minutes", "μs", "µs", "hours", "Sec", "milliseconds"])
+def test_times_have_many_names(unit: str) -> None:
+    metric = only(found((0, stated("x", 1, 3, unit=unit))))
+    assert metrics_table([metric], "rank").startswith(f"cpulaunch: x  median 2 {unit}, ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "50 %CPULAUNCH_METRIC p=3 ms\n",
+        "\r60 %CPULAUNCH_METRIC p=3 ms\n",
+        "CPULAUNCH_METRIC\tp=3\tms\r\n",
+        "=" * 5000 + "CPULAUNCH_METRIC p=3 ms\n",
+    ],
+)
+def test_what_a_program_has_printed_before_is_no_hindrance(text: str) -> None:
+    for size in (1, 5, len(text)):
+        pieces = [(0, text[at : at + size]) for at in range(0, len(text), size)]
+        assert only(found(*pieces)) == Metric("p", "ms", 1, 1, None, 3, 3, 3, 3, 3)
+
+
+def test_other_words_that_begin_alike_are_none() -> None:
+    assert found((0, "CPULAUNCH_METRICS x=1\nsee CPULAUNCH_METRIC name=value unit\n")).summary() == ()
+
+
+def test_what_cannot_be_read_is_told_once_for_each_name_and_cause() -> None:
+    metrics = Metrics()
+    told = [
+        said
+        for number in range(30)
+        for line in (f"loss=nan{number} ms", f"loss={number} a b", f"more=1e{400 + number}")
+        for said in metrics.feed(0, f"CPULAUNCH_METRIC {line}\n".encode())
+    ]
+    assert [said.partition(": ")[2].partition(";")[0] for said in told] == [
+        "its value is not a number",
+        "a unit is one such as samples/s, images per second or ms",
+        "a value is finite, and at most 1e+100",
+    ]
+
+
 def test_of_anything_else_the_mean_counts() -> None:
     metric = only(found((0, stated("accuracy", 90, unit="%")), (1, stated("accuracy", 94, unit="%"))))
     assert metrics_table([metric], "instance") == ("cpulaunch: accuracy  mean 92 % (2 instances, 90 to 94)\n")
@@ -65,7 +107,7 @@ def test_lines_may_come_in_pieces_of_any_size_and_ranks_mixed() -> None:
     text = (
         "begin\n"
         + stated("x", 1, 2, unit="it/s")
-        + "no CPULAUNCH_METRIC x=9 it/s\n"
+        + "no CPULAUNCH_METRIC x=9 it/s or more of that kind\n"
         + stated("x", 6, unit="it/s")
     )
     for size in (1, 2, 7, 19, 40):
@@ -92,12 +134,14 @@ def test_a_line_without_an_end_is_none_yet() -> None:
         "x=1 " + "u" * 33,
         "n" * 65 + "=1",
         "x=1,5",
+        "d=1 ms extra words",
     ],
 )
 def test_a_line_that_states_nothing_is_told(line: str) -> None:
     metrics = Metrics()
     (problem,) = metrics.feed(3, f"CPULAUNCH_METRIC {line}\n".encode())
-    assert problem.startswith(f" stated no metric: 'CPULAUNCH_METRIC {line[:20]}")
+    assert problem.startswith(" printed a metric that can't be read: ")
+    assert f"; it was 'CPULAUNCH_METRIC {line[:20]}" in problem
     assert metrics.summary() == ()
 
 
@@ -114,7 +158,7 @@ def test_many_names_and_long_lines_take_no_room() -> None:
     assert len(metrics.summary()) == MAX_METRICS
     for _ in range(100):
         assert list(metrics.feed(1, b"CPULAUNCH_METRIC " + b"x" * 10_000)) == []
-    assert len(metrics._rest[1]) == 1
+    assert len(metrics._rest[1]) <= MAX_LINE + 1
 
 
 def test_of_very_many_values_a_part_stands_for_all() -> None:
@@ -149,9 +193,9 @@ class TestTheLine:
     @pytest.mark.parametrize(
         ("one", "error"),
         [
-            (Stated("a b", 1.0, ""), "'a b' is no name of a metric"),
-            (Stated("", 1.0, ""), "'' is no name"),
-            (Stated("x", 1.0, "a\nb"), "is no unit"),
+            (Stated("a b", 1.0, ""), "'a b' can't be the name of a metric"),
+            (Stated("", 1.0, ""), "'' can't be the name"),
+            (Stated("x", 1.0, "a\nb"), "can't be the unit"),
             (Stated("x", float("nan"), ""), "the metric x is nan"),
         ],
     )

@@ -153,3 +153,38 @@ def test_a_full_disk_costs_a_line_for_the_logs_and_one_for_the_outcome(tmp_path:
         assert "[1] 4999 x" in done.stdout
     else:
         assert [f"{i} {60 * 'x'}" for i in range(4992, 5000)] == box(done.stderr)[1][3:11]
+
+
+class TestFigures:
+    """Lines that state them are in the table at the end; a terminal doesn't need them, too."""
+
+    TEXT = (
+        b"begin\n50 %CPULAUNCH_METRIC p=3 ms\nCPULAUNCH_METRIC x=1\nCPULAUNCH_METRIC broken\n"
+        b"CPULAUNCH_METRICS\nCPULAUNCH_METRIC " + 2000 * b"y" + b"\nend CPULAUNCH_METR"
+    )
+    LEFT = (
+        b"begin\n50 %CPULAUNCH_METRIC broken\nCPULAUNCH_METRICS\nCPULAUNCH_METRIC "
+        + 2000 * b"y"
+        + b"\nend CPULAUNCH_METR"
+    )
+
+    @pytest.mark.parametrize("size", [1, 7, 100, 5000])
+    @pytest.mark.parametrize("left_out", [True, False])
+    def test_are_left_out_if_wanted_and_nothing_else_is(self, size: int, left_out: bool) -> None:
+        output, screen = output_of(1, fold=False)
+        if left_out:
+            output.leave_out_figures()
+        for at in range(0, len(self.TEXT), size):
+            output.feed(0, 1, self.TEXT[at : at + size])
+        output.feed(0, 2, b"CPULAUNCH_METRIC x=1\n")
+        output.finish(0)
+        shown = {stream: b"".join(d for s, d in screen.put_in if s == stream) for stream in (1, 2)}
+        assert shown == {1: self.LEFT if left_out else self.TEXT, 2: b"CPULAUNCH_METRIC x=1\n"}
+
+    def test_lines_of_several_have_their_prefix(self) -> None:
+        output, screen = output_of(2, fold=False)
+        output.leave_out_figures()
+        for rank in (0, 1):
+            output.feed(rank, 1, b"CPULAUNCH_METRIC x=1\na\nCPULAUNCH")
+            output.finish(rank)
+        assert b"".join(d for _, d in screen.put_in) == b"[0] a\n[0] CPULAUNCH\n[1] a\n[1] CPULAUNCH\n"
