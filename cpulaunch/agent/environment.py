@@ -8,14 +8,11 @@ from typing import NamedTuple
 from cpulaunch import variables
 from cpulaunch.agent.identity import Identity
 from cpulaunch.errors import HostError
-from cpulaunch.plan.placement import HostSpec, Placement, RankSpec
+from cpulaunch.plan.placement import HostSpec, Placement, RankSpec, own_arguments
 from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
 """The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
-
-NUMBER = "{instance}"
-"""What stands for an instance's number in its arguments."""
 
 _OF_THE_AGENT = (
     variables.TOKEN,
@@ -105,9 +102,8 @@ def program_arguments(placement: Placement, identity: Identity, argv: Sequence[s
     """The program's command: an instance has arguments of its own, and its number for ``{instance}``."""
     if not placement.instances:
         return list(argv)
-    number = str(placement.names.number(identity.rank))
     own = placement.each[identity.rank] if placement.each else ()
-    return [argv[0], *(word.replace(NUMBER, number) for word in (*argv[1:], *own))]
+    return own_arguments(argv, own, placement.names.number(identity.rank))
 
 
 def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:

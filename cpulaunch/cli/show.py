@@ -15,6 +15,7 @@ from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
+from cpulaunch.plan.placement import NUMBER, own_arguments
 from cpulaunch.plan.plan import HostPlan, Plan
 from cpulaunch.wording import counted
 
@@ -103,6 +104,8 @@ def plan_as_text(
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
     lines += ["", f"Environment of every {plan.noun}", *_environment_as_text(plan, names)]
+    if plan.instances and (plan.program.each or any(NUMBER in word for word in plan.program.argv)):
+        lines += ["", "Arguments", *_arguments_as_text(plan)]
     if verbose:
         lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
         lines += _masks_as_text(plan, names)
@@ -140,9 +143,8 @@ def _layout(host: HostPlan) -> tuple[Any, ...]:
 
 
 def _ranks_as_text(ranks: Iterable[Any], plan: Plan) -> Iterator[str]:
-    only = plan.instances and plan.instances.count > plan.world_size
     for local_rank, cores, comm_cores, nodes, threads, policy in ranks:
-        name = plan.names.one(0) if only else f"local {plan.noun} {local_rank}"
+        name = _local(plan, local_rank)
         workers = f", workers on {comm_cores}" if comm_cores else ""
         memory = f", memory {policy}" if policy else ""
         count = counted(threads, "thread")
@@ -152,12 +154,32 @@ def _ranks_as_text(ranks: Iterable[Any], plan: Plan) -> Iterator[str]:
 def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
     for name, value in plan.env.items():
         yield f"  {name}={value}"
+    if plan.instances:
+        yield f"  {variables.INSTANCE}: its number, from 0"
+        yield f"  {variables.INSTANCES}={plan.instances.count}"
     for env, hosts in groupby(plan.hosts, key=lambda host: host.env):
         if env:
             yield f"  on {names(hosts)}: {_pairs(env)}"
     for envs, hosts in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
         where = names(hosts)
-        yield from (f"  local {plan.noun} {i} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
+        yield from (f"  {_local(plan, i)} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
+
+
+def _local(plan: Plan, number: int) -> str:
+    """What one of a host's programs is called; the only one of many instances by its number among all."""
+    only = plan.instances and plan.instances.count > plan.world_size
+    return plan.names.one(0) if only else f"local {plan.noun} {number}"
+
+
+def _arguments_as_text(plan: Plan) -> Iterator[str]:
+    """What each of the first instances is given."""
+    for rank in range(min(plan.world_size, FEW)):
+        number = plan.names.number(rank)
+        own = plan.program.each[number] if plan.program.each else ()
+        words = own_arguments(plan.program.argv, own, number)
+        yield f"  {plan.names.one(rank)}: {shlex.join(words[1 + plan.program.python :])}"
+    if plan.world_size > FEW:
+        yield f"  and so on, up to {plan.names.one(plan.world_size - 1)}"
 
 
 def _masks_as_text(plan: Plan, names: Names) -> Iterator[str]:

@@ -360,10 +360,11 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
         want += ", each within a NUMA node,"
     sharing = "" if request.oversubscribe else f", or let {request.noun}s share cores (--oversubscribe)"
     fewer = "instances (--instances)" if request.instances else "ranks (-n, -ppn)"
-    return PlanError(
-        f"{want} {verb} not fit on {have}",
-        hint=f"Ask for fewer {fewer} or fewer cores each{sharing}.",
-    )
+    hint = f"Ask for fewer {fewer} or fewer cores each{sharing}."
+    widest = max(len(node) for node in nodes)
+    if request.instances and isinstance(size, int) and size > total:
+        hint = f"--cores-per-instance {widest} fits here; none of more than {counted(total, 'core')} does."
+    return PlanError(f"{want} {verb} not fit on {have}", hint=hint)
 
 
 def _spanning_note(ranks: Sequence[RankBinding], noun: str) -> str:

@@ -45,12 +45,13 @@ def as_instances(config: Config, lines: int = 0) -> Config:
     Raises ConfigError for settings that contradict each other and are equally strong; of others, the stronger
     one counts.
     """
-    if not are_wanted(config):
+    ranks_said = _ranks_are_said(config, lines)
+    if ranks_said:
+        config = _without_instances(config)
+    elif not are_wanted(config):
         config = _counted_by_others(config, lines)
     if not are_wanted(config):
-        if config.is_set("instances.only") and config["instances.only"] != "all":
-            where = config.where("instances.only")
-            raise ConfigError(f"{where}: the job has no instances", hint="--instances N, or --instances auto")
+        _refuse_what_needs_instances(config)
         return config
     cores = config["instances.cores_per_instance"]
     if config.origins["instances.count"].lstrip("-") == THROUGHPUT_MODE and cores != "auto":
@@ -75,6 +76,32 @@ def as_instances(config: Config, lines: int = 0) -> Config:
     for key, value in changed.items():
         config = _reset(config, key, value)
     return config
+
+
+def _ranks_are_said(config: Config, lines: int) -> bool:
+    """Whether a number of ranks is asked for by a stronger source than all that makes instances."""
+    instances = [config.origins[key] for key in ("instances.count", "instances.cores_per_instance")]
+    strongest = max(map(_strength, [*instances, *["--each"] * bool(lines)]))
+    ranks = [key for key in ("hosts.nproc", "hosts.nproc_per_node") if config[key] != SETTINGS[key].default]
+    return any(_strength(config.origins[key]) > strongest for key in ranks)
+
+
+def _without_instances(config: Config) -> Config:
+    for key, value in (("count", "none"), ("cores_per_instance", "auto")):
+        config = _reset(config, f"instances.{key}", value)
+    if _strength(config.origins["instances.only"]) < _strength("--instance"):
+        config = _reset(config, "instances.only", "all")
+    return config
+
+
+def _refuse_what_needs_instances(config: Config) -> None:
+    only, fail_fast = config["instances.only"] != "all", "instances.fail_fast"
+    said = ["instances.only"] if config.is_set("instances.only") and only else []
+    # A file may say for all jobs what there is to do where one of many instances fails.
+    said += [fail_fast] if config[fail_fast] and config.origins[fail_fast].startswith("-") else []
+    for key in said:
+        hint = "--instances N, or --instances auto"
+        raise ConfigError(f"{config.where(key)}: the job has no instances", hint=hint)
 
 
 def _counted_by_others(config: Config, lines: int) -> Config:
@@ -115,7 +142,7 @@ def check_lines(program: Program, count: int) -> None:
     """PlanError where there isn't a line of arguments for each instance."""
     if program.each and len(program.each) != count:
         raise PlanError(
-            f"{counted(len(program.each), 'line')} of --each for {counted(count, 'instance')}",
+            f"--each has {counted(len(program.each), 'line')}, and the job {counted(count, 'instance')}",
             hint="without a number of instances, each line is one",
         )
 

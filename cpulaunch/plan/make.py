@@ -188,7 +188,11 @@ def _instances(
         return job, listed, Instances(count)
     hosts, request, number = only_one(config, job.hosts, job.request)
     left = tuple(host for host in listed if host.name == hosts[0].host)
-    return job._replace(hosts=hosts, request=request), left, Instances(count, number)
+    bound = [each for each in job.bound if each.input.name == hosts[0].host]
+    # Of cores that no instance has, and of the other hosts, this job is not about.
+    notes = tuple(note for note in job.notes if note not in _binding_notes(job.bound))
+    job = job._replace(hosts=hosts, bound=bound, request=request, notes=notes)
+    return job, left, Instances(count, number)
 
 
 def _binding_notes(bound: Sequence[BoundHost]) -> list[str]:

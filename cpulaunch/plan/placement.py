@@ -26,6 +26,10 @@ MAX_PART = 120 * 1024
 """Bytes of it that one variable takes.  With its name it may have 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 
 
+NUMBER = "{instance}"
+"""What stands for an instance's number in its arguments."""
+
+
 class IdentityVariables(NamedTuple):
     """The names of the variables by which a launcher tells a process who it is.
 
@@ -186,3 +190,8 @@ def guard(arguments: Sequence[str]) -> list[str]:
 def unguard(arguments: Sequence[str]) -> list[str]:
     """What ``guard`` was given."""
     return [a[1:] if a.startswith("\\") and a.lstrip("\\") == ":" else a for a in arguments]
+
+
+def own_arguments(argv: Sequence[str], own: Sequence[str], number: int) -> list[str]:
+    """An instance's command: with arguments of its ``own``, and its number where they name it."""
+    return [argv[0], *(word.replace(NUMBER, str(number)) for word in (*argv[1:], *own))]

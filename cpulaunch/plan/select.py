@@ -130,10 +130,12 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
     if count == "auto":
         return {host.name: None for host in hosts}
     if count % len(hosts):
+        fits = max(number for number in range(1, len(hosts)) if count % number == 0)
         raise PlanError(
             f"{config.where('instances.count')}: {counted(count, 'instance')} can't be divided evenly over "
             f"{len(hosts)} hosts",
-            hint="--cores-per-instance C alone starts as many as fit on each host",
+            hint=f"--nnodes {fits} takes {counted(fits, 'host')} of these, and --cores-per-instance C alone "
+            "starts as many as fit on each",
         )
     return {host.name: count // len(hosts) for host in hosts}
 

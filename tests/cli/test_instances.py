@@ -223,12 +223,13 @@ class TestAScriptThatMakesAGroup:
         ("--instances 2 --nnodes 1:2 --hosts a,b", "hosts.nnodes (--nnodes) contradicts", "--nnodes N"),
         ("--instance 1", "instances.only (--instance): the job has no instances", "--instances N"),
         ("--instances 1 --instance 1", "there is no instance 1", "the instances are 0 to 0"),
+        ("--fail-fast", "instances.fail_fast (--fail-fast): the job has no instances", "--instances N"),
         ("--each nowhere", "--each nowhere: cannot be read: No such file", "a line of arguments per instance"),
         ("--each empty", "--each empty: has no line of arguments", None),
         ("--each broken", "broken:2: no closing quotation", "as a shell would"),
         ("--each bytes", "--each bytes: not UTF-8 text", None),
         ("--each null", "null:1: an argument can't have a null character", None),
-        ("--each two --instances 1", "2 lines of --each for 1 instance", "each line is one"),
+        ("--each two --instances 1", "--each has 2 lines, and the job 1 instance", "each line is one"),
         ("--each two --instances none", "the job has no instances, as instances.count (--instances) is none", None),
     ],
 )  # fmt: skip
@@ -246,6 +247,17 @@ def test_what_can_not_be_is_refused(
     assert hint is None or hint in done.stderr.partition("hint: ")[2]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_shows_what_each_one_is_given(cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+    (tmp_path / "each").write_text("--out {instance}.csv\n'b c'\n")
+    dry = ("run", "--each", "each", "--lscpu", REPOSITORY / "tests/plan/2x28.lscpu", "--dry-run")
+    lines = cpulaunch(*dry, infer, "part-{instance}").stdout.splitlines()
+    assert {"  instance 0: part-0 --out 0.csv", "  instance 1: part-1 'b c'"} <= set(lines)
+    assert {"  CPULAUNCH_INSTANCE: its number, from 0", "  CPULAUNCH_INSTANCES=2"} <= set(lines)
+    lines = cpulaunch(*dry[:-1], "--instance", "1", "--dry-run", infer).stdout.splitlines()
+    assert "  instance 1: 'b c'" in lines
+    assert not [line for line in lines if "instance 0" in line]
 
 
 @needs_two_cores

@@ -148,7 +148,7 @@ class TestArgumentsOfEach:
         assert told(plan).each == (("--a", "2"),)
 
     def test_have_to_be_as_many(self) -> None:
-        with pytest.raises(PlanError, match="3 lines of --each for 2 instances"):
+        with pytest.raises(PlanError, match="--each has 3 lines, and the job 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 
 
@@ -221,8 +221,47 @@ class TestContradictions:
 
 
 def test_ranks_are_planned_as_ever_where_there_are_no_instances() -> None:
-    config = load([("instances.fail_fast", "true", "--fail-fast")], environ={})
+    config = load([], environ={"CPULAUNCH_INSTANCES_FAIL_FAST": "1"})
+    assert config["instances.fail_fast"]
     assert as_instances(config) is config
+
+
+def test_fail_fast_needs_instances_as_the_only_one_does() -> None:
+    config = load([("instances.fail_fast", "true", "--fail-fast")], environ={})
+    with pytest.raises(ConfigError, match=r"\(--fail-fast\): the job has no instances"):
+        as_instances(config)
+
+
+@pytest.mark.parametrize("key", ["hosts.nproc", "hosts.nproc_per_node"])
+def test_ranks_that_are_asked_for_are_stronger_than_a_file_with_instances(tmp_path, key: str) -> None:
+    text = yaml_text({"instances.count": 2, "instances.cores_per_instance": 4, "instances.only": 1})
+    config = load([(key, "3", "-n")], file=tmp_path / "c.yaml", text=text, environ={})
+    plan = make_plan(config, Facts(like=BIG), PROGRAM)
+    assert (plan.instances, plan.world_size) == (None, 3)
+
+
+def test_a_hint_names_the_hosts_over_which_instances_can_be_divided() -> None:
+    facts = Facts(like=BIG, listed=parse_hosts("a,b,c,d", "--hosts"))
+    with pytest.raises(CpulaunchError) as e:
+        make_plan(load([("instances.count", "6", "--instances")], environ={}), facts, PROGRAM)
+    assert e.value.hint
+    assert e.value.hint.startswith("--nnodes 3 takes 3 hosts of these, ")
+
+
+def test_a_hint_names_the_cores_that_there_are() -> None:
+    wanted = [("instances.cores_per_instance", "99", "--latency-mode")]
+    with pytest.raises(CpulaunchError) as e:
+        make_plan(load(wanted, environ={}), Facts(like=BIG), PROGRAM)
+    assert e.value.hint
+    assert e.value.hint.startswith("--cores-per-instance 28 fits here; ")
+
+
+def test_the_only_one_has_notes_of_its_own_alone() -> None:
+    wanted = [("instances.cores_per_instance", "10", "--cores-per-instance")]
+    facts = Facts(like=BIG, listed=parse_hosts("a,b", "--hosts"))
+    assert any("idle" in note for note in make_plan(load(wanted, environ={}), facts, PROGRAM).notes)
+    only = [*wanted, ("instances.only", "5", "--instance")]
+    assert make_plan(load(only, environ={}), facts, PROGRAM).notes == ()
 
 
 def test_a_backend_that_is_not_there_is_no_matter() -> None:
