@@ -25,7 +25,7 @@ def shard(items: Items) -> Items:
         return items[number::count]  # type: ignore[index,no-any-return]
     except TypeError:
         raise UsageError(
-            f"cpulaunch.shard: a {type(items).__name__} can't be sliced", hint="list(…) makes a list of it"
+            f"cpulaunch.shard: it can't slice this {type(items).__name__}", hint="list(…) makes a list of it"
         ) from None
 
 

