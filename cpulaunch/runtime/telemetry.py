@@ -41,7 +41,8 @@ def log(*, loss: Any) -> None:
     comes.  Outside of a cpulaunch job it does nothing.
     """
     if recorder is not None:
-        recorder.log(float(loss))
+        detach = getattr(loss, "detach", None)  # torch warns of a number made of what has a gradient
+        recorder.log(float(detach() if detach else loss))
 
 
 def record(torch: Any, memory: Any) -> Recorder:

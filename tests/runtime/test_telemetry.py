@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +202,19 @@ def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
     script.recorder.log(2.0)
     script.recorder.stepped(trained)
     assert (script.step(2).loss, script.step(3).loss) == (3.0, 2.0)
+
+
+def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has warned on every rank: the loss is given as it is, before or after its backward pass."""
+    script = Script()
+    monkeypatch.setattr(telemetry, "recorder", script.recorder)
+    script.recorder.stepped(optimizer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        telemetry.log(loss=(torch.ones(3, requires_grad=True) / 2).sum())
+        assert script.step(1).loss == 1.5
+        telemetry.log(loss=2)
+    assert script.step(1).loss == 2.0
 
 
 def test_outside_of_a_job_a_loss_goes_nowhere() -> None:
