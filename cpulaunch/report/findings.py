@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cpulaunch.report.buckets import Floats
-from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds, size
+from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds, of_and_others, size
 from cpulaunch.wording import counted
 
 NOTABLE = 0.05
@@ -68,23 +68,24 @@ def _outside(numbers: Numbers) -> Iterator[Finding]:
 
 
 def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
-    if waiting is None or (share := float(np.mean(waiting))) < NOTABLE:
+    """Where one is the slowest, the share is that of the ranks which wait for it."""
+    if waiting is None:
         return
-    text = f"{_percent(share)} waiting for slower ranks: "
-    if (slowest := numbers.slowest) is None:
-        yield Finding(share, text + "another one each time (batches of unequal length, or busy hosts)")
+    rank, _ = numbers.slowest or (None, 0.0)
+    share = float(np.mean(waiting if rank is None else np.delete(waiting, rank)))
+    if share < NOTABLE:
         return
-    rank, _ = slowest
-    own, others = _of_and_others(numbers.own_of_ranks, rank)
-    read, others_read = _of_and_others(numbers.input_of_ranks, rank)
+    if rank is None:
+        why = "not always the same rank (batches of unequal length, or busy hosts)"
+        yield Finding(share, f"{_percent(share)} waiting for slower ranks: {why}")
+        return
+    own, others = of_and_others(numbers.own_of_ranks, rank)
+    read, others_read = of_and_others(numbers.input_of_ranks, rank)
     what = f"takes {milliseconds(own)} a step without waiting, the others {milliseconds(others)}"
     if read - others_read > (own - others) / 2:
         what = f"waits {milliseconds(read)} a step for its input, the others {milliseconds(others_read)}"
-    yield Finding(share, f"{text}{_named(numbers, rank)} {what}")
-
-
-def _of_and_others(seconds: Floats, rank: int) -> tuple[float, float]:
-    return float(seconds[rank]), float(np.median(np.delete(seconds, rank)))
+    text = f"{_percent(share)} of the others' time waiting for slower ranks"
+    yield Finding(share, f"{text}: {_named(numbers, rank)} {what}")
 
 
 def _input(share: Floats | None) -> Iterator[Finding]:
@@ -99,7 +100,7 @@ def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
         settings = {key: value for key, value, _ in numbers.job.settings}
         do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
         do = "--backend ccl is faster" if settings.get("training.backend") == "gloo" else do
-        yield Finding(mean, f"{_percent(mean)} in communication that nothing hides: {do}")
+        yield Finding(mean, f"{_percent(mean)} in communication that no computing hides: {do}")
 
 
 def _named(numbers: Numbers, rank: int) -> str:

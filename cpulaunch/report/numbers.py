@@ -20,8 +20,9 @@ EXPOSED, SLOWER_RANKS = "communication that all wait for", "waiting for slower r
 STEPS_EACH = 2
 """Steps that a time which is looked at should have: else curves would have holes."""
 
-SLOWER = 0.02
-"""A rank is named as the slowest where its steps take longer than the median rank's by this part."""
+SLOWER = 0.05
+"""A rank is named as the slowest where its own steps take longer than the others' by this part, as in the
+status line."""
 
 
 class Numbers:
@@ -148,13 +149,13 @@ class Numbers:
 
     @property
     def slowest(self) -> tuple[int, float] | None:
-        """The rank whose own steps take longest, and by which part longer than the median rank's."""
+        """The rank whose own steps take longest, and by which part longer than the others' (the median)."""
         own = self.own_of_ranks
-        if len(own) < 2 or not np.isfinite(own).all() or (median := float(np.median(own))) <= 0:
+        if len(own) < 2 or not np.isfinite(own).all():
             return None
         rank = int(np.argmax(own))
-        more = float(own[rank]) / median - 1
-        return (rank, more) if more > SLOWER else None
+        longest, others = of_and_others(own, rank)
+        return (rank, longest / others - 1) if others > 0 and longest >= others * (1 + SLOWER) else None
 
     def key_figures(self) -> Iterator[tuple[str, str, float | None]]:
         """Name, text, and the number by which two jobs are compared."""
@@ -194,6 +195,11 @@ class Numbers:
             yield "restarts", str(end.restarts), float(end.restarts)
         if stalls := sum(mark.kind == "stall" for mark in job.marks):
             yield "stalls", str(stalls), float(stalls)
+
+
+def of_and_others(seconds: Floats, rank: int) -> tuple[float, float]:
+    """A rank's value, and the median of all others'."""
+    return float(seconds[rank]), float(np.median(np.delete(seconds, rank)))
 
 
 def result(job: Job) -> str:

@@ -177,7 +177,7 @@ def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
     says = f"{without}a row that stands out is a slow {names.noun}, a column a slow moment of all."
     if (slowest := numbers.slowest) is not None:
         slow = names.one(slowest[0]).capitalize()
-        says += f" {slow} takes {100 * slowest[1]:.0f} % longer than the median one."
+        says += f" {slow} takes {100 * slowest[1]:.0f} % longer than the others."
     return title, figures.heat_map(numbers, axis), says
 
 

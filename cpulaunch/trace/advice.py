@@ -13,6 +13,9 @@ NOTABLE = 0.05
 MUCH = 0.15
 """The same for what can hardly be less."""
 
+ALONE = 0.6
+"""Part of all waiting for the slowest that is for one rank, from where on it is to blame."""
+
 MUCH_FAR = 0.2
 """Part of a rank's memory on other NUMA nodes that is worth a line."""
 
@@ -72,14 +75,17 @@ def _outside(found: Figures) -> Iterator[Advice]:
 
 
 def _waiting(found: Figures) -> Iterator[Advice]:
-    share = mean(found.ranks, "waiting")
-    if share < NOTABLE or not found.waited_for:
+    """Where one rank is the slowest, the share is that of the ranks which wait for it."""
+    if not found.waited_for:
         return
     number, part = found.waited_for
     slow = next(each for each in found.ranks if each.rank == number)
     others = [each for each in found.ranks if each.rank != number]
-    if part < 0.6:
-        text = f"for the slowest, which is another rank each time (rank {number} in {percent(part)} of it)"
+    share = mean(found.ranks if part < ALONE else others, "waiting")
+    if share < NOTABLE:
+        return
+    if part < ALONE:
+        text = f"for the slowest, not always the same rank (rank {number} in {percent(part)} of it)"
         yield Advice(share, f"{percent(share)} waiting {text}: batches of unequal length, or busy hosts")
         return
     more = {name: _ms(slow, name) - sum(_ms(each, name) for each in others) / len(others) for name in WORDS}
@@ -87,7 +93,8 @@ def _waiting(found: Figures) -> Iterator[Advice]:
     theirs = sum(_ms(each, most) for each in others) / len(others)
     why = f"it {WORDS[most]} {_ms(slow, most):.1f} ms a step, the others {theirs:.1f} ms"
     why += f": {_why_it_waits(found)}" if most == "input" else ""
-    yield Advice(share, f"{percent(share)} waiting for the slowest: rank {number} on {slow.host}: {why}")
+    text = f"{percent(share)} of the others' time waiting for the slowest"
+    yield Advice(share, f"{text}: rank {number} on {slow.host}: {why}")
 
 
 def _ms(rank: Shares, part: str) -> float:
@@ -103,7 +110,7 @@ def _input(found: Figures) -> Iterator[Advice]:
 
 def _why_it_waits(found: Figures) -> str:
     if any("SingleProcess" in source for source in found.sources):
-        return "num_workers=0 (workers read ahead)"
+        return "set num_workers > 0: workers read ahead"
     return "the loader's workers don't keep up: more of them, or a cheaper __getitem__"
 
 
@@ -116,7 +123,7 @@ def _communication(found: Figures) -> Iterator[Advice]:
         do = "--backend ccl is faster"
     else:
         do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
-    yield Advice(share, f"{percent(share)} in communication that nothing hides ({beside}): {do}")
+    yield Advice(share, f"{percent(share)} in communication that no computing hides ({beside}): {do}")
 
 
 def _operations(found: Figures) -> Iterator[Advice]:
@@ -144,7 +151,8 @@ def _other(found: Figures) -> Iterator[Advice]:
     share = usual(found, "other")
     if share >= MUCH:
         do = "fewer and larger operations, and less Python between them"
-        yield Advice(share, f"{percent(share)} in Python, or idle: {do}")
+        see = "cpulaunch stacks shows whether Python stands still, and where"
+        yield Advice(share, f"{percent(share)} in Python, or idle: {do}; {see}")
 
 
 def _migrations(found: Figures) -> Iterator[Advice]:

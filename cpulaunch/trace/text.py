@@ -47,11 +47,12 @@ def _lines(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
     for each in found.operations:
         spent = f"{1e3 * each.seconds:9.2f} ms {percent(each.share):>5}"
         yield f"  {spent}  {each.calls:6.0f} ×  {each.name[:MAX_NAME]}"
-    yield ""
-    yield f"the longest computation of a rank is {found.imbalance:.2f} × their mean"
-    if found.joined or found.alone:
-        apart = f"; of {found.alone} the group is not known" if found.alone and len(found.ranks) > 1 else ""
-        yield f"{found.joined} collectives joined by arrows{apart}"
+    if len(found.ranks) > 1:
+        yield ""
+        yield f"computation takes the slowest rank {found.imbalance:.2f} times as long as the ranks' mean"
+        if found.joined or found.alone:
+            apart = f"; of {found.alone} the group is not known" if found.alone else ""
+            yield f"{found.joined} collectives joined by arrows{apart}"
     if found.uncertain:
         yield f"clocks of hosts agree to {1e3 * found.uncertain:.2f} ms"
 

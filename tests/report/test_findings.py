@@ -40,13 +40,39 @@ def texts(place: Path) -> list[str]:
 
 def test_a_slow_rank_and_by_how_much(tmp_path: Path) -> None:
     assert texts(job(tmp_path, waiting=0.08)) == [
-        "60 % waiting for slower ranks: rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms"
+        "80 % of the others' time waiting for slower ranks: rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms"
     ]
+
+
+def test_a_slow_rank_is_slower_than_the_others_by_one_figure(tmp_path: Path) -> None:
+    """Of two ranks, too, where the median of all would be half its own."""
+    place = job(tmp_path, waiting=0.08)
+    rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(row) + "\n" for row in rows if row.get("rank", 0) < 2)
+    (place / "telemetry.jsonl").write_text(text)
+    numbers = Numbers(read_job(place))
+    assert {name: text for name, text, _ in numbers.key_figures()}["slowest"] == "rank 1 (+421 %)"  # 99 ÷ 19
+    assert "rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms" in findings(numbers)[0].text
+    assert "Rank 1 takes 421 % longer than the others." in render([numbers.job], "", "test")
+
+
+def test_where_no_rank_is_the_slowest_none_is_named(tmp_path: Path) -> None:
+    """Each waits in every fourth step only, for as long."""
+    place = job(tmp_path)
+    rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        row["waiting"] = 0.041 if row["step"] % 4 == row["rank"] else 0.001
+    (place / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (text,) = texts(place)
+    assert (
+        text
+        == "10 % waiting for slower ranks: not always the same rank (batches of unequal length, or busy hosts)"
+    )
 
 
 def test_a_slow_rank_that_waits_for_its_input(tmp_path: Path) -> None:
     assert texts(job(tmp_path, waiting=0.08, reading={1: 0.07})) == [
-        "60 % waiting for slower ranks: rank 1 on node0 waits 70 ms a step for its input, the others 0 ms"
+        "80 % of the others' time waiting for slower ranks: rank 1 on node0 waits 70 ms a step for its input, the others 0 ms"
     ]
 
 
@@ -68,7 +94,7 @@ def test_what_holds_a_rank_back_from_outside_comes_first(tmp_path: Path, name: s
     first, second = texts(job(tmp_path, *rows, waiting=0.08))
     assert first.startswith(says)
     assert first.endswith("; the same of 1 other rank")
-    assert second.startswith("60 % waiting for slower ranks")
+    assert second.startswith("80 % of the others' time waiting")
 
 
 def test_nothing_stands_out(tmp_path: Path) -> None:

@@ -160,4 +160,6 @@ def test_without_the_package_the_error_names_it_and_what_stands_out_is_said(
     figures, stands_out = done.stdout.split("\nwhat stands out\n")
     assert figures.splitlines()[0] == f"{JOB} (2 hosts, 4 ranks)"
     assert re.search(r"^  MFU +3\d %$", figures, re.M)
-    assert re.match(r"  1\d % waiting for slower ranks: rank 1 on node0 takes 8", stands_out)
+    assert re.match(
+        r"  1\d % of the others' time waiting for slower ranks: rank 1 on node0 takes 8", stands_out
+    )

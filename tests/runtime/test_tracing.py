@@ -55,7 +55,7 @@ def found_first(job: Path) -> str:
 @pytest.mark.parametrize(
     ("backend", "case", "says", "reported"),
     [
-        ("ccl", "slow loader", "waiting for input: num_workers=0", "waiting for input: more workers"),
+        ("ccl", "slow loader", "waiting for input: set num_workers > 0", "waiting for input: more workers"),
         (
             "gloo",
             "slow rank",

@@ -92,13 +92,13 @@ def test_the_slowest_rank_is_named_first_and_why() -> None:
     assert found.waited_for == pytest.approx((2, 1.0))
     assert found.imbalance == pytest.approx(800 / 350)
     assert first_advice(found) == (
-        "45 % waiting for the slowest: rank 2 on node2: it computes 0.8 ms a step, the others 0.2 ms"
+        "60 % of the others' time waiting for the slowest: rank 2 on node2: it computes 0.8 ms a step, the others 0.2 ms"
     )
 
 
 @pytest.mark.parametrize(
     ("loader", "hint"),
-    [(LOADER, "num_workers=0"), (LOADER.replace("Single", "MultiProcessing"), "workers don't keep up")],
+    [(LOADER, "num_workers > 0"), (LOADER.replace("Single", "MultiProcessing"), "workers don't keep up")],
 )
 def test_a_slow_loader_is_named_first(loader: str, hint: str) -> None:
     ranks = [Recorded(rank, steps=1).add(loader, 0, 400, cat="user_annotation") for rank in range(2)]
@@ -129,9 +129,22 @@ def test_more_is_advised_where_there_is_a_figure() -> None:
     assert texts[0].startswith("20 % in the optimizer: fused=True")
     assert texts[1].startswith("copies take 13 %")
     assert texts[2].startswith("dropout's random numbers take 12 %")
-    assert texts[3].startswith("5 % in communication that nothing hides (1 % more is hidden")
+    assert texts[3].startswith("5 % in communication that no computing hides (1 % more is hidden")
     assert texts[3].endswith("--backend ccl is faster")
     assert texts[4].startswith("threads migrate 3000 times a second")
+
+
+def test_python_that_stands_still_can_be_looked_at() -> None:
+    line = first_advice(of(Recorded(0, steps=1).add("aten::mm", 0, 500)))
+    assert line.startswith("50 % in Python, or idle: ")
+    assert "cpulaunch stacks" in line
+
+
+def test_of_a_single_rank_nothing_is_said_about_others() -> None:
+    said = report(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {})
+    assert "of 1 rank" in said
+    assert "arrows" not in said
+    assert "mean" not in said
 
 
 def test_nothing_is_advised_for_nothing() -> None:
@@ -144,6 +157,7 @@ def test_the_text_has_columns_for_few_ranks_and_extremes_of_many() -> None:
     few = report(of(*(Recorded(rank).add("aten::mm", 0, 1000) for rank in range(2))), {})
     assert "steps 10 to 11 of 2 ranks: 1.0 ms a step" in few
     assert "rank 0     rank 1" in few
+    assert few.endswith("\n\ncomputation takes the slowest rank 1.00 times as long as the ranks' mean\n")
     many = report(of(*(Recorded(rank).add("aten::mm", 0, 100 * rank) for rank in range(10))), {5: "gone"})
     (line,) = [line.split() for line in many.splitlines() if line.startswith("  computation")]
     assert line == ["computation", "22", "%", "0", "%", "45", "%", "9"]
