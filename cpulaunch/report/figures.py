@@ -57,10 +57,12 @@ def over_time(
     *,
     seldom: bool = False,
     zero: bool = True,
+    names: Sequence[str] = (),
 ) -> Spec | None:
     """Curves of one quantity, each of a name; with the marks of the job where there is one.
 
     ``seldom``: it was looked at now and then, and gaps mean nothing.  ``zero``: the axis begins there.
+    ``names``: those of all jobs that are compared, of which not all may have a curve; colours go by them.
     """
     values: Values = []
     longest = 0.0
@@ -72,8 +74,12 @@ def over_time(
     if not any(value["y"] is not None for value in values):
         return None
     x = axis.encoding(longest)
-    legend = {"orient": "top", "labelLimit": 400} if len(lines) > 1 else None
-    colour = {"field": "name", "type": "nominal", "title": None, "sort": None, "legend": legend}
+    shown = [name for name, *_ in lines]
+    colour: Spec = {"field": "name", "type": "nominal", "title": None, "sort": None, "legend": None}
+    if len(shown) > 1 or names:
+        colour["legend"] = {"orient": "top", "labelLimit": 400, "values": shown}
+    if names:
+        colour["scale"] = {"domain": list(names)}
     tooltip = [
         {"field": "name", "type": "nominal", "title": "of"},
         {"field": "t", "type": "quantitative", "title": axis.unit},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -26,6 +27,9 @@ NO_CARDS = ("result", HIDDEN)
 
 MAX_HOSTS = 64
 """Hosts whose ranks are listed."""
+
+TABLE = re.compile(r"\S {2,}\S")
+"""What lines of tables have."""
 
 MAX_MARKS = 50
 """Failures, stalls and restarts that are listed."""
@@ -91,8 +95,7 @@ def _one(page: Page, numbers: Numbers) -> None:
         page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
     _marks(page, job)
     _figures(page, numbers)
-    if job.trace:
-        page.section("What the trace says", f"<pre>{escape(job.trace)}</pre>")
+    _trace(page, job)
     _placement(page, job)
     _settings(page, [job])
 
@@ -109,13 +112,14 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
     steps = [(name, each, 1000 * each.step_seconds) for name, each in zip(names, several, strict=True)]
     page.figure("steps", "Time of a step", figures.over_time(steps, "ms", axis))
     losses = [(name, n, loss) for name, n in zip(names, several, strict=True) if (loss := n.loss) is not None]
-    page.figure("loss", "Loss", figures.over_time(losses, "loss", axis, zero=False))
+    page.figure("loss", "Loss", figures.over_time(losses, "loss", axis, zero=False, names=names))
     for name, numbers in zip(names, several, strict=True):
         page.add(f"<h1>{escape(name)}</h1>")
         _findings(page, numbers)
         _marks(page, numbers.job)
         page.figure("heat", *_heat(numbers, TimeAxis(numbers.longest)))
         page.figure("share", *_share(numbers))
+        _trace(page, numbers.job)
         _placement(page, numbers.job)
     _settings(page, [numbers.job for numbers in several], names)
 
@@ -197,6 +201,16 @@ def _marks(page: Page, job: Job) -> None:
     more = len(job.marks) - MAX_MARKS
     rest = f"<li>and {more} more: events.jsonl</li>" if more > 0 else ""
     page.section("What happened", f'<ul class="marks">{items}{rest}</ul>')
+
+
+def _trace(page: Page, job: Job) -> None:
+    """Its tables as they are; lines of words are wrapped."""
+    if job.trace:
+        lines = (
+            escape(line) if TABLE.search(line) else f'<span class="words">{escape(line)}</span>'
+            for line in job.trace.split("\n")
+        )
+        page.section("What the trace says", f"<pre>{chr(10).join(lines)}</pre>")
 
 
 def _placement(page: Page, job: Job) -> None:

@@ -92,6 +92,7 @@ th{color:var(--soft);font-weight:500}
 .marks .failure b{color:var(--bad)}.marks .stall b{color:var(--stall)}.marks .restart b{color:var(--restart)}
 .marks li{white-space:pre-line;overflow-wrap:anywhere}
 pre{margin:4px 0 0;font-size:12.5px;line-height:1.45;overflow-x:auto}
+.words{white-space:pre-wrap;overflow-wrap:anywhere}
 details{margin-top:10px}summary{cursor:pointer;color:var(--soft);font-size:13px}
 .empty{padding:10px 0}
 footer{color:var(--soft);font-size:12px}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -129,6 +130,29 @@ def test_what_jobs_say_is_no_html(tmp_path: Path) -> None:
     assert "<b>job" not in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_comparison_keeps_a_jobs_colour_and_has_its_trace(tmp_path: Path) -> None:
+    """Where one job alone has logged a loss, and one alone was traced."""
+    first = write_job(tmp_path / "a")
+    rows = [json.loads(line) for line in (first / "telemetry.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps({**row, "loss": None}) + "\n" for row in rows)
+    (first / "telemetry.jsonl").write_text(text)
+    second = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
+    (second / "trace.txt").write_text(
+        "  9 % in the optimizer: fused=True\n\n  computation     1 %        1 %\n"
+    )
+    page = render([read_job(first), read_job(second)], "", "test")
+    assert page.count("What the trace says") == 1
+    assert '<span class="words">  9 % in the optimizer: fused=True</span>' in page
+    assert "\n  computation     1 %        1 %\n" in page  # a line of a table isn't wrapped
+    specs = json.loads(page.split("const SPECS=")[1].split(",THEMES=")[0])
+    (loss,) = [spec for name, spec in specs.items() if name.startswith("loss")]
+    colour = loss["layer"][0]["encoding"]["color"]
+    a, b = f"A: {JOB}", "B: 20261123-061104-aaaaaaaaaaaaaaaa"
+    assert colour["scale"] == {"domain": [a, b]}
+    assert colour["legend"]["values"] == [b]
+    assert {value["name"] for value in loss["layer"][0]["data"]["values"]} == {b}
 
 
 def test_what_happened_is_in_its_order(tmp_path: Path) -> None:
