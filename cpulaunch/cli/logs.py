@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import find_directory
+from cpulaunch.cli.running import NEWEST, WHICH, find_directory
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import Names
@@ -16,8 +16,8 @@ from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
 from cpulaunch.supervise.record import State, names_of, ranks_of, state_of
 from cpulaunch.supervise.registry import Contact, is_gone, read_contact
 
-EPILOG = """\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job.
+EPILOG = f"""\
+{WHICH}
 The lines of all ranks come in the order in which they were printed, and as the terminal showed them;
 those of a single rank as they are in its log.
 
@@ -36,7 +36,7 @@ UNKNOWN_FOR = 10.0
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch logs", "What the ranks of a job have printed.", EPILOG)
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
+    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument(
         "--rank", "--instance", metavar="LIST", help="show these ranks or instances only, such as 3 or 0,4-7"
     )

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import find_job, printable
+from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.errors import ConfigError, HostError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.trace_request import MAX_STEPS
 
 EPILOG = f"""\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job here.
+{WHICH}
 The job goes on, and is slower while it is traced. {MAX_STEPS} steps can be traced at most.
 The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
 
@@ -27,15 +27,23 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch profile", "Trace steps of a running job, and say what they show.", EPILOG)
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
+    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument("--steps", metavar="N", default="5", help="optimizer steps to trace (default: 5)")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
     options = parser.parse_args(arguments)
     steps, ranks = _steps(options.steps), _ranks(options.ranks)
+    if options.output:
+        _check_output(options.output)
     directory, contact = find_job(options.job)
-    with Observer(contact) as observer:
-        done = observer.profile(steps, ranks, _tell)
+    if options.job is None:
+        _tell(f"profile of {directory}")
+    try:
+        with Observer(contact) as observer:
+            done = observer.profile(steps, ranks, _tell)
+    except KeyboardInterrupt:
+        _tell("given up: there will be no trace, and the job goes on")
+        raise
     if done.error:
         raise HostError(f"there is no trace: {printable(done.error)}")
     trace = directory / os.path.basename(done.file)
@@ -52,6 +60,19 @@ def main(arguments: list[str]) -> int:
 
 def _tell(line: str) -> None:
     print(f"cpulaunch: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _check_output(path: Path) -> None:
+    """Before anything is traced, which takes a while."""
+    why = ""
+    if path.is_dir():
+        why = "it is a directory"
+    elif not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "you may not write there"
+    if why:
+        raise UsageError(f"-o {path} can't be written: {why}", hint="name another file")
 
 
 def _steps(text: str) -> int:

@@ -9,10 +9,10 @@ from cpulaunch import __version__
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import find_directory, printable
+from cpulaunch.cli.running import WHICH, find_directory, printable
 
-EPILOG = """\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job.
+EPILOG = f"""\
+{WHICH}
 Two jobs and more are compared with the first.  The file needs nothing else, neither a network nor a server.
 Key figures, and what stands out, are printed, too.
 Values of `env:` and what looks like a token are left out of it.
@@ -25,7 +25,9 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch report", "What a job did, as one HTML file.", EPILOG)
-    parser.add_argument("jobs", metavar="JOB", nargs="*", help="the job, or several to compare")
+    parser.add_argument(
+        "jobs", metavar="JOB", nargs="*", help="the job, or several to compare; default: your newest one here"
+    )
     parser.add_argument(
         "-o", "--output", metavar="F", type=Path, default=Path("report.html"),
         help="the file; default: report.html; - for stdout",

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import UsageError
-from cpulaunch.supervise.record import State, jobs_below, state_of
+from cpulaunch.supervise.record import State, age, jobs_below, state_of
 from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here, listed_jobs, read_contact
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""
+
+WHICH = """\
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is your newest job of
+the setting output.log_dir here (runs/), or where there is none, the newest that runs on this host."""
+"""What the help of commands says that are about one job."""
+
+NEWEST = "the job; default: your newest one here"
 
 _NOT_RUNNING = {
     State.KILLED: "the launcher of this job was killed, and its agents have ended the ranks",
@@ -69,15 +76,17 @@ def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
 
 
 def find_job(named: str | None) -> Running:
-    """The job that the user has named, by its id, its beginning or a directory; else the newest one here.
+    """The job that the user has named, by its id, its beginning or a directory.
 
+    Else the newest one of ``usual_places()`` that runs on this host, or where there is none, of elsewhere.
     Raises UsageError.
     """
     if named is None:
-        jobs = [running for running in running_jobs() if not is_gone(running[1])]
-        for running in jobs:
-            if is_here(running[1]):
-                return running
+        places = usual_places()
+        jobs = [running for running in running_jobs(places) if not is_gone(running[1])]
+        here = [running for running in jobs if is_here(running[1])]
+        for running in (*(each for each in here if _is_of(each[0], places)), *here):
+            return running
         hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
         for _, elsewhere in jobs:
             hint = f"`cpulaunch stacks {elsewhere.job}` asks the one on {elsewhere.host}"
@@ -122,8 +131,9 @@ def _ended(named: str) -> list[Path]:
 
 
 def find_directory(named: str | None) -> Path:
-    """The directory of a job that runs or has ended: named as for `find_job`; else the newest one.
+    """The directory of a job that runs or has ended: named as for `find_job`.
 
+    Else the user's newest one of ``usual_places()``, or where there is none, of those that run on this host.
     Raises UsageError.
     """
     if named is not None and os.path.isdir(named):
@@ -131,17 +141,35 @@ def find_directory(named: str | None) -> Path:
             return place
         raise UsageError(f"{named}: no job has been run there", hint="a job's directory has a file plan.json")
     # A job that runs here is both in the list and below that directory.
-    below = [job for where in usual_places() for job in jobs_below(where)]
+    places = usual_places()
+    below = [job for where in places for job in jobs_below(where)]
     known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *below)}
-    found = [place for place in known.values() if named is None or place.name.startswith(named)]
-    if found and (named is None or len(found) == 1):
-        return max(found, key=lambda place: place.name)
-    if named is not None and found:
+    if named is None:
+        ours = [place for place in known.values() if _is_ours(place)]
+        if found := [place for place in ours if _is_of(place, places)] or ours:
+            return max(found, key=age)
+    elif found := [place for place in known.values() if place.name.startswith(named)]:
+        if len(found) == 1:
+            return found[0]
         raise _several(named, sorted(place.name for place in found))
     hint = elsewhere() or "`cpulaunch jobs` lists them; the directory of a job will do, too"
     if named is None:
-        raise UsageError(f"no job is running, and none has been run in {runs()}/", hint=hint)
+        raise UsageError(f"no job of yours is running, and none has been run in {runs()}/", hint=hint)
     raise UsageError(f"{named}: no such job", hint=hint)
+
+
+def _is_of(job: Path, places: Sequence[Path]) -> bool:
+    """Whether a job's directory is one of these places, or directly below one."""
+    place = os.path.realpath(job)
+    return bool({place, os.path.dirname(place)} & {os.path.realpath(each) for each in places})
+
+
+def _is_ours(job: Path) -> bool:
+    """Others' jobs may be in a directory that several users share."""
+    try:
+        return job.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _places(directory: Path) -> Iterator[Path]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import find_job, printable
+from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.stacks import report
 
-EPILOG = """\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs); default: the newest job here.
+EPILOG = f"""\
+{WHICH}
 The job goes on: a program is stopped for a few milliseconds, with --native for up to half a second.
 
 examples:
@@ -19,7 +19,7 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch stacks", "What every thread of every rank of a running job is doing.", EPILOG)
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the job; default: the newest one")
+    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
     options = parser.parse_args(arguments)
     directory, contact = find_job(options.job)

@@ -129,10 +129,9 @@ class Profiling:
             if why := cannot_be_traced(self._ranks, wanted, steps, self._names, heard=True):
                 return _nothing(why)
             first = first_step(before, after)
-            await say(
-                f"steps {first} to {first + steps - 1} of {counted(len(wanted), self._names.noun)} are traced"
-            )
-            window = self._ask(first, first + steps - 1)
+            last = first + steps - 1
+            await say(f"tracing steps {first} to {last} of {counted(len(wanted), self._names.noun)} …")
+            window = self._ask(first, last)
             for rank in wanted:
                 self._send(rank, window)
             return await self._receive(window, wanted, say)

@@ -79,7 +79,7 @@ def jobs_below(directory: Path) -> list[Path]:
     except OSError:
         return []
     found = (directory / name for name in names)
-    return sorted(filter(is_job, found), key=_age, reverse=True)
+    return sorted(filter(is_job, found), key=age, reverse=True)
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
@@ -107,7 +107,7 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _age(directory: Path) -> tuple[str, float]:
+def age(directory: Path) -> tuple[str, float]:
     """What sorts jobs by their start: ids begin with its second, and the plan is written then."""
     begun = _JOB_ID.fullmatch(directory.name)
     for path in (directory / PLAN, directory):

@@ -19,6 +19,8 @@ MAX_RANKS = 64
 LEAD = 1.0
 """Seconds in which a request reaches all programs: they get it when their agents have a moment."""
 
+_STARTING = " (while it starts, ask again a little later)"
+
 
 def profiled_steps(plan: Plan) -> tuple[int, int] | None:
     """The first and the last step that ``--profile`` names."""
@@ -66,7 +68,9 @@ def cannot_be_traced(
         if not heard:
             continue
         if rank.beat is None or not rank.beat.keeps_ledger:
-            return f"{name} can't be traced: its program hasn't imported torch, or isn't Python"
+            return (
+                f"{name} can't be traced yet: its program hasn't imported torch{_STARTING}, or isn't Python"
+            )
         if not rank.beat.expects_steps:
-            return f"{name} can't be traced: it has made no optimizer of torch, whose steps are traced"
+            return f"{name} can't be traced yet: it hasn't created an optimizer of torch{_STARTING}"
     return ""

@@ -119,7 +119,7 @@ def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "no job is running, and none has been run in runs/"),
+        ([], "no job of yours is running, and none has been run in runs/"),
         (["20261122"], "20261122: no such job"),
         (["."], ".: no job has been run there"),
         (["--rank", "x"], "--rank x: 'x' is neither a number nor a range"),

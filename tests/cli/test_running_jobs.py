@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, Run, clean_environment
+from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job, outcome
 from support.namespaces import until
 
@@ -408,11 +408,13 @@ def test_a_control_file_of_somebody_else_is_not_read(ask: Ask, tmp_path: Path) -
 
 
 def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
-    """And is found by its directory."""
+    """And is found by its directory, or in it."""
     shutil.rmtree(env["XDG_RUNTIME_DIR"])
     Path(env["XDG_STATE_HOME"]).write_text("no directory")
     with job(tmp_path, env, [], SLEEPS) as launcher:
-        assert ask("stacks").returncode == 2
+        (tmp_path / "elsewhere").mkdir()
+        assert ask("stacks", cwd=tmp_path / "elsewhere").returncode == 2
+        assert ask("stacks").returncode == 0
         assert ask("stacks", "runs").returncode == 0
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
@@ -457,3 +459,61 @@ def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path
         assert f"{named}: this job has ended" in done.stderr
         assert f"runs/{ids[1]}/stacks-1.txt has the stacks of its last stall" in done.stderr
     assert "`cpulaunch jobs runs` lists those that have ended" in ask("stacks", "runs", cwd=project).stderr
+
+
+@needs_py_spy
+def test_without_a_name_it_is_the_newest_job_here_and_not_of_another_directory(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    """For all commands that are about one job, though another one is newer, and runs."""
+    (project := tmp_path / "project").mkdir()
+    (other := tmp_path / "other").mkdir()
+    with job(project, env, [], SLEEPS) as launcher, job(other, env, [], SLEEPS) as newer:
+        here = directory_of(project)
+        assert ask("stacks", cwd=project).stdout.startswith(f"job {here.name} in ")
+        assert f"cpulaunch: profile of {here}\n" in ask("profile", cwd=project).stderr
+        following = subprocess.Popen(
+            [sys.executable, "-m", "cpulaunch", "logs", "-f"],
+            cwd=project,
+            env=clean_environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with bounded(following):
+            assert following.stdout
+            assert following.stdout.readline() == f"cpulaunch: logs of runs/{here.name}\n"
+            (project / "go").touch()
+            assert launcher.wait(TIMEOUT) == 0
+            assert following.wait(TIMEOUT) == 0
+            assert sorted(following.stdout.read().splitlines()) == [
+                "[0] done",
+                "[0] ready",
+                "[1] done",
+                "[1] ready",
+            ]
+        for logs in (["logs"], ["logs", "-f"]):  # of a job that has ended
+            assert ask(*logs, cwd=project).stderr == f"cpulaunch: logs of runs/{here.name}\n"
+        # Where none runs here, or none was run here, it is the one that runs elsewhere, and is named.
+        (nowhere := tmp_path / "nowhere").mkdir()
+        there = directory_of(other)
+        assert ask("stacks", cwd=project).stdout.startswith(f"job {there.name} in {there}\n")
+        assert ask("logs", cwd=nowhere).stderr == f"cpulaunch: logs of {there}\n"
+        (other / "go").touch()
+        assert newer.wait(TIMEOUT) == 0
+
+
+@needs_root
+def test_without_a_name_it_is_no_job_of_another_user(ask: Ask, tmp_path: Path) -> None:
+    """Who shares the directory, and has run a newer one."""
+    for second in (10, 11):
+        (place := tmp_path / "runs" / f"20261122-2144{second}-0f3c9a7e5b1d2c48").mkdir(parents=True)
+        (place / "plan.json").write_text('{"world_size": 1}')
+        (place / "outcome.json").write_text('{"kind": "ok"}')
+        (place / "rank-0.log").write_text(f"{second}\n")
+    os.chown(place, 65534, 65534)
+    assert ask("logs").stdout == "[0] 10\n"
+    assert ask("logs", place).stdout == "[0] 11\n"
+    shutil.rmtree(tmp_path / "runs" / "20261122-214410-0f3c9a7e5b1d2c48")
+    assert "no job of yours is running, and none has been run in runs/" in ask("logs").stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,16 @@ def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.P
     )
 
 
+def reads(asked: subprocess.Popen[str], begin: str) -> str:
+    """What was said on stderr before a line that begins so."""
+    assert asked.stderr
+    before = ""
+    while not (line := asked.stderr.readline()).startswith(f"cpulaunch: {begin}"):
+        assert line, f"it ended before {begin!r}: {before}"
+        before += line
+    return before
+
+
 def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
     """Of all ranks, and of one; who asks in vain hears why; a rank that is killed meanwhile leaves no file."""
     with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
@@ -190,15 +201,21 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
         assert {event["pid"] for event in events_of(tmp_path / "1.gz")} == {2}
         assert " of 2 ranks: " in said["0-1"][0]
         assert "there is no trace: there is no rank 7: the ranks are 0 to 1" in said["0-7"][1]
+        with bounded(asking(env, tmp_path, "--steps", "1000")) as interrupted:
+            (place,) = tmp_path.glob("runs/*")
+            assert reads(interrupted, "tracing steps ") == f"cpulaunch: profile of {place}\n"
+            interrupted.send_signal(signal.SIGINT)
+            why = interrupted.communicate(timeout=TIMEOUT)[1]
+            assert why == "cpulaunch: given up: there will be no trace, and the job goes on\n"
+            assert interrupted.returncode == 130
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
-            assert first.stderr
-            assert "of 2 ranks are traced" in first.stderr.readline()
+            reads(first, "tracing steps ")
             with bounded(asking(env, tmp_path)) as second:
                 assert "another trace of this job is under way" in second.communicate(timeout=TIMEOUT)[1]
             (tmp_path / "die").touch()
             _, why = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 3
-        assert "there is no trace: ranks 0, 1: its program has ended before the last step" in why
+        assert "there is no trace: ranks 0-1: its program has ended before the last step" in why
     assert files(tmp_path) == [
         f"trace{number}{end}" for number in ("-2", "") for end in (".json.gz", ".summary.json", ".txt")
     ]
@@ -231,8 +248,7 @@ def test_a_job_is_traced_that_was_started_again_while_it_was_traced(
     with job(tmp_path, env, ["--backend", "gloo", "--max-restarts", "1"], DIES_ONCE) as launcher:
         assert launcher.stdout
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
-            assert first.stderr
-            assert "of 2 ranks are traced" in first.stderr.readline()
+            reads(first, "tracing steps ")
             (tmp_path / "die").touch()
             assert "its program has ended before the last step" in first.communicate(timeout=TIMEOUT)[1]
         assert {launcher.stdout.readline() for _ in "01"} == {"[0] ready\n", "[1] ready\n"}
@@ -264,8 +280,8 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
         for rank in "01":
             with bounded(asking(env, tmp_path, "--ranks", rank)) as asked:
                 why.append(asked.communicate(timeout=TIMEOUT)[1])
-        assert "rank 0 can't be traced: its program hasn't imported torch, or isn't Python" in why[0]
-        assert "rank 1 can't be traced: it has made no optimizer of torch" in why[1]
+        assert "rank 0 can't be traced yet: its program hasn't imported torch (while it starts, ask" in why[0]
+        assert "rank 1 can't be traced yet: it hasn't created an optimizer of torch" in why[1]
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
 
@@ -277,6 +293,6 @@ def test_a_job_that_ends_before_the_first_step_to_trace(
     options = ("-n", "2", "--backend", "gloo", "--profile", "10-12")
     done = cpulaunch("run", *options, "train.py", "gloo", "", "3", env=env)
     assert done.returncode == 0, done.stderr
-    assert "no trace: ranks 0, 1: its program has ended before the last step to trace" in done.stderr
+    assert "no trace: ranks 0-1: its program has ended before the last step to trace" in done.stderr
     assert files(tmp_path) == []
     assert left_in(tmp_path / "tmp") == []

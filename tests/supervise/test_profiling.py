@@ -103,7 +103,7 @@ def test_all_ranks_trace_the_same_steps_and_their_clocks_are_compared(tmp_path: 
         (0, Trace(1, 11, 12)),
         (1, Trace(1, 11, 12)),
     ]
-    assert job.told == ["steps 11 to 12 of 2 ranks are traced"]
+    assert job.told == ["tracing steps 11 to 12 of 2 ranks …"]
     assert sorted(os.listdir(tmp_path)) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
     with gzip.open(tmp_path / "trace.json.gz") as file:
         events = json.load(file)["traceEvents"]

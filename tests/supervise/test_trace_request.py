@@ -44,8 +44,13 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
         ([GOOD], [0], 1001, "1001 steps can't be traced"),
         ([GOOD], [0, 1], 5, "there is no rank 1: the ranks are 0 to 0"),
         ([GOOD], [-3, 0], 5, "there is no rank -3"),
-        ([GOOD, None], [0, 1], 5, "rank 1 can't be traced: its program hasn't imported torch"),
-        ([Beat(keeps_ledger=True)], [0], 5, "rank 0 can't be traced: it has made no optimizer"),
+        ([GOOD, None], [0, 1], 5, "rank 1 can't be traced yet: its program hasn't imported torch"),
+        (
+            [Beat(keeps_ledger=True)],
+            [0],
+            5,
+            "rank 0 can't be traced yet: it hasn't created an optimizer of torch (while it starts, ask",
+        ),
         ([GOOD] * 65, list(range(65)), 5, "65 ranks would be traced, and 64 can be: choose by --ranks"),
     ],
 )
