@@ -29,6 +29,7 @@ class Scalars:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._open: dict[int, list[Row]] = {}
+        self._first: int | None = None  # of this attempt's steps
         self._memory: dict[int, float] = {}
         self._head: Row = {}
 
@@ -39,8 +40,9 @@ class Scalars:
                 self._head |= row
             elif "attempt" in row:
                 yield from self.rest()
-                self._ranks = row["world_size"]
+                self._ranks, self._first = row["world_size"], None
             elif "step" in row:
+                self._first = min(self._first or row["step"], row["step"])
                 of_step = self._open.setdefault(row["step"], [])
                 of_step.append(row)
                 if len(of_step) >= self._ranks:
@@ -63,16 +65,20 @@ class Scalars:
         for name in ("communication", "waiting", "input"):
             if (mean := _mean(rows, name)) is not None:
                 yield f"time/{name}", mean, step
+        if (loss := _mean(rows, "loss")) is not None:
+            yield "loss", loss, step
+        if step != self._first:  # that one has the start in it
+            yield from self._rates(rows, seconds, step)
+        if self._memory:
+            yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
+
+    def _rates(self, rows: Sequence[Row], seconds: float, step: int) -> Iterator[Scalar]:
         for name in ("tokens", "samples"):
             if seconds and (each := _mean(rows, name)):
                 yield f"throughput/{name}_per_second", each * self._ranks / seconds, step
-        if (loss := _mean(rows, "loss")) is not None:
-            yield "loss", loss, step
         peak, flops = self._head.get("peak_flops"), self._head.get("flops_per_step")
         if peak and flops and seconds:
             yield "MFU", flops / seconds / peak, step
-        if self._memory:
-            yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
 
 
 class TensorBoardSink:

@@ -68,16 +68,42 @@ def free_port() -> int:
         return port
 
 
+def checksum(data: bytes) -> int:
+    """CRC-32C, masked as in TFRecord files, which is what TensorBoard checks each record by."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 def events_of(directory: Path) -> Iterator[tuple[str, int, float]]:
     """Name, step and value of all scalars in the event files of a directory: records with two checksums."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     for path in directory.glob("events.out.tfevents.*"):
         data = path.read_bytes()
         while data:
-            (size,) = struct.unpack("<Q", data[:8])
+            size, of_size = struct.unpack("<QI", data[:12])
+            assert of_size == checksum(data[:8])
+            assert data[12 + size : 16 + size] == struct.pack("<I", checksum(data[12 : 12 + size]))
             event = event_pb2.Event.FromString(data[12 : 12 + size])
             yield from ((value.tag, event.step, value.simple_value) for value in event.summary.value)
             data = data[16 + size :]
+
+
+def as_tensorboard_has_them(directory: Path) -> list[tuple[str, int, float]] | None:
+    """The same by TensorBoard's own reader; None where it isn't installed."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        return None
+    read = EventAccumulator(str(directory))
+    read.Reload()
+    return sorted(
+        (name, each.step, each.value) for name in read.Tags()["scalars"] for each in read.Scalars(name)
+    )
 
 
 def test_rows_become_metrics_of_ranks() -> None:
@@ -104,13 +130,25 @@ def test_a_steps_rows_become_scalars_of_the_job() -> None:
         ("time/step", 0.6, 1),
         ("time/longest_of_a_rank", 0.7, 1),
         ("time/waiting", 0.125, 1),
-        ("throughput/samples_per_second", 8 / 0.6, 1),
         ("loss", 3.0, 1),
     ]
     rest = {name: value for name, value, _ in scalars.rest()}
+    assert rest["throughput/samples_per_second"] == 16
     assert rest["MFU"] == 3e11 / 0.5 / 1e12
     assert rest["memory/largest_rank_in_GiB"] == 1
     assert list(scalars.rest()) == []
+
+
+def test_the_first_step_of_an_attempt_has_no_rate() -> None:
+    """The start is in it; also where the attempt goes on from a saved state."""
+    scalars = Scalars(1)
+    steps = [{"rank": 0, "step": n, "time": 1.0, "seconds": 0.5, "samples": 4} for n in (7, 8)]
+    rows = [{"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11}, *steps, ROWS[0] | {"world_size": 1}]
+    found = [(name, step) for name, _, step in scalars.take([*rows, *steps])]
+    for name in ("throughput/samples_per_second", "MFU"):
+        assert found.count((name, 7)) == 0
+        assert found.count((name, 8)) == 2
+    assert found.count(("time/step", 7)) == 2
 
 
 def test_ranks_that_tell_nothing_keep_few_steps_waiting() -> None:
@@ -155,6 +193,7 @@ def test_a_running_job_is_scraped_and_its_events_are_read(marked: dict[str, str]
     events = list(events_of(place))
     assert sorted(step for name, step, _ in events if name == "time/step") == [1, 2, 3, 4, 5]
     assert all(value > 0 for name, _, value in events if name == "time/step")
+    assert as_tensorboard_has_them(place) in (None, sorted(events))
     figures = {name: text for name, text, _ in Numbers(read_job(place.parent)).key_figures()}
     assert (figures["result"], figures["steps"]) == ("ok", "5")  # as a report has them
 
