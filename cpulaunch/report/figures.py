@@ -30,9 +30,10 @@ KINDS = {"failure": "mark-failure", "stall": "mark-stall", "restart": "mark-rest
 
 
 class TimeAxis:
-    """Seconds in the unit that fits the longest of some jobs."""
+    """Seconds in the unit that fits the longest of some jobs; ``first`` is the one in which it begins."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, first: float = 0.0) -> None:
+        self.first = first
         self.unit, self.scale = ("seconds", 1.0) if seconds < 300 else ("minutes", 60.0)
         if seconds >= 3 * 3600:
             self.unit, self.scale = "hours", 3600.0
@@ -46,7 +47,7 @@ class TimeAxis:
             "field": "t",
             "type": "quantitative",
             "title": f"{self.unit} since the start",
-            "scale": {"domain": [0, self(longest)], "nice": False},
+            "scale": {"domain": [self(self.first), self(longest)], "nice": False},
         }
 
 
@@ -238,7 +239,7 @@ def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
         if values:
             yield {
                 "data": {"values": values[:MAX_ROWS]},
-                "mark": {"type": "rule", "style": style, "strokeWidth": 2},
+                "mark": {"type": "rule", "style": style, "strokeWidth": 2, "clip": True},
                 "encoding": {
                     "x": x,
                     "tooltip": [

@@ -55,6 +55,12 @@ class Numbers:
         """The second in which the job, or what is known of it, ends."""
         return max(self.job.end.seconds if self.job.end else 0.0, self._count * self.width, 1e-3)
 
+    @property
+    def first_step(self) -> float:
+        """The second from which on there are steps; 0 where there are none."""
+        made = np.flatnonzero(self.sums("steps").sum(axis=0) > 0)
+        return float(made[0]) * self.width if made.size else 0.0
+
     @cached_property
     def step_seconds(self) -> Floats:
         """Of a step, over time: the mean of all ranks."""

@@ -104,7 +104,9 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
     names = _names([numbers.job for numbers in several])
     page.add(f"<header><h1>{escape(' and '.join(names))}</h1></header>")
     _table(page, several, names)
-    axis = TimeAxis(max(numbers.longest for numbers in several))
+    axis = TimeAxis(
+        max(numbers.longest for numbers in several), min(numbers.first_step for numbers in several)
+    )
     if len({numbers.work for numbers in several}) == 1:
         unit = several[0].work[1]
         lines = [(name, each, each.throughput) for name, each in zip(names, several, strict=True)]

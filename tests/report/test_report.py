@@ -147,6 +147,10 @@ def test_a_comparison_keeps_a_jobs_colour_and_has_its_trace(tmp_path: Path) -> N
     assert '<span class="words">  9 % in the optimizer: fused=True</span>' in page
     assert "\n  computation     1 %        1 %\n" in page  # a line of a table isn't wrapped
     specs = json.loads(page.split("const SPECS=")[1].split(",THEMES=")[0])
+    curves = [spec["layer"][0]["encoding"] for name, spec in specs.items() if name[:4] in ("thro", "step")]
+    begin, end = curves[0]["x"]["scale"]["domain"]
+    assert 2 < begin < 3.2 < end  # the first step ends after 3.1 s: nothing is drawn before
+    assert curves[1]["x"] == curves[0]["x"]
     (loss,) = [spec for name, spec in specs.items() if name.startswith("loss")]
     colour = loss["layer"][0]["encoding"]["color"]
     a, b = f"A: {JOB}", "B: 20261123-061104-aaaaaaaaaaaaaaaa"
