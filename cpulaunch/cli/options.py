@@ -49,6 +49,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {rest[0]!r}")
         return self.parse_args(options)
 
+    def own_options(self, words: Sequence[str]) -> list[str]:
+        """Those of another program's words that are long options of this parser."""
+        names = (word.partition("=")[0] for word in words if word.startswith("--"))
+        return [name for name in dict.fromkeys(names) if name in self._option_string_actions]
+
     def split(self, arguments: Sequence[str], ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
         """``(options, the rest)``: the rest begins with the first word that is no option or its value,
         with one of ``ends``, or after ``--``.  Options come back with dashes for underscores."""

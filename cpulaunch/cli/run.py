@@ -44,6 +44,9 @@ BEGINNING = 1024
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
 
+WRONG_USAGE = 2
+"""Exit code of scripts that don't know an option; argparse's."""
+
 MODULE = ("-m", "--module")
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
@@ -96,7 +99,11 @@ def main(arguments: list[str]) -> int:
     if config["watch.restartable"] and not options.dry_run:
         with _signals_lose_nothing():
             return _plan_and_run(options, config, program)
-    return _plan_and_run(options, config, program)
+    code = _plan_and_run(options, config, program)
+    if code == WRONG_USAGE and (ours := parser.own_options(rest[1:])):
+        went = f"{', '.join(ours)} came after the script, so the script got it"
+        say(f"{went}: options of cpulaunch run come before the script")
+    return code
 
 
 @contextmanager
