@@ -283,7 +283,7 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
 
     everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
-    if sys.stdout.isatty() and not everything:
+    if sys.stdout is not None and sys.stdout.isatty() and not everything:
         output.leave_out_figures()  # as the end shows what they come to; a pipe gets all
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
