@@ -153,6 +153,7 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
         if aborted_by_gloo(end):  # before the others have heard that it is gone
             _ask_for_sides(state, rank)
         _program_failed(state, rank)
+    about_stalls(state, state.stalls.ended(rank, state.now))
 
 
 def _program_failed(state: State, rank: Rank) -> None:

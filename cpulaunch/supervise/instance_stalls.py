@@ -40,6 +40,9 @@ class InstanceStalls:
     def printed(self, rank: Rank, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.printed(rank, now))
 
+    def ended(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.ended(rank, now))
+
     def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.dumped(rank, dump, now))
 

@@ -9,59 +9,55 @@ from collections.abc import Mapping, Sequence
 
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.dumps import Answers
 
 AT_WORK = 0.005
 """Share of a core from which on a rank is at work."""
 
 
 class SecondLook:
-    """At ``due``, ``ask`` the ranks; ``heard`` has their answers, and then ``idle`` says what came of it."""
+    """At ``due``, all are asked; ``heard`` has their answers, and ``idle`` says what came of it."""
 
     def __init__(self, ranks: Sequence[int], dumps: Mapping[int, Dump], period: float, now: float) -> None:
-        """``dumps`` are those of the first look."""
-        self._ranks, self._period = ranks, period
-        self._before = {rank: dumps[rank] for rank in ranks if rank in dumps}
+        """``ranks`` are those that are waited for, if any, ``dumps`` those of the first look."""
+        self.ranks, self._period = ranks, period
+        self.found = ""  # by the last look, in words
+        self._before = dict(dumps)
         self.has_told = False
         self.again(now)
 
     def again(self, now: float) -> None:
         """Look again when the time has passed once more."""
         self.due, self.asked = now + self._period, False
-        self._after: dict[int, Dump] = {}
-
-    def ask(self) -> Sequence[int]:
-        """The ranks to be asked."""
-        self.asked = True
-        return self._ranks
+        self.answers = Answers()
 
     def heard(self, rank: int, dump: Dump) -> None:
-        """One of them has answered."""
-        self._after[rank] = dump
+        """A rank has answered."""
+        self.answers.keep(rank, dump)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all have."""
-        return self._after.keys() >= set(self._ranks)
+    def has_heard(self, ranks: Sequence[int]) -> bool:
+        """Whether all of these have."""
+        return self.answers.keys() >= set(ranks)
 
     def idle(self) -> bool:
-        """Whether all are known to have done nothing since they were looked at before."""
-        spent = [_share(self._before.get(rank), self._after.get(rank)) for rank in self._ranks]
-        self._before |= self._after
-        return all(share is not None and share < AT_WORK for share in spent)
+        """Whether those who are waited for are known to have done nothing since the look before."""
+        spent = [_share(self._before.get(rank), self.answers.get(rank)) for rank in self.ranks]
+        self._before.update(self.answers)
+        return bool(spent) and all(share is not None and share < AT_WORK for share in spent)
 
     @property
     def named(self) -> str:
         """``"rank 1"``."""
-        return f"rank{'s' if len(self._ranks) > 1 else ''} {CoreSet(self._ranks)}"
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {CoreSet(self.ranks)}"
 
     @property
     def are(self) -> str:
-        return "are" if len(self._ranks) > 1 else "is"
+        return "are" if len(self.ranks) > 1 else "is"
 
     @property
     def promise(self) -> str:
         """What will come of it."""
-        uses = "use" if len(self._ranks) > 1 else "uses"
+        uses = "use" if len(self.ranks) > 1 else "uses"
         return (
             f"before the first step, it ends the job once {self.named} {uses} no CPU for {self._period:g} s"
         )

@@ -147,6 +147,14 @@ class Stalls:
         """A rank has printed something."""
         return self._progress(now, now)
 
+    def ended(self, rank: Rank, now: float) -> list[Action]:
+        """A rank's program has ended, for which others may wait that were reported to wait for its work."""
+        if self._phase is not Phase.STALLED or self._begun:
+            return []
+        self._watch()
+        self._not_due_before = now
+        return self.look(now)
+
     def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
         """A rank says what its program does."""
         if straggler := self._slow.pop(dump.request, None):
@@ -298,56 +306,88 @@ class Stalls:
 
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._progressed_at, 1)
-        seen = tuple(self._seen(now))
+        seen = self._seen(now)
         explanation = explain(seen, paused, self._names)
         if not self._begun and explanation.operation is None:  # nobody waits, after all
             self._not_due_before = now + self._timeout()
             return self._watch()
-        self._phase, self._until = Phase.STALLED, inf
         wanted = self.settings.action != REPORT
         acts = wanted and (self._begun or explanation.certain)
+        self._second, self._until = None, inf
         if wanted and not acts:
             explanation = self._not_yet(explanation, now)
+        return self._say(explanation, seen, paused, acts=acts)
+
+    def _say(
+        self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
+    ) -> list[Action]:
+        self._phase = Phase.STALLED
         self._explained, stall = explanation, self._stall(explanation, paused)
         self.stalls.append(stall)
-        report = ReportStall(len(self.stalls), stall, explanation, seen, self._begun)
+        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
     def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
         """Before the first step, ranks may be waited for because they have much to do."""
         action, timeout = self.settings.action, self.settings.timeout
-        if timeout is not None and explanation.ranks:
+        if timeout is not None:
             self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
             self._until = self._second.due
+        if self._second and explanation.ranks:
             line = f"--stall-action {action}: {self._second.promise}"
+        elif self._second:
+            line = (
+                f"{self._who} is left alone: before the first step, --stall-action {action} ends it only for "
+            )
+            line += "a rank that the others wait for"
         else:
             line = f"{self._who} is left alone: --stall-action {action} begins with the first step"
-            line += " by --stall-timeout auto" if timeout is None else ""
+            line += " by --stall-timeout auto"
         return replace(explanation, lines=(*explanation.lines, line))
 
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
-        """Whether those who are waited for do anything."""
+        """Who is waited for by now, and whether they do anything."""
         if not second.asked:
             if now < second.due:
                 return []
-            self._until, asked = now + DUE, self._ask_dump(native=False)
-            return [Send(rank, asked) for rank in second.ask()]
-        if now < self._until and not second.complete:
+            second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
+            return [Send(rank, asked) for rank in self._running()]
+        all_answered = second.has_heard(self._running())
+        if now < self._until and not all_answered:
             return []
-        stall, explanation = self.stalls[-1], self._explained
-        assert explanation
+        before, paused = self._explained, round(now - self._progressed_at, 1)
+        assert before
+        found, seen = before, []
+        if all_answered:
+            self._dumps = second.answers
+            seen = self._seen(now)
+            found = explain(seen, paused, self._names)
+            passing = found.operation and not (found.ranks or found.certain)  # they may have come just now
+            if not _is_part(found, before) and (not passing or second.found == found.headline):
+                return self._renew(found, now)
+            second.found, second.ranks = found.headline, found.ranks
         if second.idle():
             self._second, self._until = None, inf
-            stall = replace(stall, seconds=round(now - self._progressed_at, 1))
-            self.stalls[-1] = stall
-            return [ActOnStall(stall, explanation)]
+            self.stalls[-1] = replace(self.stalls[-1], seconds=paused)
+            if (found.headline, found.place) != (before.headline, before.place):
+                return self._say(found, seen, paused, acts=True)
+            return [ActOnStall(self.stalls[-1], before)]
         second.again(now)
         self._until = second.due
-        if second.has_told:
+        if second.has_told or not second.ranks:
             return []
         second.has_told = True
         alone = f"--stall-action {self.settings.action} leaves {self._who} alone"
         return [Tell(f"{second.named} {second.are} at work: {alone}")]
+
+    def _renew(self, found: Explanation, now: float) -> list[Action]:
+        """Others are waited for than those that were reported, or nobody is any more."""
+        lasted = round(now - self._progressed_at, 1)
+        self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
+        actions = self._report(now)
+        if found.operation is None:
+            actions.append(Tell(f"{self._who} continues, after {lasted:.0f} s without progress"))
+        return actions
 
     def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
         self._waiting, self._until = set(ranks), until
@@ -400,6 +440,13 @@ class Stalls:
             self._request -= 1
             self._slow[self._request] = straggler
             yield Send(straggler.rank, AskDump(self._request, native=False))
+
+
+def _is_part(found: Explanation, before: Explanation) -> bool:
+    """Whether the same is waited in as before, for the same ranks or fewer."""
+    same = (found.operation, found.sequence) == (before.operation, before.sequence)
+    named = set(found.ranks) <= set(before.ranks) and bool(found.ranks) == bool(before.ranks)
+    return same and named and not found.certain
 
 
 def _counts(beat: Beat) -> tuple[int, int, int]:

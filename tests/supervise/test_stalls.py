@@ -9,7 +9,7 @@ import pytest
 from support.played import running
 
 from cpulaunch.ledger import MEETING, STARTED
-from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, LauncherMessage
+from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, Exit, LauncherMessage
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_box import title
@@ -33,6 +33,10 @@ class Job:
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
         self.slow = 0.0
+        self.called: dict[
+            int, list[str]
+        ] = {}  # what ranks have called in group 0 and wait in, if they are in it
+        self.lines = [1, 1]  # of train.py, at which ranks are
         self.works_until = 1.0  # rank 0 uses the CPU all the time up to then
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
@@ -69,6 +73,12 @@ class Job:
     def prints(self) -> None:
         self._act(self.stalls.printed(self.ranks[0], self.now))
 
+    def ends(self, number: int) -> None:
+        """With exit code 0."""
+        rank = self.ranks[number]
+        rank.state, rank.exit = RankState.EXITED, Exit(0, None, self.now, False, 0, None)
+        self._act(self.stalls.ended(rank, self.now))
+
     def _act(self, actions: Sequence[Action]) -> None:
         self.done += [(self.now, action) for action in actions]
         for action in actions:
@@ -89,8 +99,26 @@ class Job:
             }  # fmt: skip
             group = {"name": "", "backend": "", "size": 2, "rank": rank.rank, "count": 1}
             groups = [{**group, "operations": [operation]}] if since is not None else []
+            if (called := self.called.get(rank.rank)) is not None:
+                operations = [{**operation, "kind": kind} for kind in called]
+                groups = [{**group, "name": "0", "backend": "gloo", "operations": operations}]
             cpu = 1.0 if rank.rank else min(self.now, self.works_until)
-            program = {"pid": 1000 + rank.rank, "cpu": cpu, "state": "S", "word": "sleeping", "threads": []}
+            frames = [["load", "/home/me/train.py", self.lines[rank.rank]]]
+            thread = {
+                "id": 1,
+                "name": "MainThread",
+                "gil": False,
+                "idle": True,
+                "frames": frames,
+                "left_out": 0,
+            }
+            program = {
+                "pid": 1000 + rank.rank,
+                "cpu": cpu,
+                "state": "S",
+                "word": "sleeping",
+                "threads": [thread],
+            }
             dump = Dump(message.request, self.now, groups, [program], "")
             self._act(self.stalls.dumped(rank, dump, self.now))
 
@@ -218,6 +246,91 @@ def test_a_rank_that_goes_on_before_the_second_look_is_not_ended() -> None:
     assert job.reports
     assert not job.of(ActOnStall)
     assert job.told == ["the job continues, after 30 s without progress"]
+
+
+def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> None:
+    """Rank 0 was late, and was reported; then it calls a barrier, and rank 1 never comes."""
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(70)
+    assert len(job.reports) == 1
+    job.works_until = job.now
+    job.waits(0)
+    job.until(85)  # a look comes upon both in init_process_group
+    assert len(job.reports) == 1
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
+    job.until(200)
+    reports = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert [report.number for report in reports] == [1, 2]
+    assert reports[1].explanation.headline == "rank 1 on node1 has not called barrier #0"
+    assert reports[1].explanation.lines[-1].endswith("it ends the job once rank 1 uses no CPU for 20 s")
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (acted.stall.ranks, acted.stall.operation, acted.stall.line) == ((1,), "barrier", 7)
+    assert [stall.ranks for stall in job.stalls.stalls] == [(0,), (1,)]
+
+
+def test_before_the_first_step_the_line_is_that_of_the_last_look() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = 50
+    job.until(45)
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone"]
+    job.lines[0] = 9
+    job.until(100)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert acted.stall.line == 9
+    shown = [action.stall.line for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert shown == [1, 9]
+
+
+def test_before_the_first_step_a_wait_that_is_over_is_a_stall_no_more() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.until(25)
+    assert len(job.reports) == 1
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.until(200)
+    assert len(job.reports) == 1
+    assert not job.of(ActOnStall)
+    assert len(job.told) == 1
+    assert job.told[0].startswith("the job continues, after ")
+    assert not job.stalls.stalled(job.now)
+
+
+def test_before_the_first_step_a_group_that_all_make_is_left_alone_and_looked_at_again() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(0)
+    job.waits(1)
+    job.until(100)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert report.explanation.headline == "all have called init_process_group, but it does not complete"
+    assert report.explanation.lines[-1] == (
+        "the job is left alone: before the first step, --stall-action abort ends it only for a rank that the "
+        "others wait for"
+    )
+    assert not job.told
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
+    job.until(150)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (acted.stall.ranks, acted.stall.line) == ((1,), 7)
+
+
+@pytest.mark.parametrize("timeout", [20, None])
+def test_before_the_first_step_the_end_of_a_rank_that_was_at_work_is_looked_at(timeout: float | None) -> None:
+    job = Job(StallSettings(timeout, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(650 if timeout is None else 50)
+    assert not job.of(ActOnStall)
+    job.ends(0)
+    job.until(job.now + DUE)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (
+        acted.explanation.headline == "rank 0 on node0 has left (exit 0) without calling init_process_group"
+    )
 
 
 def test_a_rank_that_starts_late_is_waited_for() -> None:
