@@ -23,7 +23,7 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 7
+VERSION = 8
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
@@ -152,8 +152,9 @@ class Beat(NamedTuple):
 
     The defaults are those of a program that keeps no ledger and is silent.  ``printed`` are bytes;
     ``progressed_at`` is when anything of this last rose, None where nothing has; ``keeps_ledger``: its steps
-    would be seen.  ``waits_since`` is when the oldest operation that is under way was called.  Sent
-    regularly, as the answer to ``AskProgress``, and before ``Exit``.
+    would be seen.  ``waits_since`` is when the oldest operation that is under way was called.  ``leaving``:
+    the program has said that it ends (``Leaving``).  Sent regularly, as the answer to ``AskProgress``, and
+    before ``Exit``.
     """
 
     steps: int = 0
@@ -165,6 +166,7 @@ class Beat(NamedTuple):
     progressed_at: float | None = None
     keeps_ledger: bool = False
     waits_since: float | None = None
+    leaving: bool = False
 
 
 class StepRow(NamedTuple):

@@ -27,7 +27,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Started(4711, "0-3", "", 4, ["a note", "another"]), FROM_AGENT),
     (messages.Output(2, "text \udcff\n"), FROM_AGENT),
     (messages.Beat(), FROM_AGENT),
-    (messages.Beat(7, 140, 0.5, 1.25, True, 4096, 12.5, True, 12.25), FROM_AGENT),
+    (messages.Beat(7, 140, 0.5, 1.25, True, 4096, 12.5, True, 12.25, True), FROM_AGENT),
     (messages.Dump(3, 12.5, [{"name": "0"}], [{"pid": 4711}], ""), FROM_AGENT),
     (messages.Time(1.5), FROM_AGENT),
     (messages.Failure("ValueError: x", "train.py", 5, "T", "Do this.", 1.5, True, []), FROM_AGENT),

@@ -259,10 +259,11 @@ class Agent:
         kept = self.running.ledger if self.running else None
         progress = ledger.progress(kept) if kept else None
         steps, collectives, at, gap, waiting, expects = progress or ledger.NONE
-        last = max(at / 1e9, self.printed_at) or None
+        leaving = self.exiting is not None
+        last = max(at / 1e9, self.printed_at, self.exiting[1] if self.exiting else 0.0) or None
         since = ledger.waits_since(kept) / 1e9 if kept else 0.0
         done = steps, collectives, gap / 1e9, waiting / 1e9, expects, self.printed, last
-        return messages.Beat(*done, progress is not None, since or None)
+        return messages.Beat(*done, progress is not None, since or None, leaving)
 
     def _unknown(self, what: str, kind: str) -> None:
         if what not in self.unknown:

@@ -106,7 +106,7 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
     succeeded = [
         (rank.exit.at + rank.clock, rank.rank) for rank in state.ranks if rank.exit and rank.exit.code == 0
     ]
-    failures = [found for rank in state.ranks if (found := rank.candidate())]
+    failures = [found for rank in state.ranks if (found := rank.candidate()) and not _is_over(state, found)]
     cause = root_cause(failures, succeeded, independent=state.watching.independent)
     kind, code, first = kinds.OK, 0, None
     if _has_saved(state):
@@ -129,6 +129,14 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,),
         metrics=state.metrics.summary(), told=told,
     )  # fmt: skip
+
+
+def _is_over(state: State, failure: Candidate) -> bool:
+    """Whether it is a stall of programs that have all ended with exit code 0, or said that they would."""
+    mine = [rank for rank in state.ranks if not state.watching.independent or rank.failed is failure]
+    return failure.kind == kinds.STALLED and all(
+        rank.exit and rank.exit.code == 0 and not rank.exit.by_launcher for rank in mine
+    )
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:

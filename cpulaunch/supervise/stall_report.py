@@ -31,7 +31,8 @@ class Seen:
     """What is known of a rank.
 
     ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
-    was raised, if one was.  ``now`` is what its host's clock shows when that is told.
+    was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
+    program has said that it ends.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Seen:
     dump: Dump | None = None
     raised_at: str = ""
     now: float | None = None
+    leaving: bool = False
 
     @property
     def program(self) -> Process | None:
@@ -281,6 +283,12 @@ class _Case:
         if locked := self._locked(running):
             headline = f"threads of {self.named(locked)} wait for each other's locks"
             return Explanation(headline, tuple(self.situations(locked)), tuple(locked))
+        if running and all(self.seen[rank].leaving for rank in running):
+            everybody = len(running) == len(self.seen) > 1
+            who = f"all {noun}s" if everybody else self.named(running)
+            words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
+            ranks = () if everybody else tuple(running)
+            return Explanation(f"{who} {words} exit", tuple(self.situations(running)), ranks)
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
             who = f"all {noun}s wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
             return Explanation(f"{who} for input", tuple(self.situations(fed)), tuple(fed))

@@ -65,6 +65,7 @@ class Phase(Enum):
     ASKING = auto()  # whether there is progress after all
     LOOKING = auto()  # at what everybody does
     LOOKING_CLOSER = auto()  # at suspects
+    FINISHED = auto()  # the programs that are left: whether they do anything before they exit
     STALLED = auto()  # and reported
 
 
@@ -202,6 +203,8 @@ class Stalls:
             return []
         if self._phase is Phase.WATCHING:
             return self._ask(now) if self._may_be_due(now) else []
+        if self._phase is Phase.FINISHED and self._second:
+            return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
             return self._look_again(self._second, now) if self._second else []
         if self._waiting and now < self._until:
@@ -275,6 +278,12 @@ class Stalls:
     def _running(self) -> list[int]:
         return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
 
+    def _finished(self) -> list[int]:
+        """The ranks that run, if all of them have said that their programs end."""
+        running = self._running()
+        leaves = (rank in self._known and self._known[rank].beat.leaving for rank in running)
+        return running if all(leaves) else []
+
     # ---- one step after the other
 
     def _watch(self) -> list[Action]:
@@ -311,6 +320,13 @@ class Stalls:
         if not self._begun and explanation.operation is None:  # nobody waits, after all
             self._not_due_before = now + self._timeout()
             return self._watch()
+        if self._phase is not Phase.FINISHED and (finished := self._finished()):
+            self._phase, self._second = (
+                Phase.FINISHED,
+                SecondLook(finished, self._dumps, self._timeout(), now),
+            )
+            self._until = self._second.due
+            return []
         wanted = self.settings.action != REPORT
         acts = wanted and (self._begun or explanation.certain)
         self._second, self._until = None, inf
@@ -348,10 +364,7 @@ class Stalls:
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
         """Who is waited for by now, and whether they do anything."""
         if not second.asked:
-            if now < second.due:
-                return []
-            second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
-            return [Send(rank, asked) for rank in self._running()]
+            return self._ask_again(second, now)
         all_answered = second.has_heard(self._running())
         if now < self._until and not all_answered:
             return []
@@ -379,6 +392,26 @@ class Stalls:
         second.has_told = True
         alone = f"--stall-action {self.settings.action} leaves {self._who} alone"
         return [Tell(f"{second.named} {second.are} at work: {alone}")]
+
+    def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
+        """A program has exit handlers, threads and processes to wait for: it hangs if it does nothing."""
+        if not second.asked:
+            return self._ask_again(second, now)
+        if now < self._until and not second.has_heard(self._running()):
+            return []
+        second.ranks = self._running()
+        if second.idle():
+            self._dumps = second.answers
+            return self._report(now)
+        second.again(now)
+        self._until = second.due
+        return []
+
+    def _ask_again(self, second: SecondLook, now: float) -> list[Action]:
+        if now < second.due:
+            return []
+        second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
+        return [Send(rank, asked) for rank in self._running()]
 
     def _renew(self, found: Explanation, now: float) -> list[Action]:
         """Others are waited for than those that were reported, or nobody is any more."""
@@ -415,6 +448,7 @@ class Stalls:
                 rank.status if rank.state.final else "",
                 self._dumps.get(rank.rank),
                 now=now - rank.clock,
+                leaving=rank.rank in self._known and self._known[rank.rank].beat.leaving,
             )
             for rank in self._ranks.values()
         ]
@@ -449,8 +483,8 @@ def _is_part(found: Explanation, before: Explanation) -> bool:
     return same and named and not found.certain
 
 
-def _counts(beat: Beat) -> tuple[int, int, int]:
-    return beat.steps, beat.collectives, beat.printed
+def _counts(beat: Beat) -> tuple[int, int, int, bool]:
+    return beat.steps, beat.collectives, beat.printed, beat.leaving
 
 
 def _why_slow(dump: Dump) -> str:

@@ -43,6 +43,16 @@ def test_what_a_program_prints_is_progress(tmp_path: Path) -> None:
         assert beat == messages.Beat(printed=len("ready\n"), progressed_at=beat.progressed_at)
 
 
+def test_that_a_program_ends_is_said_while_its_exit_handlers_run(tmp_path: Path) -> None:
+    program = "import atexit, time\natexit.register(lambda: (print('ready', flush=True), time.sleep(300)))"
+    with PlayedLauncher(placement(tmp_path), program) as launcher:
+        launcher.welcome()
+        launcher.wait_for_output("ready\n")
+        beat = asked(launcher)
+        assert beat.leaving
+        assert beat.progressed_at is not None
+
+
 def test_a_program_that_has_done_nothing_has_made_no_progress(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "import time\ntime.sleep(300)") as launcher:
         launcher.welcome()

@@ -523,6 +523,51 @@ def test_abort_ends_all_ranks_and_names_who_is_waited_for() -> None:
     )
 
 
+def test_programs_that_have_finished_may_take_long_to_exit_as_long_as_they_do_anything() -> None:
+    job = Job(StallSettings(20, ABORT), steps=5)
+    job.works_until = inf
+    job.until(10)
+    job.beats = [beat._replace(leaving=True) for beat in job.beats]
+    job.ends(1)
+    job.until(200)
+    assert not job.reports
+    job.works_until = job.now
+    job.until(300)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert report.explanation.headline == "rank 0 on node0 has finished, but doesn't exit"
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert acted.stall.ranks == (0,)
+
+
+def test_a_rank_that_leaves_while_another_waits_is_blamed_at_once() -> None:
+    job = Job(StallSettings(20, ABORT), steps=5)
+    job.works_until = inf
+    job.called = {0: [], 1: ["barrier"]}
+    job.beats[0] = job.beats[0]._replace(leaving=True)
+    job.until(30)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert acted.explanation.headline == "rank 0 on node0 has not called barrier #0"
+
+
+@pytest.mark.parametrize(("finished", "kind", "code"), [(4, "ok", 0), (3, "stalled", 4)])
+def test_a_stall_of_programs_that_have_all_finished_is_no_failure(
+    finished: int, kind: str, code: int
+) -> None:
+    """Those that their agents end then had said that they would exit with 0."""
+    job = running(stalls=StallSettings(2, ABORT))
+    for rank in range(4):
+        job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
+    job.beating.clear()
+    job.until(7)
+    assert all(job.sent(rank, End) for rank in range(4))
+    for rank in range(finished):
+        job.exits(rank, 0)
+    job.obeys(*range(finished, 4))
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, len(outcome.stalls)) == (kind, code, 1)
+    assert (outcome.first_failure is None) == (kind == "ok")
+
+
 def test_report_lets_the_job_run() -> None:
     job = running(stalls=StallSettings(4))
     for rank in range(4):
