@@ -215,14 +215,14 @@ def about_stalls(state: State, actions: Sequence[Action]) -> None:
 
 def _end_stalled(state: State, action: ActOnStall) -> None:
     stall, explanation = action
-    first = next(iter(stall.ranks), None)
+    first = None if explanation.mutual else next(iter(stall.ranks), None)
     failure = Failure(
         first,
-        stall.host,
+        None if first is None else stall.host,
         error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
-        file=stall.file,
-        line=stall.line,
-        note="\n".join(explanation.lines) if explanation.disagree else None,
+        file=None if first is None else stall.file,
+        line=None if first is None else stall.line,
+        note="\n".join(explanation.lines) if explanation.disagree or explanation.mutual else None,
         disagree=explanation.disagree,
     )
     # Where none is to blame, some rank has to keep it.

@@ -73,7 +73,8 @@ class Explanation:
     """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is.
 
     ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
-    ``certain``: it won't go on, however long anybody may need.
+    ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
+    that none of them is to blame more than the others.
     """
 
     headline: str
@@ -84,6 +85,7 @@ class Explanation:
     place: Frame | None = None
     disagree: bool = False
     certain: bool = False
+    mutual: bool = False
 
 
 def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
@@ -214,7 +216,7 @@ class _Case:
         else:
             what_for = "different groups"
         headline = f"{self.named(list(circle))} wait for each other in {what_for}"
-        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True)
+        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True, mutual=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
         """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
@@ -266,7 +268,8 @@ class _Case:
         for those in islice(by_hosts.values(), MAX_SITUATIONS):
             waiting, others = {a for a, _ in those}, {b for _, b in those}
             lines.append(f"{self.named(waiting)} {_wait(waiting)} for {self.named(others)}")
-        return self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
+        found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
+        return replace(found, mutual=True)
 
     def _peers(self, wait: Wait) -> list[int]:
         peer = wait.ranks.get(wait.operation.peer)

@@ -568,6 +568,39 @@ def test_a_stall_of_programs_that_have_all_finished_is_no_failure(
     assert (outcome.first_failure is None) == (kind == "ok")
 
 
+def test_of_ranks_that_wait_for_each_other_none_is_the_first_failure() -> None:
+    job = running("node0", "node1", stalls=StallSettings(4, ABORT))
+    operation = {
+        "sequence": 1, "state": STARTED, "kind": "recv", "type": "", "bytes": 0, "enqueued": 0.0, "started": 0.0,
+        "completed": None, "peer": 0, "waits_for": "",
+    }  # fmt: skip
+    for rank in range(2):
+        job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
+    answered = 0
+    while not job.state.ending:
+        assert job.now < 20
+        job.until(job.now + 0.25)
+        for rank in range(2):
+            for _, asked in job.sent(rank, AskDump)[answered:]:
+                operations = [operation | {"peer": 1 - rank}]
+                group = {"name": "0", "backend": "gloo", "size": 2, "rank": rank, "count": 1}
+                groups = [{**group, "operations": operations}]
+                job.says(rank, Dump(asked.request, job.clock(rank), groups, [], ""))
+        answered = len(job.sent(1, AskDump))
+    job.obeys(0, 1)
+    outcome = job.outcome()
+    (stall,) = outcome.stalls
+    assert (stall.ranks, stall.text) == ((0, 1), "ranks 0-1 on node0, node1 wait for each other in messages")
+    first = outcome.first_failure
+    assert first
+    assert (first.rank, first.host, first.file, first.line, first.disagree) == (None,) * 4 + (False,)
+    assert first.note
+    assert [line.partition(" in ")[0] for line in first.note.splitlines()] == [
+        "rank 0 on node0 waits for rank 1",
+        "rank 1 on node1 waits for rank 0",
+    ]
+
+
 def test_report_lets_the_job_run() -> None:
     job = running(stalls=StallSettings(4))
     for rank in range(4):
