@@ -241,7 +241,11 @@ class _Case:
             if wait.unknown and not any(n in wait.ranks for n in wait.unknown):
                 members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
                 name = what(wait, wait.waiting[0], short=True)
-                headline = f"{members} of group {wait.group.name} can't be seen; the others wait in {name}"
+                group = f"the group of {wait.group.size}" if wait.meets else f"group {wait.group.name}"
+                headline = f"{members} of {group} can't be seen; the others wait in {name}"
+                if wait.meets and wait.group.size > len(self.seen):
+                    ours = counted(len(self.seen), self.names.noun)
+                    headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"
                 return self._of(wait, headline, [self._waiters(wait, ())], ())
         return None
 
@@ -407,7 +411,14 @@ class _Case:
             return ""
         member = wait.members.get(seen.rank)
         if member is None:
-            return f"is not in group {wait.group.name} any more"
+            # A young group may not be in its ledger yet, which nobody writes any more if it is held.
+            was_there = wait.sequence > 0 and not seen.held
+            name = f"group {wait.group.name}"
+            return (
+                f"is not in {name} any more"
+                if was_there
+                else f"is not known to have called anything in {name}"
+            )
         done, called = member.completed, member.record(member.reached)
         if called and (done is None or called.sequence > done.sequence):
             return f"called #{called.sequence} {self._ago(seen, called.enqueued)}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cpulaunch.ledger import COMPLETED, STARTED
+from cpulaunch.ledger import COMPLETED, MEETING, STARTED
 from cpulaunch.messages import Dump
 from cpulaunch.supervise.stall_report import Explanation, Seen, explain
 
@@ -223,6 +223,27 @@ def test_a_chain_of_groups_leads_to_the_rank_that_computes() -> None:
     one = seen(1, [group(1, size=2, name="1"), group(0, operation(5), size=2, name="2")])
     two = seen(2, [group(1, size=2, name="2")], process(LOAD))
     assert explained(zero, one, two).headline == "rank 2 on node0 has not called all_reduce #5"
+
+
+def test_a_group_that_expects_more_ranks_than_there_are_says_so() -> None:
+    meeting = [operation(0, MEETING, bytes=0, type="")]
+    found = explained(*(seen(rank, [group(rank, *meeting, size=3, name="")]) for rank in range(2)))
+    assert found.headline == "init_process_group expects 3 ranks, but this job has 2 ranks"
+    assert (found.ranks, found.certain) == ((), False)  # others may join it that aren't the job's
+    found = explained(seen(0, [group(0, *meeting, size=2, name="")]), seen(1), seen(2))
+    assert found.headline == "member 1 of the group of 2 can't be seen; the others wait in init_process_group"
+
+
+def test_a_rank_without_the_group_has_left_it_only_if_the_group_was_in_use() -> None:
+    stopped = process(LOAD, state="T", stopped_by="SIGSTOP")
+    for number, program, words in (
+        (0, process(LOAD), "is not known to have called anything in group 0"),
+        (1, stopped, "is not known to have called anything in group 0"),
+        (1, process(LOAD), "is not in group 0 any more"),
+    ):
+        waiting = [seen(rank, [group(rank, operation(number))]) for rank in range(3)]
+        found = explained(*waiting, seen(3, [], program))
+        assert found.lines[1].startswith(f"rank 3 on node1 {words} and is at train.py:88"), found.lines
 
 
 def test_a_message_that_nobody_answers_names_the_peer() -> None:
