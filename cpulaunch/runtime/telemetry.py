@@ -66,7 +66,7 @@ def _watch_loaders(torch: Any, recorder: Recorder) -> None:
     def next_batch(self: Any) -> Any:
         began = now()
         if getattr(self, "_num_yielded", None) == 0:
-            recorder.begins(began)
+            recorder.begins(began, id(self))
         batch = original(self)
         ended = now()
         try:
@@ -122,8 +122,12 @@ class Recorder:
         self.begins(time.monotonic_ns())
         os.register_at_fork(after_in_child=self._forget)
 
-    def begins(self, now: int) -> None:
-        """What comes now belongs to the first step, unless there was one; what came before doesn't."""
+    def begins(self, now: int, iterator: int = 0) -> None:
+        """What comes now belongs to the first step, unless there was one; what came before doesn't.
+
+        The iterator begins as well: the one that had its number before is gone, with what it handed out.
+        """
+        self._batches.pop(iterator, None)
         if not self._number:
             self._base, self._input, self._batches = now, 0, {}
             self._write(now, NAN, NAN)

@@ -48,7 +48,12 @@ torch.ones(2000, 2000) @ torch.ones(2000, 2000)
 seen = {"threads": torch.get_num_threads(), "main": sorted(os.sched_getaffinity(0))}
 thread = threading.Thread(target=lambda: seen.update(thread=sorted(os.sched_getaffinity(0))))
 thread.start(), thread.join()
-seen["all"] = sorted(sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task"))
+def cores(thread):
+    try:
+        return sorted(os.sched_getaffinity(int(thread)))
+    except ProcessLookupError:  # it has ended since it was listed
+        return []
+seen["all"] = sorted(map(cores, os.listdir("/proc/self/task")))
 read, write = os.pipe()
 if os.fork() == 0:
     os.write(write, json.dumps(sorted(os.sched_getaffinity(0))).encode())

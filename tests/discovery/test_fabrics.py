@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.discovery import fabrics
 from cpulaunch.discovery.fabrics import find_fabrics, why_unusable
 
 LIBRARIES = [str(Path(sys.prefix, "lib"))]
 NOTHING = "libfabric: No data available"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine starts no Python in the time that a host has."""
+    monkeypatch.setattr(fabrics, "LONGEST", 60.0)
 
 
 @pytest.fixture

@@ -191,6 +191,16 @@ def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
     assert script.step(2).samples == 16 + 16
 
 
+def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> None:
+    """The one before was an evaluation's."""
+    script = Script()
+    script.recorder.took(1, 10, 100, 0)
+    script.recorder.begins(1, iterator=1)
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(optimizer())
+    assert script.step(1).samples == 8
+
+
 def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
     script, trained = Script(), optimizer()
     script.recorder.log(4.0)
