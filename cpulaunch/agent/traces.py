@@ -112,7 +112,10 @@ class RankTraces:
     def program_ended(self) -> None:
         """It won't write anything any more."""
         if self._asked:
-            self._fail("its program has ended before the last step to trace")
+            done = ledger.progress(self._ledger) if self._ledger else None
+            made = done and done.steps
+            when = "before the last step to trace" if made else "without a step of an optimizer"
+            self._fail(f"its program has ended {when}")
 
     def drop(self) -> None:
         """Forget the trace, whatever there is of it."""

@@ -6,7 +6,8 @@ Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from cpulaunch.agent import processes
 from cpulaunch.agent.counters import Counters
@@ -19,6 +20,13 @@ MAX_THREADS = 256
 """Of a program, those whose switches are counted."""
 
 
+class Switches(NamedTuple):
+    """How often a thread has waited for something, and was preempted."""
+
+    voluntary: int
+    preempted: int
+
+
 class Usage:
     """Of one program, from its start; ``cores`` are those that it runs on."""
 
@@ -26,12 +34,15 @@ class Usage:
         self._pid, self._far = pid, far_nodes(cores)
         self._counters = Counters(pid)
         self._quota: tuple[float, Throttling | None] = now, processes.throttling(pid)
+        self._switches: dict[str, Switches] = {}  # of the threads that were there last
+        self._of_ended = Switches(0, 0)
 
     def row(self, now: float) -> dict[str, Any]:
         """A row of telemetry.jsonl, but for rank and time; empty where the process has ended."""
         row = process_row(self._pid)
         if not row:
             return {}
+        row["voluntary_switches"], row["switches"] = self._count_switches()
         (before_at, before), after = self._quota, processes.throttling(self._pid)
         self._quota = now, after
         if after:
@@ -41,6 +52,14 @@ class Usage:
         if self._far and (share := far_share(self._pid, self._far)) is not None:
             row["far_memory"] = round(share, 3)
         return {**row, **self._counters.read()}
+
+    def _count_switches(self) -> Switches:
+        """Of all threads; those that have ended count with what was last seen of them."""
+        found = switches(self._pid)
+        none = Switches(0, 0)
+        gone = (each for thread, each in self._switches.items() if found.get(thread, none) < each)
+        self._of_ended, self._switches = added([self._of_ended, *gone]), found
+        return added([self._of_ended, *found.values()])
 
 
 def process_row(pid: int) -> dict[str, Any]:
@@ -54,21 +73,24 @@ def process_row(pid: int) -> dict[str, Any]:
         "cpu_seconds": (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"),
         "major_faults": int(words[9]),
     }
-    row["voluntary_switches"], row["switches"] = _switches(pid)
     return row
 
 
-def _switches(pid: int) -> tuple[int, int]:
-    """How often its threads have waited, and were preempted."""
-    counts = {"voluntary_ctxt_switches": 0, "nonvoluntary_ctxt_switches": 0}
+def switches(pid: int) -> dict[str, Switches]:
+    """Those of each thread of a process, by its id."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         threads = []
+    found = {}
     for thread in threads[:MAX_THREADS]:
-        for line in (read_file(f"/proc/{pid}/task/{thread}/status") or "").splitlines()[-2:]:
-            name, _, value = line.partition(":")
-            if name in counts:
-                counts[name] += int(value)
-    voluntary, involuntary = counts.values()
-    return voluntary, involuntary
+        lines = (read_file(f"/proc/{pid}/task/{thread}/status") or "").splitlines()[-2:]
+        if lines and lines[-1].startswith("nonvoluntary_ctxt_switches"):
+            found[thread] = Switches(*(int(line.split()[1]) for line in lines))
+    return found
+
+
+def added(several: Iterable[Switches]) -> Switches:
+    """Their sums."""
+    voluntary, preempted = zip(*several, strict=True)
+    return Switches(sum(voluntary), sum(preempted))

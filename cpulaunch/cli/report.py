@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cpulaunch import __version__
-from cpulaunch.cli.files import write_file
+from cpulaunch.cli.files import keep, read_if_there
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import WHICH, find_directory, printable
@@ -56,7 +56,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """A report that is there is an earlier one, and need not be kept."""
-    if path.is_file():
+    """An earlier report that is there need not be kept; any other file is."""
+    from cpulaunch.report.page import BEGINS
+
+    if path.is_file() and (read_if_there(path) or "").startswith(BEGINS):
         path.unlink()
-    write_file(path, text)
+    keep(path, text)

@@ -132,7 +132,7 @@ class Destinations(Kind):
     """Where telemetry goes: words with commas between, such as ``tensorboard,prometheus:9100``."""
 
     metavar = "WHERE"
-    describe = "file, none, or a list of tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT"
+    describe = "file, none, or tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT, each once"
     _prometheus = re.compile(r"prometheus:(?:(?P<address>\[[\da-f:]+\]|[^\s,:]+):)?(?P<port>\d{1,5})")
 
     def from_text(self, text: str) -> str:
@@ -140,6 +140,8 @@ class Destinations(Kind):
         alone = text in ("file", "none")
         if not alone and not all(word in ("file", "tensorboard") or self.port_of(word) for word in words):
             raise ValueError
+        if len({word.partition(":")[0] for word in words}) < len(words):
+            raise ValueError  # each once
         return text
 
     @classmethod

@@ -71,7 +71,7 @@ def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
     """Where one is the slowest, the share is that of the ranks which wait for it."""
     if waiting is None:
         return
-    rank, _ = numbers.slowest or (None, 0.0)
+    rank = _whom_they_wait_for(numbers, waiting)
     share = float(np.mean(waiting if rank is None else np.delete(waiting, rank)))
     if share < NOTABLE:
         return
@@ -86,6 +86,16 @@ def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
         what = f"waits {milliseconds(read)} a step for its input, the others {milliseconds(others_read)}"
     text = f"{_percent(share)} of the others' time waiting for slower ranks"
     yield Finding(share, f"{text}: {_named(numbers, rank)} {what}")
+
+
+def _whom_they_wait_for(numbers: Numbers, waiting: Floats) -> int | None:
+    """The slowest rank, if what its steps take longer is most of what the others wait."""
+    if numbers.slowest is None:
+        return None
+    rank, _ = numbers.slowest
+    own, others = of_and_others(numbers.own_of_ranks, rank)
+    step = numbers.sums("seconds").sum() / numbers.sums("steps").sum()
+    return rank if own - others >= step * np.mean(np.delete(waiting, rank)) / 2 else None
 
 
 def _input(share: Floats | None) -> Iterator[Finding]:

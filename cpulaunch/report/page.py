@@ -60,6 +60,10 @@ class Page:
         self.section(title, f'{said}<div class="figure" id="{name}"></div>')
 
 
+BEGINS = '<!doctype html><html lang="en"><head><meta name="generator" content="cpulaunch">'
+"""How each page does, so that it is known for one."""
+
+
 def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
     """The page about a job, or about several that are compared.  ``bundle`` is Vega's program."""
     page, several = Page(), [Numbers(job) for job in jobs]
@@ -71,7 +75,7 @@ def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
     specs = json.dumps(page.specs, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     themes = json.dumps(THEMES, separators=(",", ":"))
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'{BEGINS}<meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body><main>'

@@ -7,6 +7,7 @@ comparison of two numbers.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -43,6 +44,7 @@ def watch(torch: Any, memory: Any) -> Tracer:
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     tracer = Tracer(torch, memory)
     os.register_at_fork(after_in_child=tracer.forget)
+    atexit.register(tracer.close)
     uncompiled = torch._disable_dynamo(tracer.after_step)
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -95,6 +97,12 @@ class Tracer:
         """A forked process is not the rank."""
         self._asked = memoryview(bytes(8)).cast("Q")
         self._done = 0
+        self._profiler = None
+
+    def close(self) -> None:
+        """The program ends; with the profiler on, torch's libraries would crash as they are unloaded."""
+        with contextlib.suppress(Exception):
+            self._stop()
 
     def _go_on(self, completed: int) -> None:
         if self._asked[0] != self._request.number:

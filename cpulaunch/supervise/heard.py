@@ -21,6 +21,12 @@ from cpulaunch.supervise.state import State
 STDOUT = 1
 """Its number among a program's streams."""
 
+NOTHING_LOADED = (
+    "neither cpulaunch.Checkpoint nor the Trainer or accelerate has loaded a saved state: unless the script "
+    "has loaded its own, it starts from the beginning"
+)
+"""Of a restarted job that makes steps."""
+
 
 def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> None:
     state.arrivals.arrived(rank, state.now)
@@ -55,6 +61,8 @@ def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
         return
     if isinstance(message, messages.Beat):
         rank.beats(message, state.now)
+        if message.steps and not state.steps and state.watching.restarts and rank.resumed_from is None:
+            state.tell(NOTHING_LOADED)
         state.steps = max(state.steps, message.steps)
         if state.clocks.outdated(rank, state.now):
             ask_time(state, rank)

@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,8 +160,27 @@ def test_the_kernel_says_what_a_process_has_used() -> None:
     row = process_row(os.getpid())
     assert 1 << 20 < row["rss"] < 1 << 34
     assert 0 < row["cpu_seconds"] <= time.process_time() + 0.1
-    assert row["switches"] >= 0 < row["voluntary_switches"]
     assert process_row(2**22 + 1) == {}
+
+
+def test_switches_of_threads_that_have_ended_still_count() -> None:
+    usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), time.monotonic())
+
+    def wait_often() -> None:
+        for _ in range(500):
+            time.sleep(0)
+            time.sleep(1e-6)
+        done.wait(TIMEOUT)
+
+    done = threading.Event()
+    thread = threading.Thread(target=wait_often)
+    thread.start()
+    until(lambda: usage.row(time.monotonic())["voluntary_switches"] >= 500, "the thread to have waited")
+    done.set()
+    thread.join()
+    before = usage.row(time.monotonic())
+    assert before["voluntary_switches"] >= 500
+    assert before["switches"] >= 0
 
 
 def _held_back(pid: int) -> float:

@@ -70,6 +70,18 @@ def test_where_no_rank_is_the_slowest_none_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_the_slowest_rank_is_not_blamed_for_what_single_steps_took(tmp_path: Path) -> None:
+    """Of 20 steps three are long, for which the other ranks wait; in the others, one rank is slower by little."""
+    place = job(tmp_path)
+    rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        row["waiting"] = 0.01 if row["rank"] != 1 else 0.001
+        if row["step"] > 17:
+            row.update(seconds=0.8, waiting=0.75 if row["rank"] else 0.0)
+    (place / "telemetry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "not always the same rank" in texts(place)[0]
+
+
 def test_a_slow_rank_that_waits_for_its_input(tmp_path: Path) -> None:
     assert texts(job(tmp_path, waiting=0.08, reading={1: 0.07})) == [
         "80 % of the others' time waiting for slower ranks: rank 1 on node0 waits 70 ms a step for its input, the others 0 ms"

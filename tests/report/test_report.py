@@ -70,7 +70,10 @@ def test_two_jobs_are_compared(cpulaunch: Run, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     write_job(tmp_path / "runs", steps=200)
     write_job(tmp_path / "runs", steps=200, step=0.042, job="20261123-061104-aaaaaaaaaaaaaaaa")
-    assert cpulaunch("report", JOB, "20261123-061104-a", "-o", "both.html").returncode == 0
+    (tmp_path / "both.html").write_text("mine")
+    for _ in range(2):  # the second one takes the place of the first
+        assert cpulaunch("report", JOB, "20261123-061104-a", "-o", "both.html").returncode == 0
+    assert [path.read_text() for path in tmp_path.glob("both.html.*")] == ["mine"]
     dom, console = opened(tmp_path / "both.html", tmp_path / "profile")
     assert console == []
     assert "(0.50×)" in dom  # a step

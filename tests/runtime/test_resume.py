@@ -36,6 +36,7 @@ def test_a_trainer_takes_its_last_whole_checkpoint(tmp_path: Path) -> None:
     assert (
         errors.count("cpulaunch: restarted: the Trainer goes on after step 10, from out/checkpoint-10") == 1
     )
+    assert errors.count("restarted: ") == 1, errors
     assert [(each["step"], each["steps here"]) for each in struck] == 2 * [(24, 14)]
     assert {each["weights"] for each in struck} == {each["weights"] for each in calm}
     assert len({each["weights"] for each in calm}) == 1

@@ -203,7 +203,19 @@ def test_prometheus_listens_on_loopback_unless_told_otherwise(
     assert Destinations.port_of(word) == place
 
 
-@pytest.mark.parametrize("text", ["", "none,file", "tensorboard,", "prometheus", "wandb", "prometheus:1:x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "none,file",
+        "tensorboard,",
+        "prometheus",
+        "wandb",
+        "prometheus:1:x",
+        "tensorboard,tensorboard",
+        "prometheus:1,prometheus:2",
+    ],
+)
 def test_other_destinations_are_errors(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         Destinations().from_text(text)

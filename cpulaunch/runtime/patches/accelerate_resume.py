@@ -55,6 +55,11 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
     _leave_out_batches(loaders.DataLoaderShard, load_state, synchronize)
 
 
+def leave_to_script(accelerator: Any) -> None:
+    """Somebody else loads its states."""
+    _accelerators.discard(accelerator)
+
+
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     _steps[0] += 1
 
@@ -73,7 +78,7 @@ def _note_accelerators(kind: Any) -> None:
 
     @functools.wraps(load)
     def load_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _accelerators.discard(self)  # the script goes on by itself, and leaves batches out itself
+        leave_to_script(self)  # which leaves batches out itself
         for place in _loaders.values():
             place.skip = (0, 0)
         return load(self, *args, **kwargs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches import resume
+from cpulaunch.runtime.patches import accelerate_resume, resume
 from cpulaunch.runtime.patches.base import Change
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
@@ -43,6 +43,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         self.add_callback(Note())
+        accelerate_resume.leave_to_script(self.accelerator)
         if resume_from_checkpoint is None and resume.is_restarted():
             step, path = resume.agreed(_last_whole(self.args))
             if path is not None:
