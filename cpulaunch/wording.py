@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from errno import EAGAIN
 
+PORT_IS_TAKEN = "another job may have it: without --master-port, each takes a free one"
+"""What to do about a MASTER_PORT that is in use."""
+
 
 def cannot_run(program: str, error: OSError) -> str:
     """Why ``program`` can't be started."""

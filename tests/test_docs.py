@@ -17,7 +17,7 @@ from cpulaunch.cli.habits import TABLE, Refused
 from cpulaunch.cli.main import COMMANDS, main
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.base import Launcher
-from cpulaunch.manifests import sbatch
+from cpulaunch.manifests import sbatch_options
 
 PAGES = [
     REPOSITORY / "README.md",
@@ -73,7 +73,7 @@ def options_of() -> dict[str, set[str]]:
             with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
                 main([*words, "--help"])
             found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
-    found["submit"].update((*sbatch.VALUES, *sbatch.SWITCHES))
+    found["submit"].update((*sbatch_options.VALUES, *sbatch_options.SWITCHES))
     # No help shows what is typed by habit.
     found["run"].update(name for row in TABLE if not isinstance(row, Refused) for name in row.spellings)
     return found

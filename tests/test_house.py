@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "discovery.check_hosts": {"discovery", "model", "config.config", "launchers", "plan.select"},
     "manifests": {"manifests"},
     "manifests.mpijob": {"manifests", "yaml"},
+    "discovery.partition": {"discovery", "model", "manifests.sbatch_options"},
     "discovery.step": {"discovery", "model", "config.config"},
     "discovery.collect": {"discovery", "model", "config", "plan", "user_file"},
     "supervise": {"supervise", "messages", "wire", "model", "plan", "launchers"},

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError
+from cpulaunch.wording import PORT_IS_TAKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
     try:
         return master_port.keep(int(text), os.environ.get(variables.KEPT_PORT))
     except OSError as e:
-        raise HostError(
-            f"MASTER_PORT {text} of {host}: {e.strerror or e}", hint="--master-port auto takes a free one"
-        ) from None
+        raise HostError(f"MASTER_PORT {text} of {host}: {e.strerror or e}", hint=PORT_IS_TAKEN) from None
 
 
 class KeptPort:

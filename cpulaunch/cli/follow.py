@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,10 +119,12 @@ def job_info(text: str) -> JobInfo:
     )
 
 
-def how_to_watch(job: str, *, several: bool) -> str:
-    """For the user.  ``several``: it is an array of jobs, each with an output of its own."""
-    output = f"slurm-{job}_*.out" if several else f"slurm-{job}.out"
-    if not several:
+def how_to_watch(job: str, array: Mapping[str, str] | None) -> str:
+    """For the user.  ``array``: the options of sbatch, where the job is an array of several."""
+    if array is not None:
+        output = log_of_array(job, array)
+    else:
+        output = f"slurm-{job}.out"
         with contextlib.suppress(HostError):
             output = shlex.quote(shown_path(described(job).output))
     return (
@@ -129,10 +132,24 @@ def how_to_watch(job: str, *, several: bool) -> str:
     )
 
 
+def log_of_array(job: str, options: Mapping[str, str]) -> str:
+    """A pattern for a shell, of the logs of all jobs of an array (sbatch(1), "filename pattern")."""
+    known = {"%A": job, "%x": options.get("--job-name", ""), "%%": "%"}
+    path = Path(options.get("--chdir", "")) / options.get("--output", "slurm-%A_%a.out")
+    pieces = re.split(r"(%%|%\d*[a-zA-Z])", str(path))
+    for number, piece in enumerate(pieces):
+        if number % 2 and piece not in known:
+            pieces[number] = "*"
+        elif text := known.get(piece, piece) if number % 2 else piece:
+            pieces[number] = shlex.quote(text)
+    return "".join(pieces)
+
+
 def _in_words(job: str, info: JobInfo) -> str:
     again = f" (queued anew {info.requeued}×)" if info.requeued else ""
     if info.state == "PENDING":
-        return f"Slurm job {job} waits{again}: {info.reason}"
+        why = f": {info.reason}" if info.reason not in ("", "None") else ""
+        return f"Slurm job {job} waits{again}{why}"
     if info.state == "RUNNING":
         return f"Slurm job {job} runs on {info.nodes}{again}"
     if info.state in ENDED:

@@ -141,10 +141,15 @@ def shown(option: str, value: str) -> str:
 
 
 _RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
-_ON_ALL_HOSTS = "-f HOSTFILE, --hosts a,b or the queue names the hosts, and --master-port the port"
+_ON_ALL_HOSTS = (
+    "leave it out: a queue's job knows its hosts, and elsewhere -f HOSTFILE or --hosts a,b names them"
+)
 _ONE_RUN = "one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order"
 _ALONE = "the job is on one host"
-_NAME_HOSTS = "start it on one host only, without this option, and name all hosts: -f HOSTFILE or --hosts a,b"
+_NAME_HOSTS = (
+    "leave it out, and start one for all hosts: a queue's job knows them, and elsewhere -f HOSTFILE or "
+    "--hosts a,b names them"
+)
 _BINDS = "cpulaunch itself binds ranks to cores"
 _BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"

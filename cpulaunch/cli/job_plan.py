@@ -14,7 +14,7 @@ from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.partition import facts_of, nodes_of_partition
 from cpulaunch.errors import CpulaunchError, HostError
-from cpulaunch.manifests.sbatch import Share, share
+from cpulaunch.manifests.sbatch_options import Share, share
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan

@@ -24,10 +24,13 @@ CLOSE = 0.77
 class Parser(argparse.ArgumentParser):
     """argparse, with our errors, and dashes or underscores in options.
 
-    ``foreign``: whether options of other programs, as in ``habits``, are understood.
+    ``foreign``: whether options of other programs, as in ``habits``, are understood.  ``shown_elsewhere``:
+    those that are meant for another program, whose own help shows them; ``elsewhere`` says which.
     """
 
     foreign = False
+    shown_elsewhere: frozenset[str] = frozenset()
+    elsewhere = ""
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -40,7 +43,14 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
+        raise UsageError(message, hint=self._where_listed())
+
+    def _where_listed(self) -> str:
+        return f"`{self.prog} --help` lists the options{self.elsewhere}"
+
+    def has(self, name: str) -> bool:
+        """Whether there is an option of exactly this name."""
+        return name in self._option_string_actions
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """All of ``arguments``: options only."""
@@ -97,18 +107,13 @@ class Parser(argparse.ArgumentParser):
             return name, equals, value
         if self.foreign and (row := habits.refusal(name)):
             raise UsageError(f"{name}: {row.why}", hint=row.instead)
-        letter = known.get(name[:2])
-        if (
-            letter
-            and _values(letter)
-            and not name.startswith(("--", "-h"))
-            and letter.help != argparse.SUPPRESS
-        ):
+        visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
+        if not name.startswith(("--", "-h")) and name[:2] in visible and _values(known[name[:2]]):
             return word, "", ""
-        ours = {option.lstrip("-"): option for option in known if known[option].help != argparse.SUPPRESS}
+        ours = {option.lstrip("-"): option for option in sorted(visible)}
         close = closest(name.lstrip("-"), ours, CLOSE)
         meant = f"; did you mean {ours[close]!r}?" if close else ""
-        raise UsageError(f"unknown option {name}{meant}", hint=f"`{self.prog} --help` lists the options")
+        raise UsageError(f"unknown option {name}{meant}", hint=self._where_listed())
 
 
 def _values(action: argparse.Action) -> int:

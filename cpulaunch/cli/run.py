@@ -49,6 +49,10 @@ WRONG_USAGE = 2
 
 MODULE = ("-m", "--module")
 
+FRUITLESS = 3
+"""How often Slurm may have queued a job anew that a signal has ended again before its first step: one that
+makes none, or none that can be seen, would come back for ever."""
+
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
@@ -116,10 +120,27 @@ def _signals_lose_nothing() -> Iterator[None]:
     try:
         yield
     except SystemExit as e:
-        if e.code not in {128 + number for number in WARNING}:
+        if e.code not in {128 + number for number in WARNING} or not _may_come_back(int(e.code)):
             raise
         say("interrupted before the ranks were started; nothing is lost if it is started again")
         raise SystemExit(SAVED_EXIT_CODE) from None
+
+
+def _may_come_back(exit_code: int) -> bool:
+    """Whether a job that a signal has ended before its first step may ask to be queued anew; says why not.
+
+    ``exit_code`` is the one that it ends with instead.
+    """
+    from cpulaunch.discovery.allocation import times_requeued
+
+    requeued = times_requeued(os.environ)
+    if requeued < FRUITLESS:
+        return True
+    say(
+        f"Slurm has queued this job anew {requeued} times, and again it has made no step of torch.optim: it "
+        f"ends with {exit_code}, not {SAVED_EXIT_CODE}, so that this doesn't go on for ever"
+    )
+    return False
 
 
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program) -> int:
@@ -308,7 +329,9 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
     try:
         outcome = execute(attempt, console, meanwhile, following)
         if plan.setting("watch.restartable"):
-            outcome = outcome.if_restartable()
+            again = outcome.if_restartable()
+            if again.began or _may_come_back(outcome.exit_code):
+                outcome = again
     except BaseException:
         output.close(LAST_WORDS)
         screen.close(LAST_WORDS)

@@ -44,7 +44,7 @@ def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
     """All notes on the plan, or a few of them."""
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
-        yield f"{len(plan.notes) - FEW} more notes: -v shows them"
+        yield f"{counted(len(plan.notes) - FEW, 'more note')}: -v shows all"
 
 
 def programs(plan: Plan) -> str:

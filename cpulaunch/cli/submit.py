@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch.cli import submit_kubernetes, submit_slurm
 from cpulaunch.cli.not_scripts import refuse_launcher
-from cpulaunch.cli.options import load_config
+from cpulaunch.cli.options import Parser, load_config
 from cpulaunch.cli.run import MODULE, is_program, program_of, run_parser
 from cpulaunch.config.config import Config
 from cpulaunch.errors import UsageError
-from cpulaunch.manifests.sbatch import LOG, SWITCHES, VALUES
+from cpulaunch.manifests.sbatch_options import LOG, SWITCHES, VALUES
 
 QUEUES = (submit_slurm.NAME, submit_kubernetes.NAME)
+
+DIRECTORY = "--chdir"
+"""sbatch's option for the directory that the job runs in."""
 
 USAGE = """cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]
        cpulaunch submit --to kubernetes --image I [--nodes N] [RUN OPTIONS] train.py [ARGS…]"""
@@ -50,6 +55,17 @@ class Typed(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
+    try:
+        start = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
+    try:
+        return _submit(arguments)
+    finally:
+        os.chdir(start)  # from where the job runs
+
+
+def _submit(arguments: list[str]) -> int:
     typed = read(arguments)
     if typed.ours.to == submit_kubernetes.NAME:
         return submit_kubernetes.submit(*typed)
@@ -57,7 +73,44 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]) -> Typed:
-    """The command line's parts.  Raises UsageError, also for what `cpulaunch run` would refuse."""
+    """The command line's parts.  Raises UsageError, also for what `cpulaunch run` would refuse.
+
+    The process is then in the directory where the job will run, so that paths mean what they will there.
+    """
+    parser, own = _parser()
+    words, rest = parser.split(arguments, ends=MODULE)
+    options = parser.parse_args(words)
+    slurm = options.to == submit_slurm.NAME
+    if slurm:
+        if not rest or (rest[0] in MODULE and len(rest) < 2):
+            raise UsageError("no script to run", hint="cpulaunch submit [OPTIONS] train.py [ARGS…]")
+        _enter(options)
+    if rest and not options.no_python and is_program(options.wdir / rest[0]):
+        refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
+    if options.output and rest and (options.wdir / rest[0]).resolve() == options.output.resolve():
+        raise UsageError(f"--output {options.output} would overwrite what the job is to run")
+    config = load_config(options)
+    if options.format:
+        parser.error("--format is for `cpulaunch run --dry-run`")
+    sbatch, run = _sorted(words, own, parser)
+    if not slurm:
+        submit_slurm.refuse_options(options, options.to)
+        return Typed(options, config, sbatch, run, rest)
+    submit_kubernetes.refuse_options(options, options.to)
+    if "%" in str(options.output):
+        why = f"--output {options.output} keeps the script, and sbatch's patterns are for the job's log"
+        raise UsageError(why, hint=f"{LOG[0]} {options.output} names the log")
+    program_of(rest, options.no_python, options.wdir)
+    if options.job_name is None:
+        sbatch.insert(0, f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
+    if options.directory:
+        sbatch = [word for word in sbatch if not word.startswith(f"{DIRECTORY}=")]
+        sbatch.append(f"{DIRECTORY}={Path.cwd()}")
+    return Typed(options, config, sbatch, run, rest)
+
+
+def _parser() -> tuple[Parser, set[str]]:
+    """The parser, and the options that are neither the job's nor sbatch's."""
     parser = run_parser()
     parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
     parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
@@ -66,41 +119,48 @@ def read(arguments: list[str]) -> Typed:
     own |= submit_slurm.add_options(parser) | submit_kubernetes.add_options(parser)
     parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
+    kept = {"--job-name": "job_name", DIRECTORY: "directory"}
     for name, letter in VALUES.items():
         letters = [letter] if letter else []
-        dest = "job_name" if name == "--job-name" else "_"
-        parser.add_argument(name, *letters, dest=dest, metavar="V", help=argparse.SUPPRESS)
+        parser.add_argument(name, *letters, dest=kept.get(name, "_"), metavar="V", help=argparse.SUPPRESS)
     parser.add_argument(LOG[0], dest="_", metavar="V", help=argparse.SUPPRESS)
     for name in SWITCHES:
         parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
-    words, rest = parser.split(arguments, ends=MODULE)
-    options = parser.parse_args(words)
-    if rest and not options.no_python and is_program(options.wdir / rest[0]):
-        refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
-    if options.output and rest and (options.wdir / rest[0]).resolve() == options.output.resolve():
-        raise UsageError(f"--output {options.output} would overwrite what the job is to run")
-    config = load_config(options)
-    if options.format:
-        parser.error("--format is for `cpulaunch run --dry-run`")
-    sbatch = []
-    if options.to == QUEUES[0]:
-        submit_kubernetes.refuse_options(options, options.to)
-        if "%" in str(options.output):
-            why = f"--output {options.output} keeps the script, and sbatch's patterns are for the job's log"
-            raise UsageError(why, hint=f"{LOG[0]} {options.output} names the log")
-        program_of(rest, options.no_python, options.wdir)
-    else:
-        submit_slurm.refuse_options(options, options.to)
-    if options.to == QUEUES[0] and options.job_name is None:
-        sbatch.append(f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
+    parser.add_argument("--format", help=argparse.SUPPRESS)
+    parser.shown_elsewhere = frozenset((*VALUES, *VALUES.values(), LOG[0], *SWITCHES)) - {""}
+    parser.elsewhere = ", and sbatch(1) those of Slurm"
+    return parser, own
+
+
+def _enter(options: argparse.Namespace) -> None:
+    """Go to where the job will run, with the paths of our own options as they are here."""
+    options.start = Path.cwd()
+    if not options.directory:
+        return
+    for name in ("output", "facts", "lscpu"):
+        if path := getattr(options, name):
+            setattr(options, name, options.start / path)
+    try:
+        os.chdir(options.directory)
+    except OSError as e:
+        why = f"{DIRECTORY} {options.directory}: {e.strerror}"
+        raise UsageError(why, hint="the job runs there, and looks for its script there") from None
+
+
+def _sorted(words: Sequence[str], own: set[str], parser: Parser) -> tuple[list[str], list[str]]:
+    """Those of sbatch, by their long names, and those of `cpulaunch run`; not our ``own``."""
     long_names = dict([LOG, *((letter, name) for name, letter in VALUES.items() if letter)])
-    run = []
-    while words:
-        name, equals, value = words.pop(0).partition("=")
+    sbatch, run = [], []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
         if name in long_names:
-            sbatch.append(f"{long_names[name]}={words.pop(0)}")
+            sbatch.append(f"{long_names[name]}={left.pop(0)}")
+        elif word[:2] in long_names and not parser.has(name):  # with its value attached
+            sbatch.append(f"{long_names[word[:2]]}={word[2:]}")
         elif name in VALUES or name in SWITCHES:
             sbatch.append(name + equals + value)
         elif name not in own:
             run.append(name + equals + value)
-    return Typed(options, config, sbatch, run, rest)
+    return sbatch, run

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError, UsageError
 from cpulaunch.manifests import mpijob
 from cpulaunch.manifests.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES, Job
-from cpulaunch.wording import cannot_run
+from cpulaunch.plan.instances import are_wanted
+from cpulaunch.wording import cannot_run, counted
 
 NAME = "kubernetes"
 """What --to calls it."""
@@ -97,15 +99,20 @@ def _job(
             hint="examples/kubernetes/Dockerfile makes one; docs/kubernetes.md shows how",
         )
     if not re.fullmatch(r"[^\s\0]{1,255}", options.image):
-        raise UsageError(f"--image {options.image!r} is no image", hint="such as registry.example/me/train:1")
+        raise UsageError(
+            f"--image {options.image!r} is not an image's name", hint="such as registry.example/me/train:1"
+        )
     if options.namespace is not None and not _LABEL.fullmatch(options.namespace):
         raise UsageError(
-            f"--namespace {options.namespace!r} is no namespace",
+            f"--namespace {options.namespace!r} is not a namespace's name",
             hint="up to 63 of a-z, 0-9 and -; `kubectl get namespaces` lists them",
         )
     _refuse_settings(config)
     workers = _workers(config, sbatch)
     cpus, memory = _resources(options)
+    slots = _slots(config, workers)
+    if cpus is not None:
+        _demand_cpus(config, workers, slots, cpus)
     files, program = _program(rest, options.no_python)
     if config.file:
         run = [
@@ -122,7 +129,7 @@ def _job(
         namespace=options.namespace,
         workers=workers,
         mpi=IMPLEMENTATIONS.get(config["mpi.flavour"], IMPLEMENTATIONS["intel"]),
-        slots=_slots(config, workers),
+        slots=slots,
         cpus=cpus,
         memory=memory,
         files=files,
@@ -156,7 +163,7 @@ def _workers(config: Config, sbatch: Sequence[str]) -> int:
     nnodes = str(config["hosts.nnodes"])
     text = given.get("--nodes") or ("1" if nnodes == "all" else nnodes.rpartition(":")[2])
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
-        raise UsageError(f"--nodes {text!r} is no number of workers", hint="such as --nodes 4")
+        raise UsageError(f"--nodes {text!r} is not a number of workers", hint="such as --nodes 4")
     if nnodes != "all" and int(nnodes.partition(":")[0]) > int(text):
         raise UsageError(
             f"{config.where('hosts.nnodes')}: {nnodes} of {text} workers", hint="leave one of them out"
@@ -171,10 +178,33 @@ def _slots(config: Config, workers: int) -> int | None:
         return None if ppn == "auto" else int(ppn)
     if total % workers:
         raise UsageError(
-            f"{config.where('hosts.nproc')}: {total} ranks can't be divided evenly over {workers} workers",
+            f"{config.where('hosts.nproc')}: {counted(total, 'rank')} can't be divided evenly over "
+            f"{counted(workers, 'worker')}",
             hint="-ppn N says how many each has",
         )
     return int(total) // workers
+
+
+def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> None:
+    """UsageError where what a worker is to run needs more CPUs than it is to get."""
+    if config["hosts.oversubscribe"]:
+        return
+    if are_wanted(config):
+        what, number, cores = "instance", "instances.count", "instances.cores_per_instance"
+        slots = None if config[number] == "auto" else ceil(config[number] / workers)
+    else:
+        what, number, cores = "rank", "hosts.nproc_per_node", "cpu.cores_per_rank"
+        number = "hosts.nproc" if config[number] == "auto" else number
+    each = config[cores] if isinstance(config[cores], int) else 1
+    needed = (slots or 1) * each
+    of_cores = f" of {counted(each, 'core')}" if each > 1 else ""
+    if needed > cpus:
+        where = config.where(number if slots else cores)
+        raise UsageError(
+            f"{where}: {counted(slots or 1, what)}{of_cores} on each worker, and --cpu {cpus} gives it "
+            f"{counted(cpus, 'CPU')}",
+            hint=f"--cpu {needed} or more, and twice as many where cores have two hyperthreads",
+        )
 
 
 def _resources(options: argparse.Namespace) -> tuple[int | None, str | None]:
@@ -188,13 +218,13 @@ def _resources(options: argparse.Namespace) -> tuple[int | None, str | None]:
         )
     if not re.fullmatch("[1-9][0-9]{0,4}", cpu):
         raise UsageError(
-            f"--cpu {cpu!r} is no number of whole CPUs",
+            f"--cpu {cpu!r} is not a number of whole CPUs",
             hint="only whole ones can be a pod's own: such as --cpu 16",
         )
     size = mpijob.bytes_of(memory)
     if size is None:
         raise UsageError(
-            f"--memory {memory!r} is no quantity", hint="such as 64Gi (of 2^30 bytes) or 64G (of 10^9)"
+            f"--memory {memory!r} is not a quantity", hint="such as 64Gi (of 2^30 bytes) or 64G (of 10^9)"
         )
     if size < LEAST_MEMORY:
         raise UsageError(f"--memory {memory} is {size} bytes, too few to train in", hint="such as 64Gi")
@@ -271,7 +301,9 @@ def _variables(config: Config) -> dict[str, str]:
 def _secrets(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if not _SUBDOMAIN.fullmatch(name):
-            raise UsageError(f"--secret {name!r} is no name", hint="`kubectl get secrets` lists them")
+            raise UsageError(
+                f"--secret {name!r} is not a secret's name", hint="`kubectl get secrets` lists them"
+            )
     return names
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpulaunch.cli.each import read_each
@@ -14,17 +14,17 @@ from cpulaunch.cli.job_plan import planned_lines
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.run import program_of
+from cpulaunch.cli.submit_checks import check_job, check_logs, missing_nodes
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.ask_slurm import ask_slurm
+from cpulaunch.discovery.step import NAME as SRUN
 from cpulaunch.errors import UsageError
-from cpulaunch.manifests.sbatch import SAVING, batch_script, limit, warned_before
+from cpulaunch.manifests.sbatch import batch_script
+from cpulaunch.manifests.sbatch_options import check_counts, demand_time, warned
 from cpulaunch.plan.instances import as_instances
 
 NAME = "slurm"
 """What --to calls it."""
-
-LEFT_TO_SLURM = 10
-"""Seconds before its time limit in which a job has ended that was warned of it."""
 
 OWN = ("--follow", "--facts", "--lscpu")
 """Options that are for Slurm alone, and not for the job."""
@@ -46,7 +46,7 @@ def refuse_options(options: argparse.Namespace, queue: str) -> None:
 
 
 def submit(
-    options: argparse.Namespace, config: Config, sbatch: Sequence[str], run: list[str], rest: list[str]
+    options: argparse.Namespace, config: Config, sbatch: list[str], run: list[str], rest: list[str]
 ) -> int:
     """Show the plan, and print the script, keep it or hand it to sbatch; returns the exit code.
 
@@ -55,14 +55,24 @@ def submit(
     asked = dict(word.partition("=")[::2] for word in sbatch)
     if options.follow and "--array" in asked:
         raise UsageError("--follow is for one job, and --array makes several", hint="leave out one of them")
-    _demand_time(asked)
-    warned = ["--restartable"]
-    if not config.is_set("watch.grace_period"):
-        warned.append(f"--grace-period={SAVING - LEFT_TO_SLURM}")
-    script = batch_script(sbatch, [sys.executable, "-m", "cpulaunch", "run", *run, *rest], warned)
+    check_counts(asked)
     each = read_each(options.each) if options.each else ()
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     config = as_instances(config, len(each))
+    added = missing_nodes(config, asked)
+    grace = config["watch.grace_period"] if config.is_set("watch.grace_period") else None
+    if warning := warned(asked, grace, by_srun=config["launcher"] == SRUN):
+        added |= {} if "--signal" in asked else {"--signal": warning.signal}
+        run = run if grace is not None else [f"--grace-period={warning.grace:g}", *run]
+    if "--requeue" in asked:
+        run = ["--restartable", *run]
+        if warning:
+            demand_time(asked, warning)
+    asked |= added
+    check_logs(asked)
+    check_job(options, config, asked)
+    sbatch = [*sbatch, *(f"{name}={value}" for name, value in added.items())]
+    script = batch_script(sbatch, [sys.executable, "-m", "cpulaunch", "run", *run, *rest])
     for line in planned_lines(config, program, asked, options.facts, options.lscpu):
         say(line)
     if options.output:
@@ -71,7 +81,8 @@ def submit(
         print(script, end="")
         return 0
     job = _submit(script)
-    watch = how_to_watch(job, several="--array" in asked)
+    os.chdir(options.start)  # to which the path of the log is shown
+    watch = how_to_watch(job, array=asked if "--array" in asked else None)
     say(f"Slurm job {job}: {watch}")
     if not options.follow:
         return 0
@@ -80,16 +91,6 @@ def submit(
     except KeyboardInterrupt:
         say(f"Slurm job {job} goes on: {watch}")
         return 130
-
-
-def _demand_time(options: Mapping[str, str]) -> None:
-    """UsageError where a job would be warned as soon as it starts, and requeued for ever."""
-    seconds, before = limit(options), warned_before(options)
-    if "--requeue" in options and seconds is not None and seconds <= before:
-        raise UsageError(
-            f"--time {options['--time']}: Slurm may warn the job {before:.0f} s before its end",
-            hint="give it more time, or a later warning: --signal=B:TERM@30 --grace-period 25",
-        )
 
 
 def _submit(script: str) -> str:

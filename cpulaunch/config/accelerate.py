@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cpulaunch.errors import ConfigError
+from cpulaunch.wording import counted
 
 USUAL_FILE = "~/.cache/huggingface/accelerate/default_config.yaml"
 CPU_TYPES = ("NO", "MULTI_CPU", "FSDP")
@@ -165,12 +166,12 @@ class _Import:
             self.settings["hosts.nnodes"] = machines
         if total > 0 and total % machines:
             self.settings["hosts.nproc"] = total
-            self.advice.append(f"{total} ranks can't be divided evenly over {machines} hosts: "
+            self.advice.append(f"{counted(total, 'rank')} can't be divided evenly over {machines} hosts: "
                                "say who gets how many with slots=N in the hostfile")  # fmt: skip
         elif total > 0:
             self.settings["hosts.nproc_per_node"] = total // machines
         self.workers(workers)
-        self.meeting_point(machines, bool(hostfile))
+        self.meeting_point()
 
     def workers(self, workers: Any) -> None:
         if workers is None:
@@ -181,17 +182,17 @@ class _Import:
         else:
             self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
 
-    def meeting_point(self, machines: int, hostfile: bool) -> None:
-        address, port = self.left.pop("main_process_ip", None), self.left.pop("main_process_port", None)
-        if address and (machines > 1 or hostfile):
-            self.settings["hosts.master_addr"] = str(address)
-        elif address:
-            self.drop("main_process_ip", address, "one machine: its ranks meet at 127.0.0.1")
-        if port:
-            number = self.number("main_process_port", port)
-            if not 0 < number <= 65535:
-                self.refuse("main_process_port", port, "a TCP port")
-            self.settings["hosts.master_port"] = number
+    def meeting_point(self) -> None:
+        """Where ranks meet is found anew for each job: hosts of a queue, and free ports, differ."""
+        for key, reason in (
+            ("main_process_ip", "the ranks meet on the first host; hosts.master_addr names another address"),
+            (
+                "main_process_port",
+                "the ranks meet at a free port; hosts.master_port names one, as for a firewall",
+            ),
+        ):
+            if (value := self.left.pop(key, None)) not in (None, ""):
+                self.drop(key, value, reason)
 
     def precision(self) -> None:
         old = "fp16" if self.left.pop("fp16", False) else "no"

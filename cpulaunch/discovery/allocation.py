@@ -63,6 +63,20 @@ def nodes_for_steps(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
     return parse_hosts(nodes, "$SLURM_JOB_NODELIST") if nodes else None
 
 
+def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
+    """The nodes of all components of the Slurm job that we are in; none outside of one."""
+    texts = [environ.get("SLURM_JOB_NODELIST", "")]
+    texts += [nodes for name, nodes in environ.items() if name.startswith(_COMPONENT)]
+    found = (parse_hosts(nodes, "$SLURM_JOB_NODELIST") for nodes in texts if nodes)
+    return frozenset(host.name for hosts in found for host in hosts)
+
+
+def times_requeued(environ: Mapping[str, str]) -> int:
+    """How often Slurm has queued the job anew that we are in (sbatch(1), SLURM_RESTART_COUNT)."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
 def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
     """Nobody knows which of its components, each with options of its own, is meant."""
     components = [nodes for name, nodes in sorted(environ.items()) if name.startswith(_COMPONENT)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 
@@ -25,6 +26,6 @@ def ask_slurm(argv: Sequence[str], *, text: str = "", hint: str | None = None) -
     except subprocess.TimeoutExpired:
         raise HostError(f"{program} has not answered within {TIMEOUT:.0f} s") from None
     if done.returncode:
-        said = done.stderr.strip().removeprefix(f"{program}: error: ")
-        raise HostError(f"{program}: {said or f'exit code {done.returncode}'}")
+        said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+        raise HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
     return done.stdout

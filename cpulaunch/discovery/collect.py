@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.allocation import allocation, operators_hostfile
+from cpulaunch.discovery.allocation import allocation, cpus_of_nodes, operators_hostfile
 from cpulaunch.discovery.files import read_file
 from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.lscpu import topology_from_lscpu
 from cpulaunch.discovery.mpi import find_mpis
-from cpulaunch.discovery.step import can_start, demand_allocation, part_of_nodes
+from cpulaunch.discovery.step import NAME as BY_STEP
+from cpulaunch.discovery.step import can_start, demand_inside, demand_step, part_of_nodes
 from cpulaunch.discovery.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
@@ -24,6 +25,7 @@ from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
+from cpulaunch.wording import counted
 
 if TYPE_CHECKING:
     from cpulaunch.discovery.probe import Progress
@@ -60,18 +62,21 @@ def collect_facts(
         if program:
             _demand_master_address(config)
     once_each(listed, names)
+    demand_inside(config, listed, names)
     if program:
-        demand_allocation(config, listed)
+        demand_step(config, listed)
     mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
+    why_srun = _why_srun(config, listed, mpis, tell) if elsewhere else ""
     facts = Facts(
         like=here,
         listed=listed,
         spares=named[len(listed) :],
+        shares=cpus_of_nodes(config.environ) if why_srun or config["launcher"] == BY_STEP else {},
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
-        why_srun=_why_srun(config, listed, mpis, tell) if elsewhere else "",
+        why_srun=why_srun,
     )
     if program and elsewhere and operators_hostfile(config.environ):
         from cpulaunch.discovery.workers import wait_for_workers
@@ -195,7 +200,8 @@ def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     elsewhere = not expected_launcher(config, here_alone=False).this_host_only
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
-        tell(f"{given.name} gives {len(hosts)} hosts: {hosts[0].name}{' ...' if len(hosts) > 1 else ''}")
+        several = " ..." if len(hosts) > 1 else ""
+        tell(f"{given.name} gives {counted(len(hosts), 'host')}: {hosts[0].name}{several}")
     return hosts
 
 

@@ -32,7 +32,7 @@ def topology_from_lscpu(text: str) -> Topology:
         elif line and not heading:
             heading = line.upper().split()
             if "CPU" not in heading or "CORE" not in heading:
-                raise _error(number, f"is no heading with the columns CPU and CORE: {line!r}", line)
+                raise _error(number, f"is not a heading with the columns CPU and CORE: {line!r}", line)
         elif line:
             table.append((number, _cells(number, line, heading, comma)))
     if not table:

@@ -20,7 +20,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.launchers.reach import UNRESOLVED, Reach
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.network import Interface
-from cpulaunch.wording import shortened
+from cpulaunch.wording import PORT_IS_TAKEN, shortened
 
 MAX_CLOCK_DIFFERENCE = 30.0
 """Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
@@ -39,6 +39,7 @@ class Problem:
     what: str
     remedy: str
     hopeless: bool = False  # nothing can be started there
+    of_the_host: bool = True  # it may go on without the host
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,10 @@ def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None
     bad = tuple(report for report in reports if report.problems)
     if not bad:
         return
+    kinds = {problem.of_the_host for report in bad for problem in report.problems}
     several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
-    hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) else []
-    if not any(report.unreached for report in bad):
+    hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) and True in kinds else []
+    if False not in kinds and not any(report.unreached for report in bad):
         hints.insert(0, "--skip-preflight starts all the same")
     raise HostsNotReadyError(
         f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready",
@@ -267,9 +269,8 @@ def _network(
             "--interface says which one to use",
         )
     if response.answer.listen_error:
-        yield Problem(
-            f"port {request.port}: {response.answer.listen_error}", "--master-port auto takes a free one"
-        )
+        what = f"port {request.port}: {response.answer.listen_error}"
+        yield Problem(what, PORT_IS_TAKEN, of_the_host=False)
     if response.connect_error and host == master:
         yield Problem(
             f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",

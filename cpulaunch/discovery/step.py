@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from shutil import which
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.allocation import cpus_of_nodes, nodes_for_steps
+from cpulaunch.discovery.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
 from cpulaunch.discovery.preflight import Report
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host
@@ -63,7 +65,48 @@ def can_start(config: Config, hosts: Sequence[Host]) -> bool:
     return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
 
 
-def demand_allocation(config: Config, hosts: Sequence[Host]) -> None:
+def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) -> None:
+    """ConfigError where the user names hosts that the Slurm job that we are in doesn't have.
+
+    They are somebody else's: ssh would start ranks there all the same.  ``here`` are this host's names.
+    """
+    nodes = allocated_nodes(config.environ)
+    if not nodes or config["launcher"] == "local":
+        return
+    ours = nodes | {name.partition(".")[0] for name in nodes} | (set(here) if nodes & set(here) else set())
+    outside = [host.name for host in hosts if not {host.name, host.name.partition(".")[0]} & ours]
+    if any(map(_is_address, outside)):
+        addresses = {address for node in sorted(nodes) for address in _addresses(node)}
+        outside = [name for name in outside if name not in addresses]
+    if outside:
+        where = config.where("hosts.hostfile" if config["hosts.hostfile"] else "hosts.list")
+        job = config.environ.get("SLURM_JOB_ID", "?")
+        raise ConfigError(
+            f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
+            f"Slurm job {job}, which are {shortened(sorted(nodes))}",
+            hint="without --hosts and --hostfile, the job's nodes are taken; --nodelist=… asks Slurm for "
+            "others; `env -u SLURM_JOB_NODELIST cpulaunch run …` is no part of the job",
+            part=outside[0],
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(node: str) -> set[str]:
+    """What the name server and /etc/hosts know of a node."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(node, None)}
+    except (OSError, UnicodeError):
+        return set()
+
+
+def demand_step(config: Config, hosts: Sequence[Host]) -> None:
     """ConfigError where the user wants a step, and there can be none on ``hosts``."""
     if config["launcher"] != NAME:
         return
@@ -72,9 +115,9 @@ def demand_allocation(config: Config, hosts: Sequence[Host]) -> None:
     if outside is None:
         raise ConfigError(
             f"{where}: srun starts ranks in an allocation, and this is none",
-            hint="salloc --nodes=2 --exclusive cpulaunch run …, or the same in an sbatch script",
+            hint="salloc --nodes=2 --exclusive cpulaunch run …, or `cpulaunch submit --nodes 2 …`",
         )
-    if outside:
+    if outside:  # such as nodes of another component
         raise ConfigError(
             f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
             hint="without --hosts and --hostfile, the allocation's nodes are taken",

@@ -25,11 +25,11 @@ def load(name: str) -> Launcher:
     launcher = plugins.load(plugins.LAUNCHERS, name)
     if not isinstance(launcher, Launcher):
         raise UsageError(
-            f"{name!r} of {plugins.LAUNCHERS} is no Launcher, but of type {type(launcher).__name__}",
+            f"{name!r} of {plugins.LAUNCHERS} is not a Launcher, but of type {type(launcher).__name__}",
             hint="an entry point must name an instance of a class derived from launchers.base.Launcher",
         )
     if missing := [part for part in ("name", "title", "identity") if not hasattr(launcher, part)]:
-        raise UsageError(f"{name!r} of {plugins.LAUNCHERS} is no launcher: it lacks {', '.join(missing)}")
+        raise UsageError(f"{name!r} of {plugins.LAUNCHERS} is not a launcher: it lacks {', '.join(missing)}")
     return launcher
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpulaunch.errors import ConfigError
@@ -88,6 +88,7 @@ class Facts:
     ``spares``: those that were named, too, but aren't needed as long as the others are there.
     ``hosts``: those that were probed or recorded, by name.  ``like``: what any other host is taken to be
     like, and ``like_what`` what messages call that.
+    ``shares``: how many CPUs of a host the job has been given, where ranks are kept to these.
     ``here``: this host's names; empty where the facts describe other machines.
     ``mpis``: the MPIs found here, best first; None where the facts describe other machines.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
@@ -101,6 +102,7 @@ class Facts:
     listed: tuple[Host, ...] = ()
     spares: tuple[Host, ...] = ()
     hosts: Mapping[str, HostFacts] = field(default_factory=dict)
+    shares: Mapping[str, int] = field(default_factory=dict)
     here: frozenset[str] = frozenset()
     mpis: tuple[Mpi, ...] | None = None
     ccl_missing: str | None = None
@@ -116,6 +118,8 @@ class Facts:
         for facts in self.hosts.values():
             if name in facts.names:
                 return facts, False
+        if name in self.shares:
+            return replace(self.like, topology=self.like.topology.first(self.shares[name])), True
         return self.like, True
 
 

@@ -95,6 +95,15 @@ class Topology:
         """The same host with only those of its CPUs that are in ``allowed``."""
         return replace(self, cpus=tuple(c for c in self.cpus if c.cpu in allowed))
 
+    def first(self, cpus: int) -> Topology:
+        """The same host with only its first cores, as many as it takes for so many CPUs."""
+        taken: list[int] = []
+        for core in self.cores:
+            if len(taken) >= cpus:
+                break
+            taken += core.cpus
+        return self.restricted(CoreSet(taken))
+
     @cached_property
     def allowed(self) -> CoreSet:
         """The numbers of all CPUs."""

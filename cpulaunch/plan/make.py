@@ -243,7 +243,9 @@ def _environment(config: Config, job: _PlannedHosts, decided: Mapping[str, Any])
 
 
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
-    found = [name for name in hidden if name in config.environ]
+    # In a Slurm job, Slurm's are those of the job itself, and every job would be told.
+    known = ("SLURM_",) if "SLURM_JOB_ID" in config.environ else ()
+    found = [name for name in hidden if name in config.environ and not name.startswith(known)]
     if not found:
         return ""
     programs = "instances" if are_wanted(config) else "ranks"

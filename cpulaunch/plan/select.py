@@ -42,8 +42,9 @@ def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     least, most = wanted_hosts(config, len(hosts))
     if least > len(hosts):
         raise PlanError(
-            f"{config.where('hosts.nnodes')}: {least} hosts, but only {len(hosts)} named",
-            hint="name them in a hostfile, or with --hosts a,b",
+            f"{config.where('hosts.nnodes')}: {counted(least, 'host')}, but only {len(hosts)} named",
+            hint="name as many, by -f HOSTFILE or --hosts a,b; those of a Slurm job are as many as it was "
+            f"submitted with: --nodes={least}",
         )
     return hosts[:most]
 
@@ -107,7 +108,7 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
         if total % len(hosts):
             where = config.where("hosts.nproc")
             raise PlanError(
-                f"{where}: {total} ranks can't be divided evenly over {len(hosts)} hosts",
+                f"{where}: {counted(total, 'rank')} can't be divided evenly over {len(hosts)} hosts",
                 hint="give each host its number: slots=N in the hostfile, or -ppn N",
             )
         return {host.name: total // len(hosts) for host in hosts}
@@ -116,9 +117,9 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
     known = sum(count or 0 for count in counts.values())
     if total != "auto" and None not in counts.values() and known != total:
         source = config.where("hosts.nproc_per_node") if ppn != "auto" else "the hosts' slots"
-        several = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
         raise PlanError(
-            f"{config.where('hosts.nproc')}: {total} ranks, but {source} make {known} on {several}",
+            f"{config.where('hosts.nproc')}: {counted(total, 'rank')}, but {source} make {known} on "
+            f"{counted(len(hosts), 'host')}",
             hint="give one of the two, or make them agree",
         )
     return counts
@@ -144,7 +145,7 @@ def checked_world_size(config: Config, world_size: int) -> int:
     """``world_size``; PlanError where it is too large, or the user wants another number of ranks."""
     _check_total(world_size, "planned, by the hosts' topologies")
     if config["hosts.nproc"] not in ("auto", world_size):
-        wanted = f"{config.where('hosts.nproc')}: {config['hosts.nproc']} ranks"
+        wanted = f"{config.where('hosts.nproc')}: {counted(config['hosts.nproc'], 'rank')}"
         raise PlanError(
             f"{wanted}, but slots and topologies make {world_size}",
             hint="give every host its slots, or use -ppn N",

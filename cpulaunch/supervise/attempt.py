@@ -16,6 +16,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.start import Starter, allow_files, listen
+from cpulaunch.wording import PORT_IS_TAKEN
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.output import Console
@@ -140,7 +141,7 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
     except OSError as e:
         raise HostError(
             f"port {wanted} of {plan.master_addr}: {e.strerror or e}",
-            hint="--master-port auto takes a free one",
+            hint=PORT_IS_TAKEN,
         ) from None
     port = keeper.getsockname()[1]
     taken_over = plan.here_alone and plan.program.python and not plan.instances

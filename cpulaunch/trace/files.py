@@ -51,7 +51,7 @@ def merge_files(order: Mapping[str, Any]) -> str:
                     source = Source(each["rank"], each["host"], file, each["clock"], each["uncertain"])
                     sources.append(source)
                 except SourceError as e:
-                    missing[e.rank] = f"what it has sent is no trace: {e}"
+                    missing[e.rank] = f"what it has sent is not a trace: {e}"
             if not sources:
                 raise TraceError("; ".join(f"rank {rank}: {why}" for rank, why in missing.items()))
             try:

@@ -14,6 +14,7 @@ from support.namespaces import until
 
 from cpulaunch import messages
 from cpulaunch.agent import processes
+from cpulaunch.wording import PORT_IS_TAKEN
 
 READY = "print('ready', flush=True)\n"
 SLEEP = READY + "import time\ntime.sleep(300)\n"
@@ -214,5 +215,5 @@ def test_a_master_port_that_somebody_has_is_refused_at_once(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         done = run_agent(placement(tmp_path), "print('started')", {"MASTER_PORT": str(port)})
-    error = f"MASTER_PORT {port} of localhost: Address already in use; --master-port auto takes a free one"
+    error = f"MASTER_PORT {port} of localhost: Address already in use; {PORT_IS_TAKEN}"
     assert (done.returncode, done.stdout, done.stderr) == (3, "", f"[0] cpulaunch: {error}\n")

@@ -11,8 +11,10 @@ import pytest
 from support.command import REPOSITORY
 
 from cpulaunch.cli import job_plan
+from cpulaunch.cli.follow import log_of_array
 from cpulaunch.cli.main import main
-from cpulaunch.manifests.sbatch import batch_script, limit, share
+from cpulaunch.manifests.sbatch import batch_script
+from cpulaunch.manifests.sbatch_options import limit, share
 
 RUN = f"{shlex.quote(sys.executable)} -m cpulaunch run"
 
@@ -74,11 +76,85 @@ def test_options_of_sbatch_become_its_lines_and_the_others_stay_the_jobs(
 
 
 def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = "-N 4 -o logs/%j.out -e err --no-kill -D /scratch train.py"
+    (script.parent / "logs").mkdir()
+    typed = "-N4 -pbatch -t 30 -ppn 2 -o logs/%j.out -e err --no-kill -n 8 train.py"
     assert main(["submit", "--dry-run", *typed.split()]) == 0
-    lines = re.findall(r"^#SBATCH (--\S+)", capsys.readouterr().out, re.M)
-    said = ["--nodes=4", "--output=logs/%j.out", "--error=err", "--no-kill", "--chdir=/scratch"]
+    out = capsys.readouterr().out
+    lines = re.findall(r"^#SBATCH (--\S+)", out, re.M)
+    said = ["--nodes=4", "--partition=batch", "--time=30", "--output=logs/%j.out", "--error=err", "--no-kill"]
     assert lines == ["--job-name=train", *said, "--exclusive"]
+    assert f"exec {RUN} -ppn 2 -n 8 train.py" in out
+
+
+def test_paths_are_those_of_the_directory_that_the_job_runs_in(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there := script.parent / "there").mkdir()
+    assert main(["submit", "--dry-run", "-D", "there", "train.py"]) == 2
+    assert f"train.py: no such script in {there}" in capsys.readouterr().err
+    (there / "train.py").touch()
+    (there / "cpulaunch.yaml").write_text("training: {backend: gloo}\n")
+    typed = ["--output", "kept.sh", "--lscpu", "lscpu", "-D", "there", "train.py"]
+    assert main(["submit", "--dry-run", *typed]) == 0
+    assert "1 node, gloo, " in capsys.readouterr().err
+    assert f"#SBATCH --chdir={there}\n" in (script.parent / "kept.sh").read_text()
+    assert Path.cwd() == script.parent
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("--nnodes 2", "#SBATCH --nodes=2"),
+        ("--nnodes 2:4 --ntasks 8", "#SBATCH --nodes=4"),
+        ("--nodes 4 --nnodes 2:4", "#SBATCH --nodes=4"),
+        (
+            "--nodes 2 --nodelist node[0-1] --hosts node1,node0:2",
+            f"exec {RUN} --hosts=node1,node0:2 train.py",
+        ),
+        ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
+    ],
+)
+def test_what_a_job_can_make_of_it_is_taken(
+    typed: str, line: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split(), "train.py"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("typed", "signal", "grace"),
+    [
+        ("--requeue", "B:TERM@120", "110"),
+        ("--requeue --grace-period 300", "B:TERM@310", "300"),
+        ("--requeue --signal=B:USR1@600", "B:USR1@600", "590"),
+        ("--requeue --signal=B:10", "B:10", "50"),
+        ("--requeue --signal=B:TERM@120 --grace-period 120", "B:TERM@120", "120"),
+        ("--requeue --signal=TERM@60 --launcher slurm", "TERM@60", "50"),
+        ("--array=1-5%1 --signal=B:TERM@120", "B:TERM@120", "110"),
+        ("--signal=B:HUP@60", "B:HUP@60", None),
+    ],
+)
+def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
+    typed: str, signal: str, grace: str | None, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split(), "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert re.findall("--signal=(.*)", out) == [signal]
+    assert re.findall(r"--grace-period=(\S+)", out) == [grace] * (grace is not None)
+    assert ("--restartable" in out) == ("--requeue" in typed)
+
+
+@pytest.mark.parametrize("time", ["2", "3", "2:30"])
+def test_the_remedies_for_a_time_limit_that_is_too_short_are_some(
+    time: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["submit", "--dry-run", "--requeue"]
+    assert main([*typed, "--time", time, "train.py"]) == 2
+    longer, _, later = (
+        capsys.readouterr().err.partition("hint: ")[2].partition(" or more; or a later warning: ")
+    )
+    assert main([*typed, longer, "train.py"]) == 0
+    assert main([*typed, "--time", time, *later.split(), "train.py"]) == 0
 
 
 def test_the_script_is_kept_where_that_is_asked_for(
@@ -99,12 +175,46 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
         ("--to pbs train.py", "invalid choice: 'pbs'"),
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
+        ("", "hint: cpulaunch submit [OPTIONS] train.py"),
+        ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
+        ("--nodse 4 train.py", "`cpulaunch submit --help` lists the options, and sbatch(1) those of Slurm"),
+        ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
+        ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),
+        ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
+        ("--set hosts.exclude=a train.py", "hint: --exclude=a of sbatch"),
+        ("-N 2 --rdzv-backend c10d train.py", "no rendezvous service is needed"),
+        ("-N 2 --machine_rank 0 train.py", "hint: leave it out, and start one for all hosts: a queue's job"),
+        ("-N 2 --launcher local train.py", "all ranks would be on the first of 2 nodes"),
+        ("-D gone train.py", "--chdir gone: No such file or directory"),
+        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, and sbatch's options make 7 tasks"),
+        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, and sbatch's options make 4 tasks"),
+        ("-N 4 -n 6 train.py", "hint: --ntasks=6 --exclusive has Slurm divide them"),
+        ("-x node0 train.py", "--exclude=node0 has Slurm avoid a node"),
+        ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: --nodes=5"),
+        ("--nodes abc train.py", "--nodes=abc: not a number of nodes\ncpulaunch: hint: such as --nodes=4"),
+        ("--nodes 0 train.py", "--nodes=0: not a number of nodes"),
+        ("--nodes 4-2 train.py", "--nodes=4-2: not a number of nodes"),
+        ("--ntasks 0 train.py", "--ntasks=0: not a number of tasks"),
+        ("-c x train.py", "--cpus-per-task=x: not a number of CPUs"),
+        ("--signal=soon! train.py", "--signal=soon!: not a signal and seconds"),
+        ("--requeue --signal=B:INT@60 train.py", "hint: --signal=B:TERM@60"),
+        ("--requeue --signal=TERM@60 train.py", "--signal=TERM@60: without B:, Slurm sends it to srun's"),
+        (
+            "--requeue --signal=B:TERM@60 --grace-period 110 train.py",
+            "Slurm ends the job 60 s later, while ranks have a grace period of 110 s to save\n"
+            "cpulaunch: hint: --signal=B:TERM@120",
+        ),
+        ("--time 1:00 --requeue train.py", "hint: --time=4 or more\n"),
+        ("-o logs/%j.out train.py", "there is no directory logs, and Slurm doesn't make it"),
+        ("-e logs/err train.py", "hint: mkdir -p logs"),
+        ("-o %x/out train.py", "hint: take patterns such as %j for the file's name alone"),
+        ("--stall-action restart train.py", "no restart is allowed"),
         ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
         (
             "--to kubernetes --image i --follow train.py",
             "--follow is for Slurm, and this job is for kubernetes",
         ),
-        ("--time 3 --requeue train.py", "--time 3: Slurm may warn the job 180 s before its end"),
+        ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
         ("--nodes 4 --output logs/%j.out train.py", "hint: -o logs/%j.out names the log"),
         ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
@@ -196,13 +306,27 @@ def test_where_there_is_no_sbatch(
     assert "--dry-run prints the script, to be submitted elsewhere" in capsys.readouterr().err
 
 
-def test_what_the_user_says_of_signal_and_mode_stays() -> None:
-    options = ["--requeue", "--signal=B:USR1@60", "--open-mode=truncate"]
-    text = batch_script(options, ["cpulaunch", "run", "train.py"])
-    assert [line for line in text.splitlines() if "signal=" in line or "mode=" in line] == [
-        "#SBATCH --signal=B:USR1@60",
-        "#SBATCH --open-mode=truncate",
-    ]
+def test_what_the_user_says_of_the_logs_mode_stays() -> None:
+    text = batch_script(["--requeue", "--open-mode=truncate"], ["cpulaunch", "run", "train.py"])
+    assert re.findall("^#SBATCH .*mode=.*", text, re.M) == ["#SBATCH --open-mode=truncate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({}, "slurm-4711_*.out"),
+        ({"--output": "logs/%A-%3a.out"}, "logs/4711-*.out"),
+        ({"--output": "my %x%%.%j", "--job-name": "bert", "--chdir": "/scratch"}, "'/scratch/my 'bert%.*"),
+    ],
+)
+def test_the_logs_of_an_array_are_a_pattern_for_the_shell(options: dict[str, str], pattern: str) -> None:
+    assert log_of_array("4711", options) == pattern
+
+
+def test_help_shows_no_option_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["submit", "--help"])
+    assert "--format" not in capsys.readouterr().out
 
 
 def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

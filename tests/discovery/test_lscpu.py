@@ -62,9 +62,9 @@ def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> 
         ("# CPU,Core,Socket,Node\n", "no CPUs in the lscpu text"),
         (
             "Architecture: x86_64\nCPU(s): 2\n",
-            "line 1 of the lscpu text is no heading with the columns CPU and CORE",
+            "line 1 of the lscpu text is not a heading with the columns CPU and CORE",
         ),
-        ("CPU op-mode(s): 32-bit, 64-bit\n", "line 1 of the lscpu text is no heading"),
+        ("CPU op-mode(s): 32-bit, 64-bit\n", "line 1 of the lscpu text is not a heading"),
         ("# CPU,Socket\n0,0\n", "has no CORE column, but CPU, SOCKET"),
         ("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0\n", "line 3 of the lscpu text has 3 values for 4 columns"),
         ("CPU CORE\n0 0\n1\n", "line 3 of the lscpu text has 1 value for 2 columns"),

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from support.answers import DOCKER, LO, answer
 
-from cpulaunch.discovery.preflight import MAX_CLOCK_DIFFERENCE, egress_interface, report_on_hosts
+from cpulaunch.discovery.preflight import (
+    MAX_CLOCK_DIFFERENCE,
+    HostsNotReadyError,
+    demand_ready,
+    egress_interface,
+    report_on_hosts,
+)
 from cpulaunch.discovery.probe_messages import (
     NO_CPULAUNCH,
     NO_PYTHON,
@@ -18,6 +24,7 @@ from cpulaunch.discovery.probe_messages import (
 from cpulaunch.launchers.reach import Reach, Ssh
 from cpulaunch.launchers.srun import SrunReach
 from cpulaunch.model.network import Interface
+from cpulaunch.wording import PORT_IS_TAKEN
 
 SSH = Ssh()
 REQUEST = ProbeRequest(
@@ -158,7 +165,13 @@ def test_a_host_that_does_not_reach_the_master() -> None:
 
 def test_a_port_that_is_taken() -> None:
     hosts = responses(answer(0, listen_error="Address already in use"), answer(1))
-    assert complaints(hosts, REQUEST._replace(port=29500)) == ["node0: port 29500: Address already in use"]
+    request = REQUEST._replace(port=29500)
+    assert complaints(hosts, request) == ["node0: port 29500: Address already in use"]
+    (report, _) = report_on_hosts(hosts, request, SSH)
+    assert report.problems[0].remedy == PORT_IS_TAKEN
+    with pytest.raises(HostsNotReadyError) as error:
+        demand_ready(report_on_hosts(hosts, request, SSH), print)
+    assert error.value.hint is None  # the job would fail without a preflight, too
 
 
 def test_two_names_of_one_host() -> None:

@@ -105,7 +105,7 @@ def test_an_mpi_of_another_package_is_found_on_the_path(cpulaunch: Run, marked, 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("7", "'shell' of cpulaunch.launchers is no Launcher, but of type int"),
+        ("7", "'shell' of cpulaunch.launchers is not a Launcher, but of type int"),
         ("type('Bare', (Shell,), {'title': property()})()", "it lacks title"),
     ],
 )

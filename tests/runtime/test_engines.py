@@ -82,7 +82,7 @@ def test_an_engine_of_another_package_is_loaded_by_its_name(
     monkeypatch.syspath_prepend(package["PYTHONPATH"].split(os.pathsep)[0])
     assert engines.load("stamping").version() == "7.1"
     with pytest.raises(
-        UsageError, match=r"'broken' of cpulaunch.engines is no engine: it lacks apply, .*name"
+        UsageError, match=r"'broken' of cpulaunch.engines is not an engine: it lacks apply, .*name"
     ):
         engines.load("broken")
 

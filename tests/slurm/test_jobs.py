@@ -145,6 +145,16 @@ def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) 
     assert [sorted(out.splitlines()) for out, _ in done] == [["[0] met", "[1] met"]] * 2
 
 
+@needs_two_cores
+def test_a_dry_run_knows_how_many_cpus_the_job_has_of_each_node(salloc: Run, show: Path) -> None:
+    tasks, options = "-n 3 -N 2 -c 1", ("run", "--tee", "all")
+    planned = json.loads(salloc(tasks, *options, "--dry-run", "--format", "json", show).stdout)
+    done = salloc(tasks, *options, show)
+    cores = [len(CoreSet.parse(rank["cores"])) for host in planned["hosts"] for rank in host["ranks"]]
+    assert cores == [len(rank["cores"]) for rank in outputs(done)] == [1, 1, 1], done.stderr
+    assert planned["launcher"] == "slurm"
+
+
 class TestAuto:
     @needs_two_cores
     def test_takes_srun_where_the_job_has_a_part_of_its_nodes(self, salloc: Run, show: Path) -> None:
@@ -222,10 +232,13 @@ class TestNoStepCanBeStarted:
         assert done.returncode == 2
         assert "launcher (--launcher): srun starts ranks in an allocation, and this is none" in done.stderr
 
-    def test_on_hosts_of_others(self, salloc: Run, show: Path) -> None:
-        done = salloc("-N2", "run", "--launcher", "slurm", "--hosts", "node0,node3", show)
+    @pytest.mark.parametrize("options", [repeat(["--launcher", "slurm"]), ["-ppn", "1"]])
+    def test_on_hosts_of_others(self, options: list[str], salloc: Run, show: Path) -> None:
+        """ssh leads there, too."""
+        done = salloc("-N2 --exclusive", "run", *options, "--hosts", "node0,node3", show)
         assert done.returncode == 2
-        assert "launcher (--launcher): node3 is not in the allocation" in done.stderr
+        assert "hosts.list (--hosts): node3 is not among the nodes of Slurm job" in done.stderr
+        assert done.stdout == ""
 
     @pytest.mark.parametrize("preflight", [[], ["--skip-preflight"]])
     def test_after_the_allocation_has_ended(

@@ -71,6 +71,25 @@ def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit
     assert f"cores 0-{CPUS - 1}," in error or CPUS == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
+        (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
+        (("-p", "spaer"), "no partition spaer; did you mean 'spare'?"),
+    ],
+)
+def test_what_no_node_can_give_is_refused_before_it_waits(
+    options: tuple[object, ...], why: str, submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    with bounded(submit(*options, "train.py"), LIMIT) as job:
+        _, error = job.communicate()
+    assert job.returncode == 2, error
+    assert why in error
+    assert queue.jobs() == []
+
+
 def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:

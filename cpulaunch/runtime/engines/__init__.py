@@ -15,7 +15,7 @@ def load(name: str) -> Engine:
     """The engine of this name.  Raises UsageError where there is none, or where it is no engine."""
     engine: Engine = plugins.load(plugins.ENGINES, name)
     if missing := [part for part in _PARTS if not hasattr(engine, part)]:
-        raise UsageError(f"{name!r} of {plugins.ENGINES} is no engine: it lacks {', '.join(missing)}")
+        raise UsageError(f"{name!r} of {plugins.ENGINES} is not an engine: it lacks {', '.join(missing)}")
     return engine
 
 

@@ -1,0 +1,184 @@
+"""The options of sbatch: which there are, what they ask for, and which can't be meant.
+
+Sources: sbatch(1) of Slurm 22.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from cpulaunch.errors import UsageError
+
+VALUES = {
+    "--account": "-A", "--acctg-freq": "", "--array": "-a", "--batch": "", "--bb": "", "--bbf": "",
+    "--begin": "-b", "--chdir": "-D", "--cluster-constraint": "", "--clusters": "-M", "--comment": "",
+    "--constraint": "-C", "--core-spec": "-S", "--cores-per-socket": "", "--cpu-freq": "",
+    "--cpus-per-task": "-c", "--deadline": "", "--delay-boot": "", "--dependency": "-d", "--error": "-e",
+    "--exclude": "", "--export": "", "--gres": "", "--hint": "", "--job-name": "-J",
+    "--kill-on-invalid-dep": "", "--licenses": "-L", "--mail-type": "", "--mail-user": "", "--mem": "",
+    "--mem-per-cpu": "", "--network": "", "--nice": "", "--nodefile": "-F", "--nodelist": "-w",
+    "--nodes": "-N", "--ntasks": "", "--ntasks-per-core": "", "--ntasks-per-node": "",
+    "--ntasks-per-socket": "", "--open-mode": "", "--partition": "-p", "--prefer": "", "--priority": "",
+    "--qos": "-q", "--reservation": "", "--signal": "", "--sockets-per-node": "", "--switches": "",
+    "--thread-spec": "", "--threads-per-core": "", "--time": "-t", "--time-min": "", "--tmp": "",
+    "--wait-all-nodes": "", "--wckey": "",
+}  # fmt: skip
+"""Options of sbatch that take a value, each with its letter, where that isn't one of `cpulaunch run`."""
+
+SWITCHES = (
+    "--contiguous", "--exclusive", "--hold", "--no-kill", "--no-requeue", "--overcommit", "--reboot",
+    "--requeue", "--spread-job", "--use-min-nodes",
+)  # fmt: skip
+"""Options of sbatch that take none."""
+
+LOG = ("-o", "--output")
+"""How sbatch calls the job's log, by a letter, which stays, and by a name, which `submit` has for itself."""
+
+SHARES = ("--exclusive", "--cpus-per-task", "--mem", "--mem-per-cpu", "--ntasks", "--ntasks-per-node")
+"""With any of these, the user has said how much of a node the job takes."""
+
+COUNTS = {
+    "--nodes": "nodes", "--ntasks": "tasks", "--ntasks-per-node": "tasks", "--cpus-per-task": "CPUs",
+    "--ntasks-per-core": "tasks", "--ntasks-per-socket": "tasks", "--cores-per-socket": "cores",
+    "--sockets-per-node": "sockets", "--threads-per-core": "threads",
+}  # fmt: skip
+"""Options whose value is a number, of what; that of --nodes may be MIN-MAX."""
+
+SAVING = 120
+"""Seconds before its time limit in which a job saves, where the user hasn't said."""
+
+INACCURACY = 60
+"""Seconds that Slurm may send a signal too early (sbatch(1), --signal)."""
+
+LEFT_TO_SLURM = 10
+"""Seconds before its time limit in which a job has ended that was warned of it."""
+
+SAVED_AT = {"SIGTERM": 15, "SIGUSR1": 10, "SIGUSR2": 12}
+"""Signals at which programs save, with their numbers."""
+
+_SIGNAL = re.compile(
+    r"(?P<to>(?:[RB]{1,2}:)?)(?P<signal>(?:SIG)?(?P<name>[A-Z0-9]+))(?:@(?P<seconds>\d{1,5}))?", re.I
+)
+
+
+class Share(NamedTuple):
+    """What a job asks for: the tasks on each of its nodes (0 where it doesn't say), and how many CPUs of each
+    node it gets; None stands for all."""
+
+    tasks: tuple[int, ...]
+    cpus: int | None
+
+
+def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
+    """What sbatch's ``options`` ask for, by their long names, on nodes of so many CPUs."""
+    each = number(options, "--cpus-per-task") or 1
+    tasks, per_node = number(options, "--ntasks"), number(options, "--ntasks-per-node")
+    if nodes := number(options, "--nodes"):
+        pass
+    elif per_node and tasks:
+        nodes = ceil(tasks / per_node)
+    else:
+        nodes = ceil(tasks * each / cpus_of_node) or 1
+    if tasks:
+        counts = tuple(tasks // nodes + (i < tasks % nodes) for i in range(nodes))
+    else:
+        counts = (per_node,) * nodes
+    whole = "--exclusive" in options or not any(name in options for name in SHARES)
+    return Share(counts, None if whole else each * max(1, *counts))
+
+
+def limit(options: Mapping[str, str]) -> float | None:
+    """The time limit in seconds that ``--time`` sets; None without one, or where it isn't understood."""
+    text = options.get("--time", "")
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not found or not text.strip("0:-"):  # 0 is none for Slurm, too
+        return None
+    days, first, second, third = (int(text or 0) for text in found.groups())
+    if found[1] is None and found[4] is None:  # minutes, or minutes:seconds
+        return 60 * first + second
+    return 86400 * days + 3600 * first + 60 * second + third
+
+
+class Warned(NamedTuple):
+    """How a job hears that its time is up: by sbatch's ``signal``, ``seconds`` before its end, and up to
+    INACCURACY earlier.  Its ranks then get ``grace`` seconds to save."""
+
+    signal: str
+    seconds: int
+    grace: float
+
+
+def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = False) -> Warned | None:
+    """How the job is warned before its time limit; None where nobody asks for that.
+
+    ``grace``: the grace period, where the user has set it.  ``by_srun``: srun starts the ranks, so that they
+    get a signal for its steps.  Raises UsageError for a signal that the ranks don't get, or too late to save.
+    """
+    text, requeued = options.get("--signal"), "--requeue" in options
+    if text is None:
+        if not requeued:
+            return None
+        seconds = SAVING if grace is None else ceil(grace) + LEFT_TO_SLURM
+        return Warned(f"B:TERM@{seconds}", seconds, seconds - LEFT_TO_SLURM if grace is None else grace)
+    if not (found := _SIGNAL.fullmatch(text)):
+        raise UsageError(f"--signal={text}: not a signal and seconds", hint="such as --signal=B:TERM@120")
+    signal, seconds = found["signal"], int(found["seconds"] or 60)  # Slurm's default
+    if f"SIG{found['name'].upper()}" not in SAVED_AT and found["name"] not in map(str, SAVED_AT.values()):
+        if not requeued:
+            return None  # for something of the user's own
+        why = f"--signal={text}: cpulaunch hands on SIGTERM, SIGUSR1 and SIGUSR2, at which a program saves"
+        raise UsageError(why, hint=f"--signal=B:TERM@{seconds}")
+    if "B" not in found["to"].upper() and not by_srun:
+        raise UsageError(
+            f"--signal={text}: without B:, Slurm sends it to srun's steps alone, and cpulaunch is in none",
+            hint=f"--signal=B:{signal}@{seconds}",
+        )
+    if grace is None:
+        grace = seconds - min(LEFT_TO_SLURM, seconds / 2)
+    elif grace > seconds:
+        raise UsageError(
+            f"--signal={text}: Slurm ends the job {seconds} s later, while ranks have a grace period of "
+            f"{grace:g} s to save",
+            hint=f"--signal={found['to']}{signal}@{ceil(grace) + LEFT_TO_SLURM}, or a shorter --grace-period",
+        )
+    return Warned(text, seconds, grace)
+
+
+def demand_time(options: Mapping[str, str], warning: Warned) -> None:
+    """UsageError where a job would be warned as soon as it starts, and requeued for ever."""
+    seconds, before = limit(options), warning.seconds + INACCURACY
+    if seconds is None or seconds > before:
+        return
+    later = int(seconds - INACCURACY) // 2
+    hint = f"--time={ceil(before / 60) + 1} or more"
+    if later >= 2 * LEFT_TO_SLURM:
+        hint += f"; or a later warning: --signal=B:TERM@{later} --grace-period={later - LEFT_TO_SLURM}"
+    raise UsageError(
+        f"--time={options['--time']}: Slurm may warn the job {before} s before its end, so at its start",
+        hint=hint,
+    )
+
+
+def check_counts(options: Mapping[str, str]) -> None:
+    """UsageError where a value isn't the number that it has to be."""
+    for name, what in COUNTS.items():
+        text = options.get(name)
+        if text is None:
+            continue
+        least, dash, most = text.partition("-")
+        good = re.fullmatch("0*[1-9][0-9]{0,5}", least) is not None
+        if dash and good:
+            good = (
+                name == "--nodes" and re.fullmatch("[0-9]{1,6}", most) is not None and int(least) <= int(most)
+            )
+        if not good:
+            raise UsageError(f"{name}={text}: not a number of {what}", hint=f"such as {name}=4")
+
+
+def number(options: Mapping[str, str], name: str) -> int:
+    """The number that an option begins with, such as 2 of ``--nodes=2-4``; 0 without one."""
+    found = re.match(r"[0-9]{1,6}", options.get(name, ""))
+    return int(found[0]) if found else 0
