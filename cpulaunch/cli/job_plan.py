@@ -12,6 +12,7 @@ from cpulaunch.cli.facts import gather
 from cpulaunch.cli.show import notes_of, placement_as_text, programs
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
+from cpulaunch.discovery.collect import listed_hosts
 from cpulaunch.discovery.partition import facts_of, nodes_of_partition
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.manifests.sbatch_options import Share, share
@@ -54,9 +55,11 @@ def planned_lines(
 
 
 def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iterator[str]:
-    if not config["hosts.list"] and not config["hosts.hostfile"]:
-        hosts = (Host(f"node {number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
-        facts = replace(facts, listed=tuple(hosts))
+    if config["hosts.list"] or config["hosts.hostfile"]:
+        hosts = listed_hosts(config, lambda line: None)
+    else:
+        hosts = tuple(Host(f"node {number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
+    facts = replace(facts, listed=hosts)
     plan = make_plan(config, facts, program)
     trained = "no process group" if plan.instances else "as written"
     if not plan.instances and not plan.setting("training.as_written"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cpulaunch.cli import habits
@@ -26,11 +27,13 @@ class Parser(argparse.ArgumentParser):
 
     ``foreign``: whether options of other programs, as in ``habits``, are understood.  ``shown_elsewhere``:
     those that are meant for another program, whose own help shows them; ``elsewhere`` says which.
+    ``refused``: those of them that aren't taken, and what to do instead.
     """
 
     foreign = False
     shown_elsewhere: frozenset[str] = frozenset()
     elsewhere = ""
+    refused: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -107,6 +110,8 @@ class Parser(argparse.ArgumentParser):
             return name, equals, value
         if self.foreign and (row := habits.refusal(name)):
             raise UsageError(f"{name}: {row.why}", hint=row.instead)
+        if name in self.refused:
+            raise UsageError(f"{name} is not taken here", hint=self.refused[name])
         visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
         if not name.startswith(("--", "-h")) and name[:2] in visible and _values(known[name[:2]]):
             return word, "", ""

@@ -15,7 +15,7 @@ from cpulaunch.cli.options import Parser, load_config
 from cpulaunch.cli.run import MODULE, is_program, program_of, run_parser
 from cpulaunch.config.config import Config
 from cpulaunch.errors import UsageError
-from cpulaunch.manifests.sbatch_options import LOG, SWITCHES, VALUES
+from cpulaunch.manifests.sbatch_options import LOG, REFUSED, SWITCHES, VALUES
 
 QUEUES = (submit_slurm.NAME, submit_kubernetes.NAME)
 
@@ -128,6 +128,7 @@ def _parser() -> tuple[Parser, set[str]]:
         parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--format", help=argparse.SUPPRESS)
     parser.shown_elsewhere = frozenset((*VALUES, *VALUES.values(), LOG[0], *SWITCHES)) - {""}
+    parser.refused = REFUSED
     parser.elsewhere = ", and sbatch(1) those of Slurm"
     return parser, own
 

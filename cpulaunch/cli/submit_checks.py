@@ -104,7 +104,7 @@ def _check_hosts(config: Config, asked: Mapping[str, str]) -> None:
             return  # in a file
         given = {host.name for host in parse_hosts(chosen, "--nodelist")} if chosen else set()
     except ConfigError as e:
-        raise UsageError(str(e), hint=e.hint) from None
+        raise UsageError(str(e), hint="leave it out, as the job takes all nodes that it gets") from None
     if outside := [host.name for host in hosts if host.name not in given]:
         where = config.where("hosts.hostfile" if file else "hosts.list")
         nodes = ",".join(host.name for host in hosts)

@@ -160,8 +160,10 @@ class _Import:
         if hostfile:
             self.settings["hosts.hostfile"] = str(hostfile)
         elif machines > 1:
-            self.advice.append(f"name the {machines} hosts: hosts.hostfile in the file, or `cpulaunch run -f "
-                               "HOSTFILE`; one `cpulaunch run` starts all of them")  # fmt: skip
+            self.advice.append(
+                f"name the {machines} hosts, unless a queue gives them: hosts.hostfile in the file, or "
+                "`cpulaunch run -f HOSTFILE`; one `cpulaunch run` starts all of them"
+            )
         if machines > 1 or hostfile:
             self.settings["hosts.nnodes"] = machines
         if total > 0 and total % machines:

@@ -34,6 +34,17 @@ SWITCHES = (
 )  # fmt: skip
 """Options of sbatch that take none."""
 
+REFUSED = {
+    "--wait": "--follow waits for the job, and shows what it prints",
+    "--test-only": "--dry-run shows the plan and the script",
+    "--wrap": "name the script: cpulaunch submit [OPTIONS] train.py [ARGS…]",
+    **dict.fromkeys(
+        ("--cpus-per-gpu", "--gpu-bind", "--gpu-freq", "--gpus", "--gpus-per-node", "--gpus-per-socket",
+         "--gpus-per-task", "--mem-per-gpu"), "leave it out: cpulaunch trains on CPUs",
+    ),
+}  # fmt: skip
+"""Options of sbatch that `submit` doesn't take, and what to do instead."""
+
 LOG = ("-o", "--output")
 """How sbatch calls the job's log, by a letter, which stays, and by a name, which `submit` has for itself."""
 

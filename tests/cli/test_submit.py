@@ -178,6 +178,8 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
         ("--nodse 4 train.py", "`cpulaunch submit --help` lists the options, and sbatch(1) those of Slurm"),
+        ("--wait train.py", "hint: --follow waits for the job"),
+        ("--gpus 2 train.py", "hint: leave it out: cpulaunch trains on CPUs"),
         ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
         ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),
         ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
@@ -261,6 +263,20 @@ def test_the_page_shows_the_plan_that_comes_of_slurms_description(
     words, shown = re.findall(r"^\$ cpulaunch (submit .* --follow .*)\n((?:cpulaunch: .*\n)+)", page, re.M)[0]
     assert main(["submit", "--dry-run", *words.split()[1:]]) == 0
     assert shown.startswith(capsys.readouterr().err)
+
+
+def test_hosts_that_are_named_are_those_of_the_plan(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|1|8|1|4000|96|(null)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    (script.parent / "hosts").write_text("b slots=2\na slots=1\n")
+    typed = ["-w", "a,b", "-f", "hosts", "--backend", "gloo", "train.py"]
+    assert main(["submit", "--dry-run", *typed]) == 0
+    error = capsys.readouterr().err
+    assert "planned: 3 ranks on 2 nodes, gloo" in error
+    assert "  b, assumed to match the nodes of partition batch" in error
 
 
 @pytest.mark.parametrize(
