@@ -109,7 +109,7 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
             where = config.where("hosts.nproc")
             raise PlanError(
                 f"{where}: {counted(total, 'rank')} can't be divided evenly over {len(hosts)} hosts",
-                hint=f"give each host its number: slots=N in the hostfile, -ppn N, or Slurm's --ntasks={total}",
+                hint="give each host its number: slots=N in the hostfile, -ppn N, or --ntasks of Slurm",
             )
         return {host.name: total // len(hosts) for host in hosts}
     else:
