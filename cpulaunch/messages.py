@@ -23,7 +23,7 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 8
+VERSION = 9
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 BEATS_PER_TIMEOUT = 3

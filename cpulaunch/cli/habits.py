@@ -9,7 +9,7 @@ made from it.  Sources: ``torch/distributed/run.py`` (2.13), ``accelerate/comman
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,8 +20,10 @@ MPIS = f"{HYDRA}, {OPENMPI}"
 IPEXRUN, RUN_CPU = "ipexrun", "torch's run_cpu"
 LAUNCH = "torch.distributed.launch"
 
-Read = Callable[[str, str], str]
-"""(the option, its value) → the text of our setting.  Raises UsageError where it has none."""
+Read = Callable[[str, str], "str | None"]
+"""(the option, its value) → the text of our setting, or None for what the other program takes as not given.
+
+Raises UsageError where there is none."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def always(text: str) -> Read:
     return lambda option, value: text
 
 
+def unless(*unset: str) -> Read:
+    """The value itself, but for those by which the other program says that nothing was given."""
+    return lambda option, value: None if value in unset else value
+
+
 def _precision(option: str, value: str) -> str:
     words = {"no": "fp32", "bf16": "bf16"}
     if value.lower() not in words:
@@ -139,6 +146,14 @@ def shown(option: str, value: str) -> str:
                          hint="leave it out: every rank is shown, or name ranks, such as 0,4-7")  # fmt: skip
     return value
 
+
+LATENCY, THROUGHPUT, MULTI = "--latency-mode", "--throughput-mode", "--multi-instance"
+
+_LOW_LATENCY = (
+    "MALLOC_CONF=oversize_threshold:1,background_thread:false,metadata_thp:always,"
+    "dirty_decay_ms:-1,muzzy_decay_ms:-1"
+)
+"""What ipexrun tells jemalloc where it is to benchmark."""
 
 _RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
 _ON_ALL_HOSTS = (
@@ -201,11 +216,12 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             instead="-n N for ranks, --cores-per-rank N for cores"),
     Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
     # ---- instances
-    Means(f"{IPEXRUN}, {RUN_CPU}", "--ninstances", key="instances.count"),
-    Means(f"{IPEXRUN}, {RUN_CPU}", "--throughput-mode --multi-instance", values=0, key="instances.count",
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--ninstances", key="instances.count", read=unless("-1", "0")),
+    Means(f"{IPEXRUN}, {RUN_CPU}", f"{THROUGHPUT} {MULTI}", values=0, key="instances.count",
           read=always("auto")),
-    Means(f"{IPEXRUN}, {RUN_CPU}", "--ncores-per-instance", key="instances.cores_per_instance"),
-    Means(f"{IPEXRUN}, {RUN_CPU}", "--latency-mode", values=0, key="instances.cores_per_instance",
+    Means(f"{IPEXRUN}, {RUN_CPU}", "--ncores-per-instance", key="instances.cores_per_instance",
+          read=unless("-1", "0")),
+    Means(f"{IPEXRUN}, {RUN_CPU}", LATENCY, values=0, key="instances.cores_per_instance",
           read=always("4")),
     Means(IPEXRUN, "--instance-idx", key="instances.only", read=instance),
     Means(RUN_CPU, "--rank", key="instances.only", read=instance),
@@ -245,11 +261,10 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
     Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),
     Means(ACCELERATE, "--ipex", values=0, key="training.engine", read=always("ipex")),
-    Refused(IPEXRUN, "--benchmark", why="jemalloc runs with its defaults",
-            instead="--allocator jemalloc, and MALLOC_CONF in the environment"),
+    Means(IPEXRUN, "--benchmark", values=0, key="env", read=always(_LOW_LATENCY)),
     # ---- cores
     Means(IPEXRUN, "--nodes-list", key="cpu.numa_nodes"),
-    Means(RUN_CPU, "--node-id", key="cpu.numa_nodes"),
+    Means(RUN_CPU, "--node-id", key="cpu.numa_nodes", read=unless("-1")),
     Means(IPEXRUN, "--cores-list", key="cpu.cores"),
     Means(RUN_CPU, "--core-list", key="cpu.cores"),
     Means(IPEXRUN, "--bind-numa-node", values=0, key="cpu.bind_numa"),
@@ -274,7 +289,7 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
     Means(RUN_CPU, "--log-path", key="output.log_dir"),
-    Refused(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", why=_OUTPUT_OF_INSTANCES, instead=_OUTPUT_OPTIONS),
+    Ignored(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", values=1, why=_OUTPUT_OF_INSTANCES),
     Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
     Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is printed anyway, all of it to stderr"),
@@ -352,6 +367,47 @@ DIFFERENT = {
     ),
 }
 """Options of the same name that mean something else here: whose they are, and what they do here."""
+
+
+Given = tuple[str, str, str]
+"""A setting on the command line: its key, its text, and the option."""
+
+_NUMBERS = ("instances.count", "instances.cores_per_instance")
+
+
+def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
+    """``given`` without what a stronger option beside it overrules, and the lines that say so.
+
+    A mode stands for a number of instances, or of their cores: UsageError where such a number is beside it,
+    or another mode.  ``--multi-instance`` doesn't say how many, so that a number beside it wins.
+    """
+    modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
+    if len(modes) > 1:
+        raise UsageError(f"{' contradicts '.join(modes)}", hint="leave out one of the two")
+    numbers = [each for each in given if each[0] in _NUMBERS and each[2] not in (*modes, MULTI)]
+    numbers = [each for each in numbers if each[1] != "auto"]
+    for mode in modes:
+        for key, text, option in numbers:
+            raise UsageError(f"{mode} contradicts {_typed(option, text)}", hint=_HINTS[mode, key])
+    counts = [_typed(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
+    if not counts or not any(option == MULTI for _, _, option in given):
+        return list(given), []
+    left = [each for each in given if each[2] != MULTI]
+    return left, [f"{MULTI} is ignored: {counts[-1]} says how many there are"]
+
+
+_HINTS = {
+    (LATENCY, "instances.count"): "--instances N --cores-per-instance 4 starts so many; "
+    f"{LATENCY} alone, as many of 4 cores as fit",
+    (LATENCY, "instances.cores_per_instance"): "--cores-per-instance C alone starts as many as fit",
+    (THROUGHPUT, "instances.count"): "--instances N alone shares out the cores evenly; "
+    f"{THROUGHPUT} starts one per NUMA node",
+    (THROUGHPUT, "instances.cores_per_instance"): "--cores-per-instance C alone starts as many as fit",
+}
+
+
+def _typed(option: str, text: str) -> str:
+    return f"{option}={text}" if option.startswith("--set ") else f"{option} {text}"
 
 
 def refusal(name: str) -> Refused | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, runs, usual_places
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError
+from cpulaunch.supervise.metrics import in_brief
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
 from cpulaunch.supervise.outcome import INTERRUPTED, OK, STALLED, START_FAILED
@@ -107,6 +108,8 @@ def _words(status: Status, noun: str) -> str:
     ):
         if number:
             parts.append(counted(number, noun) + (f" ({rate:.3g}/s)" if rate else ""))
+    if status.rates:
+        parts.append(f"{status.rates} so far")
     return " · ".join(parts)
 
 
@@ -127,6 +130,8 @@ def _line(directory: Path) -> str:
         parts.append(duration(end.seconds))
         if end.steps:
             parts.append(counted(end.steps, "step") + (f" ({end.rate:.3g}/s on average)" if end.rate else ""))
+        if end.metrics:
+            parts.append(in_brief(end.metrics))
         if end.restarts:
             parts.append(counted(end.restarts, "restart"))
     if program := _program(directory):

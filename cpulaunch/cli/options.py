@@ -161,6 +161,8 @@ class _Give(argparse.Action):
     ) -> None:
         option = str(option_string)
         text = self.read(option, values if self.values else "true")
+        if text is None:
+            return
         # mpirun's -x takes a value, too.
         key = "env" if self.setting.key == "forward" and "=" in text else self.setting.key
         namespace.given = [*namespace.given, (key, text, option)]
@@ -277,4 +279,7 @@ def tell_of_restricted(options: argparse.Namespace) -> None:
 
 def load_config(options: argparse.Namespace) -> Config:
     """The settings that ``options`` and everything weaker say."""
-    return load(options.given, file=options.config_file)
+    given, overruled = habits.settled(options.given)
+    for line in overruled:
+        say(line)
+    return load(given, file=options.config_file)

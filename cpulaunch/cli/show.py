@@ -73,14 +73,15 @@ def started(plan: Plan) -> str:
 
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
-    """A warning where somebody wants more threads than a rank has cores."""
+    """A warning where somebody wants more threads than a rank or instance has cores."""
     if config["cpu.threads"] == "auto":
         return
     for host in plan.hosts:
         cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
-            yield f"{config.where('cpu.threads')}: {threads} threads per rank of {counted(cores, 'core')}"
+            each = f"per {plan.noun} of {counted(cores, 'core')}"
+            yield f"{config.where('cpu.threads')}: {threads} threads {each}"
             return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.supervise.observer import Observer
+from cpulaunch.supervise.record import names_of
 from cpulaunch.supervise.stacks import report
 
 EPILOG = f"""\
@@ -25,5 +26,7 @@ def main(arguments: list[str]) -> int:
     directory, contact = find_job(options.job)
     with Observer(contact) as observer:
         seen = observer.stacks(native=options.native)
+    number = names_of(directory).number
+    seen = [each._replace(rank=number(each.rank)) for each in seen]
     print(printable(f"job {contact.job} in {directory}\n\n" + report(seen)), end="")
     return 0

@@ -1,4 +1,4 @@
-"""``cpulaunch topology``: the machine drawn in text, with the ranks placed on it."""
+"""``cpulaunch topology``: the machine drawn in text, with the ranks or instances placed on it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from cpulaunch.plan.plan import Program
 EPILOG = """\
 examples:
   cpulaunch topology -ppn 2
+  cpulaunch topology --cores-per-instance 4
   lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ > node1.txt; cpulaunch topology -ppn 4 --lscpu node1.txt
 """
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch topology", "This machine's cores, and where ranks would be placed.", EPILOG)
+    parser = Parser("cpulaunch topology", "This machine's cores, and who would be placed where.", EPILOG)
     parser.add_argument(
         "--lscpu", metavar="F", type=Path, help="draw the machine that this output of lscpu describes"
     )
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="draw the first host that this facts file describes"
     )
-    add_settings(parser, ("hosts", "ccl", "cpu", "training"))
+    add_settings(parser, ("hosts", "instances", "ccl", "cpu", "training"))
     options = parser.parse(arguments)
     config = load_config(options)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu)

@@ -81,7 +81,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
-        "hosts.master_addr": master_addr,
+        **({} if instances else {"hosts.master_addr": master_addr}),
         "training.backend": backend.backend,
         "training.precision": precision.precision,
         **({"ccl.transport": job.transport} if job.transport else {}),
@@ -235,10 +235,12 @@ def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[str, Any]) -> dict[str, str]:
     """What all programs get; instances nothing of how ranks meet."""
-    told, group = rank_settings(config, decided), {"MASTER_ADDR": decided["hosts.master_addr"]}
+    told = rank_settings(config, decided)
     if are_wanted(config):
         del told[variables.BACKEND]
         group = {}
+    else:
+        group = {"MASTER_ADDR": decided["hosts.master_addr"]}
     return dict(sorted({**job.env, **told, **config["env"], **group}.items()))
 
 
@@ -254,17 +256,11 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
 
 def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:
     """What was found for settings that are ``auto``, by key."""
-    ranks = [rank for host in job.hosts for rank in host.ranks]
-    workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     found = {
         "launcher": chosen.setting,
         **({"hosts.nnodes": len(job.hosts)} if config["hosts.nnodes"] == "all" else {}),
-        "hosts.nproc": len(ranks),
-        "hosts.nproc_per_node": _one_or_list([len(host.ranks) for host in job.hosts]),
-        "ccl.provider": job.provider or config["ccl.provider"],
-        "ccl.transport": (config["ccl.transport"] == "auto" and job.transport) or config["ccl.transport"],
-        "ccl.worker_count": workers if config["ccl.worker_count"] == "auto" else config["ccl.worker_count"],
-        "cpu.threads": _one_or_list([rank.threads for rank in ranks]),
+        "cpu.threads": _one_or_list([rank.threads for host in job.hosts for rank in host.ranks]),
+        **({} if are_wanted(config) else _found_for_ranks(config, job)),
     }
     if chosen.mpiexec:
         found.update({"mpi.flavour": chosen.name, "mpi.path": chosen.mpiexec})
@@ -276,6 +272,19 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[s
             if len(names) == 1 and names <= {"default", *FILES}:
                 found[key] = names.pop()
     return found
+
+
+def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[str, Any]:
+    """The same for settings that mean nothing to instances."""
+    ranks = [len(host.ranks) for host in job.hosts]
+    workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
+    return {
+        "hosts.nproc": sum(ranks),
+        "hosts.nproc_per_node": _one_or_list(ranks),
+        "ccl.provider": job.provider or config["ccl.provider"],
+        "ccl.transport": (config["ccl.transport"] == "auto" and job.transport) or config["ccl.transport"],
+        "ccl.worker_count": workers if config["ccl.worker_count"] == "auto" else config["ccl.worker_count"],
+    }
 
 
 def _settings(config: Config, found: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -10,9 +10,13 @@ import numpy as np
 
 from cpulaunch.report.buckets import BUCKETS, MOST, Buckets, Floats
 from cpulaunch.report.read import Job
+from cpulaunch.supervise.metrics import what_counts, with_unit
 from cpulaunch.supervise.record import State
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted
+
+STATED = 8
+"""Figures that programs have stated which are key figures: a table has more."""
 
 HIDDEN = "communication hidden behind computing"
 EXPOSED, SLOWER_RANKS = "communication that all wait for", "waiting for slower ranks"
@@ -197,6 +201,9 @@ class Numbers:
         if self.loss is not None and np.isfinite(self.loss).any():
             last = float(self.loss[np.isfinite(self.loss)][-1])
             yield "last loss", f"{last:.4g}", last
+        for metric in end.metrics[:STATED] if end else ():
+            value = what_counts(metric)[1]
+            yield f"{metric.name}, as stated", with_unit(value, metric), value
         if end and end.restarts:
             yield "restarts", str(end.restarts), float(end.restarts)
         if stalls := sum(mark.kind == "stall" for mark in job.marks):

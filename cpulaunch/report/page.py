@@ -15,6 +15,7 @@ from cpulaunch.report.findings import findings
 from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
+from cpulaunch.supervise.metrics import number_text, what_counts, with_unit
 from cpulaunch.supervise.status import duration
 
 POLICY = (
@@ -30,6 +31,9 @@ MAX_HOSTS = 64
 
 TABLE = re.compile(r"\S {2,}\S")
 """What lines of tables have."""
+
+MAX_STATED = 100
+"""Figures that programs have stated which are listed."""
 
 MAX_MARKS = 50
 """Failures, stalls and restarts that are listed."""
@@ -95,9 +99,11 @@ def _one(page: Page, numbers: Numbers) -> None:
         if name not in NO_CARDS
     )
     page.add(f'<dl class="cards">{cards}</dl>')
-    if not job.buckets.last_step:
+    stated = bool(job.end and job.end.metrics)
+    if not job.buckets.last_step and not stated:
         page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
     _marks(page, job)
+    _stated(page, job)
     _figures(page, numbers)
     _trace(page, job)
     _placement(page, job)
@@ -123,6 +129,7 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
         page.add(f"<h1>{escape(name)}</h1>")
         _findings(page, numbers)
         _marks(page, numbers.job)
+        _stated(page, numbers.job)
         page.figure("heat", *_heat(numbers, TimeAxis(numbers.longest)))
         page.figure("share", *_share(numbers))
         _trace(page, numbers.job)
@@ -207,6 +214,24 @@ def _marks(page: Page, job: Job) -> None:
     more = len(job.marks) - MAX_MARKS
     rest = f"<li>and {more} more: events.jsonl</li>" if more > 0 else ""
     page.section("What happened", f'<ul class="marks">{items}{rest}</ul>')
+
+
+def _stated(page: Page, job: Job) -> None:
+    """The figures that its programs have stated by lines on their stdout."""
+    if not job.end or not job.end.metrics:
+        return
+    metrics, noun = job.end.metrics, job.names.noun
+    rows = []
+    for metric in metrics[:MAX_STATED]:
+        what, value = what_counts(metric)
+        rest = (metric.median, metric.p99, metric.mean, metric.least, metric.most)
+        texts = (*map(number_text, rest), f"{metric.values:,}", metric.ranks)
+        rows.append((metric.name, f"{with_unit(value, metric)} ({what})", *texts))
+    columns = ("figure", "what counts", "median", "99th percentile", "mean", "least", "most", "values")
+    head = f"<tr>{''.join(f'<th>{column}' for column in (*columns, f'{noun}s'))}</tr>"
+    more = f"<p>and {len(metrics) - MAX_STATED} more: outcome.json</p>" if len(metrics) > MAX_STATED else ""
+    table = f'<div class="wide"><table class="stated">{head}{_rows(rows)}</table></div>{more}'
+    page.section(f"What the {noun}s have stated", table)
 
 
 def _trace(page: Page, job: Job) -> None:

@@ -96,7 +96,7 @@ def read_job(directory: Path) -> Job:
         settings=tuple(_settings(plan)),
         ranks=tuple(_ranks(plan)),
         transport=str(plan.get("transport") or ""),
-        marks=tuple(sorted(_marks(directory, end), key=lambda mark: mark.seconds)),
+        marks=tuple(sorted(_marks(directory, end, names), key=lambda mark: mark.seconds)),
         head=head,
         buckets=buckets,
         trace="\n".join(filter(None, (_text(directory / name) for name in TRACE_TEXTS))),
@@ -168,7 +168,7 @@ def _ranks(plan: Mapping[str, Any]) -> Iterator[Rank]:
             )
 
 
-def _marks(directory: Path, end: Ended | None) -> Iterator[Mark]:
+def _marks(directory: Path, end: Ended | None, names: Names) -> Iterator[Mark]:
     """Stalls and restarts as they were noted, and what ended each attempt."""
     failed: Mark | None = None
     for event in read_events(directory):
@@ -177,7 +177,7 @@ def _marks(directory: Path, end: Ended | None) -> Iterator[Mark]:
             continue
         if kind == "stall":
             yield Mark(float(seconds), "stall", masked(str(event.get("text") or "no progress"))[:MAX_TEXT])
-        elif kind == "exit" and failed is None and (how := _exit(event)):
+        elif kind == "exit" and failed is None and (how := _exit(event, names)):
             failed = Mark(float(seconds), "failure", how)
         elif kind == "restart":
             if failed:
@@ -188,14 +188,15 @@ def _marks(directory: Path, end: Ended | None) -> Iterator[Mark]:
         yield Mark(end.seconds, "failure", masked(end.why)[:MAX_TEXT])
 
 
-def _exit(event: Mapping[str, Any]) -> str:
+def _exit(event: Mapping[str, Any], names: Names) -> str:
     """How a rank has failed; empty where it hasn't, or the launcher has ended it."""
-    number, code = event.get("signal"), event.get("code")
+    rank, number, code = event.get("rank"), event.get("signal"), event.get("code")
     if event.get("by_launcher"):
         return ""
+    name = names.one(rank) if isinstance(rank, int) else f"a {names.noun}"
     if isinstance(number, int):
-        return f"rank {event.get('rank')} got {signal_name(number)}"
-    return f"rank {event.get('rank')} ended with exit code {code}" if code else ""
+        return f"{name} got {signal_name(number)}"
+    return f"{name} ended with exit code {code}" if code else ""
 
 
 def _text(path: Path) -> str:

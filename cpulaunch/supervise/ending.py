@@ -91,7 +91,7 @@ def finish(state: State) -> None:
     """No rank is left."""
     if not state.finished:
         state.finished = True
-        for line in state.notes.take_all():
+        for line in (*state.notes.take_all(), *state.failures.take_all()):
             state.tell(line)
         state.actions.append(Finish())
 

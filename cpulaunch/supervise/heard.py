@@ -165,12 +165,11 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
 
 
 def _program_failed(state: State, rank: Rank) -> None:
-    """The others are ended, or go on: where there are none, nobody needs to hear of it before the end."""
+    """The others are ended, or go on."""
     if not state.watching.go_on:
         ending.end_others(state)
-    elif state.running and not state.ending and (found := rank.candidate()):
-        name = state.watching.names.one(rank.rank)
-        state.tell(f"{name} on {rank.host} failed: {found.failure.summary}; the others go on")
+    elif not state.ending and (found := rank.candidate()):
+        state.failures.add(rank, found.failure.summary, state.now)
 
 
 def _ask_for_sides(state: State, first: Rank) -> None:

@@ -103,7 +103,7 @@ class JobState:
         ending.look(state)
         launched.look(state)
         starting = bool(state.arrivals) and not state.ending
-        for line in state.notes.take(state.now, starting=starting):
+        for line in (*state.notes.take(state.now, starting=starting), *state.failures.take(state.now)):
             state.tell(line)
         state.actions.append(ShowStatus(self._status()))
 
@@ -164,6 +164,11 @@ class JobState:
     def stalled(self, now: float) -> str:
         """In what the job hangs now, as far as that was reported; empty where it doesn't."""
         return "" if self.ending else self._state.stalls.stalled(now)
+
+    @property
+    def stated_rates(self) -> str:
+        """What the rates come to that programs have stated, in words; empty where there is none."""
+        return self._state.metrics.rates()
 
     @property
     def user_signals(self) -> int:

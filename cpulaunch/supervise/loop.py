@@ -252,6 +252,7 @@ class AttemptLoop:
             self.attempt.restart_count,
             ending=job.ending,
             stalled=job.stalled(now),
+            stated=job.stated_rates,
         )
 
     def _send(self, rank: int, message: messages.LauncherMessage) -> None:
@@ -360,17 +361,21 @@ class AttemptLoop:
         from cpulaunch.supervise import stall_box
 
         action = action._replace(number=self._stalls + action.number)
-        name = f"stacks-{action.number}.txt"
-        self.output.keep(name, stall_box.stacks_text(action).encode(errors="replace"), private=True)
-        show = stall_box.stall_line if action.brief else stall_box.stall_box
-        self.output.screen.say(show(action, self.console.directory.path / name))
+        name, names = f"stacks-{action.number}.txt", self.attempt.plan.names
+        self.output.keep(name, stall_box.stacks_text(action, names).encode(errors="replace"), private=True)
+        kept = self.console.directory.path / name
+        brief = stall_box.stall_line(action, kept) if action.brief else ""
+        self.output.screen.say(brief or stall_box.stall_box(action, kept, names))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         if self.console.verbose:
             values = (f"{k}={entry[k]}" for k in SHOWN_FIELDS if entry.get(k) is not None)
             number = entry["rank"]
-            who = f"rank {number} on {self.job.ranks[number].host}" if number is not None else "no rank"
+            names = self.attempt.plan.names
+            who = f"no {names.noun}"
+            if number is not None:
+                who = f"{names.one(number)} on {self.job.ranks[number].host}"
             self.console.tell(f"{entry['seconds']:.3f} s: {who}: {' '.join(values)}")
 
     # ---- the end

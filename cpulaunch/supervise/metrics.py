@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from cpulaunch import metric_line
 from cpulaunch.metric_line import WORD, named_in, read_metric, why_unread
@@ -107,6 +108,17 @@ class Metrics:
             told.add((name, cause))
             yield said
 
+    def rates(self) -> str:
+        """What the rates come to by now, in a few words; empty where there is none."""
+        found = (
+            (name, unit, sum(each.sum / each.count for each in ranks.values()))
+            for (name, unit), ranks in self._found.items()
+            if _RATE.fullmatch(unit)
+        )
+        return FIGURES.join(
+            f"{name} {number_text(total)} {unit}" for name, unit, total in islice(found, BRIEF)
+        )
+
     def summary(self) -> tuple[Metric, ...]:
         """All metrics, in the order in which they were first stated."""
         return tuple(_metric(*key, list(ranks.values())) for key, ranks in self._found.items())
@@ -140,6 +152,31 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 # ---- in words
 
+BRIEF = 2
+"""Figures that a job's line has."""
+
+FIGURES = " · "
+"""Between them."""
+
+
+def what_counts(metric: Metric) -> tuple[str, float]:
+    """``in all``, ``median`` or ``mean``, and that number."""
+    if metric.total is not None:
+        return "in all", metric.total
+    return ("median", metric.median) if _TIMES.fullmatch(metric.unit) else ("mean", metric.mean)
+
+
+def in_brief(metrics: Sequence[Metric]) -> str:
+    """The first rates, times, or others, as ``throughput 1,234 samples/s · latency 12.3 ms``."""
+    order = ("in all", "median", "mean")
+    chosen = sorted(metrics, key=lambda metric: order.index(what_counts(metric)[0]))[:BRIEF]
+    return FIGURES.join(f"{metric.name} {with_unit(what_counts(metric)[1], metric)}" for metric in chosen)
+
+
+def with_unit(number: float, metric: Metric) -> str:
+    """``"203,520 samples/s"``."""
+    return f"{number_text(number)} {metric.unit}".rstrip()
+
 
 def metrics_table(metrics: Sequence[Metric], noun: str) -> str:
     """A line for each metric: what of it counts, and of how many programs it is."""
@@ -153,16 +190,16 @@ def _words(metric: Metric, noun: str) -> str:
     if metric.values > metric.ranks:
         of = f"{metric.values:,} values of {of}"
     if metric.values > 1:
-        of += f", {_number(metric.least)} to {_number(metric.most)}"
-    of = f"({of})"
-    if metric.total is not None:
-        return f"{_number(metric.total)} {metric.unit} in all {of}"
-    if _TIMES.fullmatch(metric.unit):
-        median, p99 = _number(metric.median), _number(metric.p99)
-        return f"median {median} {metric.unit}, 99th percentile {p99} {metric.unit} {of}"
-    unit = f" {metric.unit}" if metric.unit else ""
-    return f"mean {_number(metric.mean)}{unit} {of}"
+        of += f", {number_text(metric.least)} to {number_text(metric.most)}"
+    what, number = what_counts(metric)
+    main = with_unit(number, metric)
+    if what == "in all":
+        return f"{main} {what} ({of})"
+    if what == "median":
+        return f"{what} {main}, 99th percentile {with_unit(metric.p99, metric)} ({of})"
+    return f"{what} {main} ({of})"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """Four digits, or all before the decimal point: ``"203,520"``, ``"0.0584"``."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

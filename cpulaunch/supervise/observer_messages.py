@@ -45,7 +45,8 @@ class Status(NamedTuple):
 
     ``seconds`` are those since its start, ``restarts`` those in them.  ``steps`` and ``collectives`` are
     those of the rank that has done most; their rates are per second, and None where nothing is known of them.
-    ``stalled`` says in what the job hangs, if it does.
+    ``stalled`` says in what the job hangs, if it does.  ``rates`` are those that its programs have stated, in
+    words.
     """
 
     state: str
@@ -59,6 +60,7 @@ class Status(NamedTuple):
     step_rate: float | None
     collective_rate: float | None
     stalled: str
+    rates: str
 
 
 class RankSeen(NamedTuple):

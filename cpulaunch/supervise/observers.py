@@ -162,9 +162,9 @@ def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
 
 
 def status_of(
-    ranks: list[Rank], seconds: float, restarts: int, *, ending: bool, stalled: str = ""
+    ranks: list[Rank], seconds: float, restarts: int, *, ending: bool, stalled: str = "", stated: str = ""
 ) -> protocol.Status:
-    """How far a job is whose ``ranks`` these are, and in what it hangs."""
+    """How far a job is whose ``ranks`` these are, in what it hangs, and which rates they have ``stated``."""
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
     state = "ending" if ending else "stalled" if stalled else "running" if running else "starting"
     first = max((rank for rank in ranks if rank.beat), key=_progress, default=None)
@@ -173,7 +173,7 @@ def status_of(
     hosts = len({rank.host for rank in ranks})
     rates = step_rate, collective_rate
     return protocol.Status(
-        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, *rates, stalled
+        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, *rates, stalled, stated
     )
 
 

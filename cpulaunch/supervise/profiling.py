@@ -115,8 +115,11 @@ class Profiling:
             inbox.put_nowait(None)
 
     async def trace(self, steps: int, ranks: Collection[int], say: Say) -> Profile:
-        """Trace the next ``steps`` of these ranks, or of all; tell of the progress."""
-        wanted = sorted(set(ranks)) or [rank.rank for rank in self._ranks]
+        """Trace the next ``steps`` of these ranks, or of all; tell of the progress.
+
+        Instances go by the numbers by which people know them.
+        """
+        wanted = sorted({number - self._names.first for number in ranks}) or [r.rank for r in self._ranks]
         if self._inboxes:
             return _nothing("another trace of this job is under way")
         if why := cannot_be_traced(self._ranks, wanted, steps, self._names):
@@ -297,7 +300,10 @@ class Profiling:
         return best
 
     async def _merge(self, kept: Sequence[_Kept], missing: Mapping[int, str], stem: str) -> Profile:
-        order = {"stem": stem, "ranks": [each._asdict() for each in kept], "missing": missing}
+        number = self._names.number
+        ranks = [{**each._asdict(), "rank": number(each.rank)} for each in kept]
+        lacking = {number(rank): why for rank, why in missing.items()}
+        order = {"stem": stem, "ranks": ranks, "missing": lacking}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", MERGE, cwd=self._directory.place, pass_fds=(self._directory.fd,),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

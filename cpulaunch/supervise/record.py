@@ -11,8 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cpulaunch.metric_line import LARGEST
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-from cpulaunch.supervise.outcome import STALLED, signal_name
+from cpulaunch.supervise.outcome import STALLED, Metric, signal_name
 from cpulaunch.supervise.registry import CONTROL_FILE, is_gone, read_contact
 
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
@@ -20,6 +21,7 @@ OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
 MAX_DOCUMENT = 256 << 20
 """Bytes of a plan or an outcome: those of a thousand hosts take a few."""
 
+_FIGURES = ("ranks", "values", "mean", "median", "p99", "least", "most")
 _JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
 
 
@@ -120,7 +122,8 @@ class Ended(NamedTuple):
     """How a job has ended, by its ``outcome.json``.
 
     ``steps`` is what its last attempt has come to, ``rate`` how many were made per second on average, its
-    start included; both are None where no step could be seen.
+    start included; both are None where no step could be seen.  ``metrics`` are the figures that its programs
+    have stated.
     """
 
     kind: str
@@ -131,6 +134,7 @@ class Ended(NamedTuple):
     restarts: int
     steps: int | None
     rate: float | None
+    metrics: tuple[Metric, ...] = ()
 
 
 def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
@@ -151,7 +155,23 @@ def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
         restarts=int(_number(outcome.get("restarts")) or 0),
         steps=None if steps is None else int(steps),
         rate=rate,
+        metrics=tuple(_metrics(outcome.get("metrics"))),
     )
+
+
+def _metrics(value: object) -> Iterator[Metric]:
+    for each in documents(value):
+        ranks, values, *figures = (_figure(each.get(name)) for name in _FIGURES)
+        known = [figure for figure in figures if figure is not None]
+        if ranks and values and len(known) == len(figures):
+            name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _figure(each.get("total"))
+            yield Metric(name, unit, int(ranks), int(values), total, *known)
+
+
+def _figure(value: object) -> float | None:
+    """A number that can be one of a metric."""
+    number = _number(value)
+    return number if number is not None and abs(number) <= LARGEST else None  # nor NaN
 
 
 def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:

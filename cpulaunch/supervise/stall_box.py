@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.messages import Dump
+from cpulaunch.model.names import Names
 from cpulaunch.supervise import stacks
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.events import ReportStall
@@ -15,9 +16,9 @@ MAX_WHERE = 12
 """Lines that say who is where."""
 
 
-def stall_box(report: ReportStall, kept: Path) -> str:
-    """The box; ``kept`` is the file that has all stacks."""
-    return box(title(report), list(_lines(report, kept)), "yellow")
+def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
+    """The box; ``kept`` is the file that has all stacks, ``names`` are what the programs are called."""
+    return box(title(report), list(_lines(report, kept, names)), "yellow")
 
 
 def stall_line(report: ReportStall, kept: Path) -> str:
@@ -31,14 +32,15 @@ def title(report: ReportStall) -> str:
     return f"no progress for {report.stall.seconds:.0f} s{before}: {report.explanation.headline}"
 
 
-def stacks_text(report: ReportStall) -> str:
+def stacks_text(report: ReportStall, names: Names) -> str:
     """All that was seen."""
-    return "\n".join([title(report), *report.explanation.lines, "", stacks.report(_seen(report))])
+    seen = stacks.report(_seen(report, names))
+    return "\n".join([title(report), *report.explanation.lines, "", seen])
 
 
-def _lines(report: ReportStall, kept: Path) -> Iterator[str]:
+def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
     yield from report.explanation.lines
-    where = list(stacks.places(_seen(report)))
+    where = list(stacks.places(_seen(report, names)))
     yield from ("", "Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
@@ -50,9 +52,15 @@ def _shown(kept: Path) -> Path:
     return kept.relative_to(here) if kept.is_relative_to(here) else kept
 
 
-def _seen(report: ReportStall) -> list[RankSeen]:
+def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
+    """With the numbers by which people know the programs."""
     return [
-        RankSeen(each.rank, each.host, each.dump and each.dump.processes, _error(each.left, each.dump))
+        RankSeen(
+            names.number(each.rank),
+            each.host,
+            each.dump and each.dump.processes,
+            _error(each.left, each.dump),
+        )
         for each in report.seen
     ]
 

@@ -16,6 +16,7 @@ from cpulaunch.supervise.clocks import Clocks
 from cpulaunch.supervise.dumps import Dumps
 from cpulaunch.supervise.events import Action, Log, Send, Tell
 from cpulaunch.supervise.heartbeats import Heartbeats
+from cpulaunch.supervise.instance_failures import Failures
 from cpulaunch.supervise.instance_stalls import InstanceStalls
 from cpulaunch.supervise.metrics import Metrics
 from cpulaunch.supervise.notes import Notes
@@ -77,8 +78,9 @@ class State:
         self.dumps = Dumps()
         self.sides: Sides | None = None  # once ranks call different operations
         self.notes = Notes(watching.names)
+        self.failures = Failures(self.ranks, watching.names)
         self.output_at: float | None = None
-        self.telemetry = Telemetry(len(self.ranks), began)
+        self.telemetry = Telemetry(len(self.ranks), began, watching.names)
         self.metrics = Metrics()
         self.steps = 0  # of optimizers, by the rank that has made most
         self.unknown: set[str] = set()  # kinds of messages

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, Protocol
 
 from cpulaunch.messages import StepRow, Steps
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.rank import Rank
 
 RECENT = 16
@@ -46,8 +47,8 @@ class Recent(NamedTuple):
 class Telemetry:
     """One attempt's.  Told of each ``Steps``, it returns rows; ``began`` is the job's begin, on our clock."""
 
-    def __init__(self, world_size: int, began: float) -> None:
-        self._size, self._began = world_size, began
+    def __init__(self, world_size: int, began: float, names: Names = RANKS) -> None:
+        self._size, self._began, self._names = world_size, began, names
         self._rows: dict[int, deque[StepRow]] = {}
         self._recent: dict[int, Recent] = {}
         self._flops: dict[int, float] = {}
@@ -140,7 +141,7 @@ class Telemetry:
             slowest = max(own, key=lambda rank: own[rank])
             others = median(value for rank, value in own.items() if rank != slowest)
             if others > 0 and (more := own[slowest] / others - 1) >= WORTH_SAYING:
-                parts.append(f"slowest: rank {slowest} (+{100 * more:.0f} %)")
+                parts.append(f"slowest: {self._names.one(slowest)} (+{100 * more:.0f} %)")
         return " · ".join(parts)
 
 

@@ -180,6 +180,16 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("--latency_mode --lscpu FILE", "instances.cores_per_instance", 4),
         ("--ninstances 1 --rank 0", "instances.only", 0),
         ("--ninstances 1 --rank -1", "instances.only", "all"),
+        ("--ninstances 1 --multi_instance", "instances.count", 1),
+        ("--multi_instance --ninstances 1", "instances.count", 1),
+        (
+            "--benchmark",
+            "env",
+            {
+                "MALLOC_CONF": "oversize_threshold:1,background_thread:false,"
+                "metadata_thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"
+            },
+        ),
         ("--ninstances 1 --instance_idx 0", "instances.only", 0),
         ("--ninstances 1 --skip_cross_node_cores", "cpu.bind_numa", True),
     ],
@@ -195,6 +205,15 @@ def test_an_option_means_a_setting(
         assert {name: env[name] for name in value} == value  # type: ignore[attr-defined]
     else:
         assert given[key] == value
+
+
+def test_what_run_cpu_and_ipexrun_take_as_not_given_is_not(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unset = "--ninstances -1 --ncores_per_instance=-1 --node_id -1 --ninstances 0 --ncores-per-instance 0"
+    assert settings_of(unset.split(), capsys) == {}
+    given = settings_of(["--ninstances", "1", *unset.split()], capsys)
+    assert given == {"instances.count": 1}
 
 
 @pytest.mark.parametrize("option", ["-hostfile", "-machinefile", "--mpirun_hostfile", "--default-hostfile"])
@@ -245,7 +264,7 @@ def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) ->
     "arguments",
     ["--standalone", "--cpu", "--use_cpu", "--multi-cpu", "--allow-run-as-root", "-l", "--role trainer",
      "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path", "--use_env",
-     "--multi_task_manager taskset"],
+     "--multi_task_manager taskset", "--log-file-prefix run", "--multi_instance --ninstances 1"],
 )  # fmt: skip
 def test_an_option_without_meaning_is_ignored_in_one_line(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
@@ -331,6 +350,28 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),
         ("--fsdp_sharding_strategy 1", "--fsdp-sharding-strategy: cpulaunch trains on CPUs", "in the script"),
+        ("--ninstances 2 --latency_mode", "--latency-mode contradicts --ninstances 2", "as many of 4 cores"),
+        (
+            "--latency-mode --set instances.count=2",
+            "--latency-mode contradicts --set instances.count=2",
+            "--cores-per-instance 4",
+        ),
+        (
+            "--throughput_mode --instances 2",
+            "--throughput-mode contradicts --instances 2",
+            "one per NUMA node",
+        ),
+        (
+            "--throughput-mode --ncores_per_instance 2",
+            "--throughput-mode contradicts --ncores-per-instance 2",
+            "as many as fit",
+        ),
+        (
+            "--latency-mode --cores-per-instance 8",
+            "--latency-mode contradicts --cores-per-instance 8",
+            "as many as fit",
+        ),
+        ("--latency-mode --throughput-mode", "--latency-mode contradicts --throughput-mode", "leave out one"),
         ("--mca btl tcp", "--mca: it is an option of mpiexec itself", "--mpi-args"),
         ("-nolocal", "-nolocal: ranks run on the listed hosts", "--exclude"),
     ],

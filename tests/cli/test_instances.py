@@ -66,8 +66,15 @@ class TestEveryLauncher:
     ) -> None:
         # What is lying about in the user's own environment makes no ranks of them, either.
         strays = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_PORT": "29500"}
-        done = cpulaunch("run", "--instances", "2", *launcher_options, "--env", "GIVEN=x", infer, env=strays)
+        said = ("--out=n{instance}", '{"part": {"number": {instance}}, "{instance}": "{}"}')
+        done = cpulaunch(
+            "run", "--instances", "2", *launcher_options, "--env", "GIVEN=x", infer, *said, env=strays
+        )
         both = outputs(done)
+        assert [r["argv"] for r in both] == [
+            [f"--out=n{number}", f'{{"part": {{"number": {number}}}, "{number}": "{{}}"}}']
+            for number in (0, 1)
+        ]
         assert [r["env"]["CPULAUNCH_INSTANCE"] for r in both] == ["0", "1"]
         assert [r["env"]["CPULAUNCH_INSTANCES"] for r in both] == ["2", "2"]
         assert [(r["of_ranks"], r["env"]["GIVEN"]) for r in both] == [([], "x")] * 2
@@ -83,10 +90,7 @@ class TestEveryLauncher:
         done = cpulaunch("run", "--instances", "2", *launcher_options, "fail.py", env=marked)
         assert done.returncode == 1
         assert done.stdout == "[1] went on\n"
-        assert (
-            "instance 0 on localhost failed: ValueError: no such luck at fail.py:4; the others go on"
-            in done.stderr
-        )
+        assert "others go on" not in done.stderr  # there is one other
         title, lines = box(done.stderr)
         assert (title, lines[0]) == ("instance 0 on localhost failed first", "ValueError: no such luck")
         assert "cpulaunch: 1 other instance (1): exit 0" in done.stderr
@@ -111,12 +115,13 @@ class TestOptions:
         assert metrics["throughput"]["total"] == 201
         latency = metrics["latency"]
         assert [latency[key] for key in ("total", "values", "median", "least", "most")] == [None, 5, 8, 3, 21]
+        assert " · throughput 201 samples/s · latency 8 ms · figures.py" in cpulaunch("jobs").stdout
 
     def test_fail_fast_ends_the_others(self, cpulaunch: Run, marked, tmp_path: Path) -> None:
         (tmp_path / "fail.py").write_text(FAIL.replace("break", "time.sleep(300)"))
         done = cpulaunch("run", "--instances", "2", "--fail-fast", "fail.py", env=marked)
         assert done.returncode == 1
-        assert "the others go on" not in done.stderr
+        assert " on localhost failed: " not in done.stderr
         assert "cpulaunch: 1 other instance (1): ended by launcher" in done.stderr
 
     def test_instance_runs_one_where_it_would_be(self, cpulaunch: Run, infer: Path) -> None:
@@ -275,8 +280,5 @@ def test_one_that_hangs_is_shown_and_ended_while_the_other_works(cpulaunch: Run,
     done = cpulaunch("run", "--instances", "2", *stalls, "hang.py", cwd=tmp_path)
     assert done.returncode == 4
     assert "instance 1 on localhost is at hang.py:4" in done.stderr
-    assert re.search(
-        r"^cpulaunch: instance 1 on localhost failed: no progress .*; the others go on$", done.stderr, re.M
-    )
     assert re.search(r"^cpulaunch: instance 1 was ended: no progress for ", done.stderr, re.M)
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "ended by launcher"]

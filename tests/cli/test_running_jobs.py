@@ -101,6 +101,36 @@ def test_stacks_are_those_of_all_ranks_and_change_nothing(
     assert list(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")) == []
 
 
+def test_the_only_one_of_many_instances_goes_by_its_number(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    program = SLEEPS.replace('"RANK"', '"CPULAUNCH_INSTANCE"').replace(
+        'print("ready"', 'print("CPULAUNCH_METRIC throughput=7 samples/s"); print("ready"'
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = ["-m", "cpulaunch", "run", "--instances", "2", "--instance", "1", "program.py"]
+    environment = clean_environment(**env)
+    with bounded(
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    ) as launcher:
+        assert launcher.stdout
+        assert "ready\n" in iter(launcher.stdout.readline, "")
+        assert " 1 instance · " in (line := ask("jobs").stdout.splitlines()[0])
+        assert line.endswith(" · throughput 7 samples/s so far")
+        done = ask("stacks")
+        assert re.search(r"^\[1\] ", done.stdout, re.M), done
+        assert "[0]" not in done.stdout
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+
+
 def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     assert ask("jobs").stdout == NOTHING
     with job(tmp_path, env, [], SLEEPS) as launcher:

@@ -25,3 +25,14 @@ def test_ranks_that_do_not_fit_are_refused(cpulaunch: Run) -> None:
     done = cpulaunch("topology", "-ppn", "57", "--lscpu", PLANS / "2x28.lscpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert "57 ranks" in done.stderr
+
+
+def test_instances_are_drawn_as_ranks_are(cpulaunch: Run) -> None:
+    drawn = ("topology", "--latency-mode", "--lscpu", PLANS / "2x28.lscpu")
+    done = cpulaunch(*drawn, env=WIDE)
+    assert done.returncode == 0, done.stderr
+    assert " 14 instances\n" in done.stdout
+    assert "instance  threads" in done.stdout
+    one = cpulaunch(*drawn, "--instance", "3", env=WIDE)
+    assert " 1 instance\n" in one.stdout
+    assert [line.split()[0] for line in one.stdout.split("instance  threads")[1].splitlines()[1:]] == ["3"]

@@ -10,7 +10,7 @@ from support.machines import machine
 from support.plans import BIG, PROGRAM, make
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.show import plan_as_json
+from cpulaunch.cli.show import crowded, plan_as_json
 from cpulaunch.config.load import load
 from cpulaunch.config.write import yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
@@ -269,3 +269,16 @@ def test_a_backend_that_is_not_there_is_no_matter() -> None:
     assert make_plan(load([COUNT], environ={}), facts, PROGRAM).notes == ()
     with pytest.raises(CpulaunchError):
         make_plan(load([("training.backend", "ccl", "--backend")], environ={}), facts, PROGRAM)
+
+
+def test_nothing_about_ranks_was_detected() -> None:
+    found = {row["key"] for row in make("instances.count=2").settings if row["origin"] == "detected"}
+    assert {
+        key for key in found if key.startswith(("hosts.nproc", "hosts.master", "ccl.", "training.b"))
+    } == set()
+
+
+def test_more_threads_than_cores_are_those_of_an_instance() -> None:
+    config = load([("instances.count", "2", "--instances"), ("cpu.threads", "99", "--threads")], environ={})
+    plan = make("instances.count=2", "cpu.threads=99")
+    assert list(crowded(config, plan)) == ["cpu.threads (--threads): 99 threads per instance of 28 cores"]

@@ -194,3 +194,36 @@ def test_without_the_package_the_error_names_it_and_what_stands_out_is_said(
     assert re.match(
         r"  1\d % of the others' time waiting for slower ranks: rank 1 on node0 takes 8", stands_out
     )
+
+
+FIGURES = [
+    {"name": "throughput", "unit": "samples/s", "ranks": 4, "values": 4, "total": 203520.4, "mean": 50880.1,
+     "median": 50880, "p99": 50900, "least": 50000, "most": 51000},
+    {"name": "<b>latency", "unit": "ms", "ranks": 4, "values": 400, "total": None, "mean": 0.06,
+     "median": 0.0584, "p99": 0.1173, "least": 0.05, "most": 1.6},
+    {"name": "broken", "unit": "ms", "ranks": 4, "values": 1, "total": None, "mean": float("nan"),
+     "median": 10**400, "p99": "x", "least": 0, "most": 0},
+    "none",
+]  # fmt: skip
+
+
+def with_figures(place: Path) -> Path:
+    outcome = json.loads((place / "outcome.json").read_text())
+    (place / "outcome.json").write_text(json.dumps({**outcome, "metrics": FIGURES}))
+    return place
+
+
+def test_figures_that_programs_have_stated_are_a_table(tmp_path: Path) -> None:
+    one = with_figures(write_job(tmp_path / "a"))
+    page = render([read_job(one)], "", "test")
+    table = page.split("What the ranks have stated")[1].partition("</table>")[0]
+    rows = [re.findall("<t[dh]>([^<]*)", row) for row in table.split("<tr>")[1:]]
+    assert rows == [
+        ["figure", "what counts", "median", "99th percentile", "mean", "least", "most", "values", "ranks"],
+        ["throughput", "203,520 samples/s (in all)", "50,880", "50,900", "50,880", "50,000", "51,000", "4", "4"],
+        ["&lt;b&gt;latency", "0.0584 ms (median)", "0.0584", "0.1173", "0.06", "0.05", "1.6", "400", "4"],
+    ]  # fmt: skip
+    two = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
+    page = render([read_job(one), read_job(with_figures(two))], "", "test")
+    assert "<td>throughput, as stated<td>203,520 samples/s<td>203,520 samples/s (1.00×)" in page
+    assert page.count("What the ranks have stated") == 2

@@ -44,12 +44,45 @@ def test_the_first_ones_exit_code_is_the_jobs(end: dict[str, Any], said: str, co
     job.exits(2, **end)
     job.until(5.0)
     job.exits(0, 9)
+    job.until(10.0)
     job.exits(1)
     assert job.outcome().exit_code == code
     assert job.told == [
         f"instance 2 on localhost failed: {said}; the others go on",
-        "instance 0 on localhost failed: exit code 9; the others go on",
+        "instance 0 on localhost failed: exit code 9; 1 other goes on",
     ]
+
+
+def test_where_all_fail_alike_nobody_is_said_to_go_on() -> None:
+    job = instances()
+    for rank in range(3):
+        job.raises(rank, "ModuleNotFoundError: No module named 'x'")
+    for rank in range(3):
+        job.exits(rank, 1)
+    assert job.told == []  # the box says it
+
+
+def test_those_that_fail_alike_at_about_the_same_time_are_one_line() -> None:
+    job = instances()
+    for rank in (0, 2):
+        job.exits(rank, 3)
+    assert job.told == []
+    job.until(5.0)
+    assert job.told == ["instances 0,2 on localhost failed: exit code 3; the other goes on"]
+    job.exits(1)
+    assert len(job.told) == 1
+
+
+def test_one_that_has_raised_does_not_go_on_though_it_has_yet_to_exit() -> None:
+    job = instances()
+    job.exits(2)
+    job.raises(0, "ValueError: x")
+    job.raises(1, "KeyError: 'x'")
+    job.exits(1, 1)
+    job.until(5.0)
+    assert job.told == ["instance 1 on localhost failed: KeyError: 'x' at train.py:5"]
+    job.exits(0, 1)
+    assert job.told[1:] == ["instance 0 on localhost failed: ValueError: x at train.py:5"]
 
 
 def test_the_last_one_leaves_nobody_to_go_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
@@ -10,8 +11,9 @@ from support.played import Played, running
 
 from cpulaunch import messages, wire
 from cpulaunch.messages import AskDump, Dump, End
+from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise.events import ReportStall
-from cpulaunch.supervise.stall_box import title
+from cpulaunch.supervise.stall_box import stacks_text, stall_box, title
 from cpulaunch.supervise.stalls import ABORT, StallSettings
 
 
@@ -80,16 +82,26 @@ def test_only_the_first_of_several_has_a_box() -> None:
     assert [stall.ranks for stall in job.outcome().stalls] == [(0,), (1,)]
 
 
+def test_the_only_one_of_many_has_its_own_number_in_box_and_stacks() -> None:
+    job = instances()
+    work(job, 0, 2, until=20.0)
+    ((_, report),) = job.of(ReportStall)
+    first = Names(INSTANCE, 4)
+    assert "[5] " in (text := stacks_text(report, first))
+    assert "[1] " not in text
+    assert "[5] " in stall_box(report, Path("stacks-1.txt"), first) + text
+
+
 def test_aborting_ends_it_alone_and_the_others_go_on() -> None:
     job = instances(action=ABORT)
     work(job, 0, 2, until=20.0)
     assert [end.signal for _, end in job.sent(1, End)] == [SIGTERM]
     assert none_was_ended(job, 0, 2)
     job.exits(1, None, 15, by_launcher=True)
+    work(job, 0, 2, until=40.0)
     (told,) = job.told
     assert told.startswith("instance 1 on localhost failed: no progress for 8 s: ")
     assert told.endswith("; the others go on")
-    work(job, 0, 2, until=40.0)
     job.exits(0)
     job.exits(2)
     outcome = job.outcome()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpulaunch.messages import Beat
+from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.trace_request import Sample, cannot_be_traced, first_step
 
@@ -63,3 +64,8 @@ def test_a_rank_that_has_ended_can_not_be_traced() -> None:
     (rank,) = ranks(GOOD)
     rank.state = RankState.LOST
     assert cannot_be_traced([rank], [0], 5) == "rank 0 on h can't be traced: lost"
+
+
+def test_instances_go_by_their_own_numbers() -> None:
+    why = cannot_be_traced(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
+    assert why == "there is no instance 4: the instances are 3 to 3"
