@@ -225,5 +225,5 @@ def test_figures_that_programs_have_stated_are_a_table(tmp_path: Path) -> None:
     ]  # fmt: skip
     two = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
     page = render([read_job(one), read_job(with_figures(two))], "", "test")
-    assert "<td>throughput, as stated<td>203,520 samples/s<td>203,520 samples/s (1.00×)" in page
+    assert "<td>throughput, as stated</td><td>203,520 samples/s</td><td>203,520 samples/s (1.00×)" in page
     assert page.count("What the ranks have stated") == 2
