@@ -17,6 +17,9 @@ _OURS = (
     "<frozen runpy>",
 )
 
+_NESTED, _CALL = 0x10, "CALL"
+"""The flag of a function that another one has made (``inspect.CO_NESTED``); how opcodes of calls begin."""
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _OWN_PROCESS = os.getpid()
@@ -204,7 +207,7 @@ def _raised(error: BaseException) -> bytes:
     from cpulaunch.messages import Raised
     from cpulaunch.wire import encode
 
-    shown = _without_our_frames(error.__traceback__)
+    shown = _hide(error).__traceback__
     frames = traceback.extract_tb(shown)
     user = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1] if frames else None)
     file, line = (user.filename, user.lineno) if user else (None, None)
@@ -273,10 +276,37 @@ def _is_users(file: str) -> bool:
 
 
 def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
-    return sys.__excepthook__(kind, error.with_traceback(_without_our_frames(tb)), None)
+    return sys.__excepthook__(kind, _hide(error.with_traceback(tb)), None)
+
+
+def _hide(error: BaseException) -> BaseException:
+    """The same error, of which, and of those it came of, tracebacks are without our frames."""
+    seen: set[int] = set()
+    every: list[BaseException | None] = [error]
+    while every:
+        if (each := every.pop()) is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _without_our_frames(each.__traceback__)
+            every += [each.__cause__, each.__context__]
+    return error
 
 
 def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
-    while tb and tb.tb_frame.f_code.co_filename in _OURS:
+    """Without those that run the script, and those of functions that stand in for a library's."""
+    kept: list[TracebackType] = []
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        stands_in = code.co_flags & _NESTED and code.co_filename.startswith(_PACKAGE)
+        if code.co_filename not in _OURS and not (stands_in and (tb.tb_next or _calls(tb))):
+            kept.append(tb)
         tb = tb.tb_next
-    return tb
+    for one, following in zip(kept, [*kept[1:], None], strict=True):
+        one.tb_next = following
+    return kept[0] if kept else None
+
+
+def _calls(tb: TracebackType) -> bool:
+    """Whether the error comes of a function of C that the frame has called, and not of the frame's own."""
+    from dis import opname
+
+    return opname[tb.tb_frame.f_code.co_code[tb.tb_lasti]].startswith(_CALL)

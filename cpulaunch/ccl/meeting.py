@@ -43,9 +43,17 @@ class Peer(NamedTuple):
 
 
 class Meeting:
-    """One group's ranks, while it is made."""
+    """One group's ranks, while it is made.
+
+    Raises torch's DistBackendError where this rank can't be one of them.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        if not 0 <= rank < size:
+            raise distributed.DistBackendError(
+                f"ccl: this is rank {rank}, but the group has {size} ranks, numbered from 0: RANK is too "
+                "large, or WORLD_SIZE too small"
+            )
         self.rank, self.size = rank, size
         self._store, self._timeout = store, timeout
         self._names: list[str] = []

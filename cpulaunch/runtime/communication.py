@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 from cpulaunch.runtime.log import log_once
@@ -34,24 +35,27 @@ OTHERS = (
 
 
 class Communication:
-    """Sums from the program's start, in nanoseconds and bytes; what is under way is added when it is over."""
+    """Sums from the program's start, in nanoseconds and bytes; what is under way is added when it is over.
 
-    def __init__(self, torch: Any) -> None:
+    Of methods of groups that somebody else wraps (``but``), that one counts the calls: ``pending`` operations
+    were called, and not waited for, ``since`` the first of them was, or the last one before that was over.
+    """
+
+    def __init__(self, torch: Any, but: Collection[str] = ()) -> None:
         self.busy = self.waiting = self.bytes = 0
         self._parallel: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._pending = 0  # operations that were called, and not waited for
-        self._since = 0  # when the first of them was, or the last one before that was over
+        self.pending = self.since = 0
         self._tensor = torch.Tensor
         c10d = torch._C._distributed_c10d
         for name in (*TAKES_OUTPUT_FIRST, *OTHERS):
-            if hasattr(c10d.ProcessGroup, name):
+            if hasattr(c10d.ProcessGroup, name) and name not in but:
                 self._watch_calls(c10d.ProcessGroup, name, int(name in TAKES_OUTPUT_FIRST))
         self._watch_waits(c10d.Work)
         self._watch_parallel(torch.nn.parallel.DistributedDataParallel)
 
     def stepped(self) -> None:
         """An optimizer step has ended: add what DistributedDataParallel took, and begin anew."""
-        self._pending = self._since = 0
+        self.pending = self.since = 0
         try:
             self._add_parallel()
         except Exception as e:  # its timer is no interface that torch keeps stable
@@ -80,9 +84,9 @@ class Communication:
 
         @functools.wraps(original)
         def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
-            self._pending += 1
-            if not self._since:
-                self._since = now()
+            self.pending += 1
+            if not self.since:
+                self.since = now()
             if len(args) > gives:
                 self.bytes += self._bytes(args[gives])
             return original(pg, *args, **kwargs)
@@ -108,9 +112,9 @@ class Communication:
             finally:
                 ended = now()
                 self.waiting += ended - began
-                self.busy += ended - (self._since or began)
-                self._pending = max(0, self._pending - 1)
-                self._since = ended if self._pending else 0
+                self.busy += ended - (self.since or began)
+                self.pending = max(0, self.pending - 1)
+                self.since = ended if self.pending else 0
 
         work.wait = wait
 

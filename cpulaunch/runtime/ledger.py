@@ -111,21 +111,25 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
         is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
         if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
             from cpulaunch.runtime.last_words import say_before_abort
-            from cpulaunch.runtime.ledger_mirror import Mirror
+            from cpulaunch.runtime.ledger_mirror import OF_ONE_SIZE, Mirror
 
-            mirrors.append(Mirror(torch, header, memory))
+            communication = Communication(torch, but=OF_ONE_SIZE) if recorder else None
+            mirrors.append(Mirror(torch, header, memory, communication))
             mirrors[0].start()
             say_before_abort(mirrors[0].look)
             if recorder:
-                recorder.communication = Communication(torch)
+                recorder.communication = communication
         return made
 
     destroy = c10d.destroy_process_group
 
     @functools.wraps(destroy)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        from cpulaunch.runtime.last_words import nothing_said
+
         try:
-            return destroy(*args, **kwargs)
+            with nothing_said():
+                return destroy(*args, **kwargs)
         finally:
             for mirror in mirrors:
                 mirror.forget_destroyed()

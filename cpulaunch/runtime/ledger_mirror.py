@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from cpulaunch import ledger
 from cpulaunch.runtime import ledger_groups
+from cpulaunch.runtime.communication import Communication
 from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.log import log_once
 
@@ -47,8 +48,10 @@ _TYPES = {
 OWN = "cpulaunch."
 """Begins the descriptions of groups that cpulaunch makes."""
 
-_OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
+OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
+
+_UNSET = object()
 
 
 _Found = tuple[tuple[bool, int], ledger.Operation]
@@ -76,9 +79,10 @@ class _Barrier:
 
 
 class _Group:
-    """A group's part of the ledger, and what was seen of it."""
+    """A group's part of the ledger, and what was seen of it.  ``number`` is its ``id`` in Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
         self.take(-1)
         self.collectives = 0  # that were called
         self.completed = 0  # of them
@@ -107,14 +111,21 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 class Mirror(threading.Thread):
-    """The thread."""
+    """The thread.
 
-    def __init__(self, torch: Any, header: Header, memory: Any) -> None:
+    ``communication`` is told of calls of ``OF_ONE_SIZE``, as each wrapper more costs a microsecond.
+    """
+
+    def __init__(
+        self, torch: Any, header: Header, memory: Any, communication: Communication | None = None
+    ) -> None:
         super().__init__(name="cpulaunch-ledger", daemon=True)
         self._c10d, self._recorder = torch.distributed.distributed_c10d, torch._C._distributed_c10d
         self._header, self._memory = header, memory
         self._words = memoryview(memory).cast("Q")
         self._groups: dict[str, _Group] = {}
+        self._numbered: dict[int, _Group] = {}
+        self._communication = communication
         self._messages: dict[str, deque[_Message]] = {}
         self._counts: dict[str, int] = {}  # of messages, by group
         self._barriers: dict[str, deque[_Barrier]] = {}
@@ -125,7 +136,7 @@ class Mirror(threading.Thread):
         for name in ("send", "recv", "recv_anysource"):
             self._note_messages(torch.distributed.ProcessGroup, name)
         self._note_barriers(torch.distributed.ProcessGroup)
-        for name, kind in _OF_ONE_SIZE.items():
+        for name, kind in OF_ONE_SIZE.items():
             self._note_last(torch.distributed.ProcessGroup, name, kind)
         os.register_at_fork(after_in_child=self._forget)
 
@@ -190,6 +201,8 @@ class Mirror(threading.Thread):
 
     def _forget_group(self, name: str) -> None:
         group = self._groups.pop(name, None)
+        if group:
+            self._numbered.pop(group.number, None)
         if group and group.slot >= 0:
             ledger_groups.clear(self._memory, group.slot)
         kept: tuple[dict[str, Any], ...] = (self._messages, self._barriers, self._counts, self._inside)
@@ -198,12 +211,12 @@ class Mirror(threading.Thread):
 
     def _place(self, name: str, pg: Any, backend: str) -> _Group:
         with self._lock:
-            group = self._groups.get(name) or _Group()
+            group = self._groups.get(name) or _Group(name, id(pg))
             if group.slot < 0:  # there may be room by now
                 group.take(ledger_groups.free_slot(self._memory))
                 if group.slot >= 0:
                     self._write(group.slot, name, backend, pg, 0, [])
-                self._groups[name] = group
+                self._groups[name] = self._numbered[group.number] = group
             return group
 
     def _copy(self, name: str, pg: Any, backend: str, group: _Group, recorded: list[_Found], now: int) -> int:
@@ -237,42 +250,49 @@ class Mirror(threading.Thread):
         """In the last record of the group, where the thread puts what matters least."""
         original = getattr(process_group, method)
         sequence_of = process_group._get_sequence_number_for_group
-        world, in_ledger = self._c10d._world, kind.encode()
+        world, in_ledger, watched = self._c10d._world, kind.encode(), self._communication
         # Some 20 calls in a step of 5 ms are to take 1 % of it at most, so nothing is looked up twice, and a
         # call like the one before writes its number alone: it has the time of the first one since a look.
-        groups, counts, inside, rooted = self._groups, self._counts, self._inside, kind != "all_reduce"
+        groups, counts, inside, rooted = self._numbered, self._counts, self._inside, kind != "all_reduce"
         pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()
         this_thread, number_of_thread = threading.get_ident, threading.get_native_id
 
         @functools.wraps(original)
-        def call(pg: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            name = pg.group_name
-            group = groups.get(name)
+        def call(pg: Any, tensors: Any, opts: Any = _UNSET, *rest: Any, **kwargs: Any) -> Any:
+            group = groups.get(id(pg))
             if group is None and (backend := world.pg_map.get(pg, ("ccl",))[0]) != "ccl":
-                group = self._place(name, pg, backend)
-            if group is not None and group.slot >= 0:
+                group = self._place(pg.group_name, pg, backend)
+            if group is not None:
                 tensor = tensors[0] if tensors.__class__ is list else tensors
                 size = tensor.nbytes if tensors is tensor or len(tensors) == 1 else _bytes(tensors)
-                number = sequence_of(pg) - (self._others(name) if counts or inside else 0)
-                dtype = tensor.dtype
-                thread = this_thread()
-                if (
-                    size == group.size
-                    and dtype is group.dtype
-                    and kind is group.kind
-                    and thread == group.thread
-                ):
-                    self._words[group.word] = number
-                else:
-                    root = _root(args, kwargs) if rooted else -1
-                    if root >= 0:
-                        group.roots[number] = root
-                    at, type_, time_ = group.last_at, types[dtype], now()
-                    fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b""
-                    pack(self._memory, at, number, started, root + 1, *fields)
-                    group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
-                    group.thread = thread
-            return original(pg, tensors, *args, **kwargs)
+                if watched is not None:
+                    watched.pending += 1
+                    watched.bytes += size
+                    if not watched.since:
+                        watched.since = now()
+                if group.slot >= 0:
+                    number = sequence_of(pg) - (self._others(group.name) if counts or inside else 0)
+                    dtype = tensor.dtype
+                    thread = this_thread()
+                    if (
+                        size == group.size
+                        and dtype is group.dtype
+                        and kind is group.kind
+                        and thread == group.thread
+                    ):
+                        self._words[group.word] = number
+                    else:
+                        root = _root(opts, kwargs) if rooted else -1
+                        if root >= 0:
+                            group.roots[number] = root
+                        at, type_, time_ = group.last_at, types[dtype], now()
+                        fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b""
+                        pack(self._memory, at, number, started, root + 1, *fields)
+                        group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
+                        group.thread = thread
+            if opts is not _UNSET and not rest and not kwargs:  # as torch.distributed does
+                return original(pg, tensors, opts)
+            return original(pg, tensors, *(() if opts is _UNSET else (opts, *rest)), **kwargs)
 
         setattr(process_group, method, call)
 
@@ -335,9 +355,9 @@ class Mirror(threading.Thread):
         process_group.monitored_barrier = call
 
 
-def _root(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _root(opts: Any, kwargs: dict[str, Any]) -> int:
     """The root, in the group, of a broadcast or reduce with these arguments; -1 where it isn't known."""
-    said = args[0] if args else kwargs.get("opts", kwargs.get("root"))
+    said = kwargs.get("root") if opts is _UNSET else opts
     root = getattr(said, "rootRank", said)
     return root if isinstance(root, int) else -1
 

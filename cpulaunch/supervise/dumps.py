@@ -1,7 +1,7 @@
 """Asking agents what their programs are doing, and waiting for all answers.  Pure.
 
 An answer may have hundreds of kilobytes, and thousands come at the same time.  Most ranks do the same, so a
-stack is held once, however many have it.
+stack is held once, however many have it, and only one of them is asked for frames of C and C++.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpulaunch.messages import AskDump, Dump
+from cpulaunch.supervise.alike import Alike, alike, as_seen_on
 from cpulaunch.supervise.events import Send
 
 ANSWER_WITHIN = 10.0
@@ -72,7 +73,11 @@ class Answers(dict[int, Dump]):
 
 @dataclass
 class Round:
-    """One question to ``ranks``; it is over when none is ``waiting``, or at ``due``."""
+    """One question to ``ranks``; it is over when none is ``waiting``, or at ``due``.
+
+    Where frames of C and C++ are wanted (``native``), it has a second part: who is ``closer`` looked at, and
+    for whom else.
+    """
 
     request: int
     native: bool
@@ -80,6 +85,12 @@ class Round:
     due: float
     waiting: set[int]
     answers: Answers = field(default_factory=Answers)
+    closer: Alike | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that is wanted is there, but for what doesn't come in time."""
+        return self.closer is not None or not self.native
 
     @property
     def silent(self) -> list[int]:
@@ -103,25 +114,41 @@ class Dumps:
         self._requests += 1
         opened = Round(self._requests, native, wanted, now + ANSWER_WITHIN, set(wanted))
         self._open.append(opened)
-        return opened, [Send(rank, AskDump(opened.request, native)) for rank in sorted(wanted)]
+        return opened, [Send(rank, AskDump(opened.request, False)) for rank in sorted(wanted)]
 
     def said(self, rank: int, dump: Dump) -> None:
         """An answer has come."""
         for each in self._open:
             if each.request == dump.request and rank in each.waiting:
                 each.waiting.discard(rank)
-                each.answers.keep(rank, dump._replace(groups=[]))  # which only a report of a stall shows
+                dump = dump._replace(groups=[])  # which only a report of a stall shows
+                if each.closer is None or dump.processes:
+                    each.answers.keep(rank, dump)
+                for other in (each.closer or {}).get(rank, ()):
+                    each.answers.keep(other, as_seen_on(rank, dump, each.answers[other]))
 
     def gone(self, rank: int) -> None:
         """No answer will come from a rank any more."""
         for each in self._open:
             each.waiting.discard(rank)
 
+    def look_closer(self, now: float) -> list[Send]:
+        """What to send for the frames of C and C++ of ranks that have shown where they are in Python."""
+        sends = []
+        for each in self._open:
+            if each.is_over or (each.waiting and now < each.due):
+                continue
+            self._requests += 1
+            each.request, each.due, each.closer = self._requests, now + ANSWER_WITHIN, alike(each.answers)
+            each.waiting = set(each.closer)
+            sends += [Send(rank, AskDump(each.request, True)) for rank in sorted(each.waiting)]
+        return sends
+
     def take(self, now: float) -> list[Round]:
         """The rounds that are over; they are not returned again."""
         if not self._open:
             return []
-        over = [each for each in self._open if not each.waiting or now >= each.due]
+        over = [each for each in self._open if each.is_over and (not each.waiting or now >= each.due)]
         self._open = [each for each in self._open if each not in over]
         return over
 

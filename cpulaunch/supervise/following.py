@@ -15,9 +15,9 @@ from cpulaunch.supervise.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts import Ended
 from cpulaunch.supervise.outcome import STALLED, Failure, Outcome, signal_name
 from cpulaunch.supervise.output import Console, shown_ranks
+from cpulaunch.supervise.pauses import RESTART
 from cpulaunch.supervise.rank import LONG_WAIT
 from cpulaunch.supervise.restarts import Restarts, Rules
-from cpulaunch.supervise.stalls import RESTART
 from cpulaunch.supervise.status import duration
 from cpulaunch.wording import counted, shortened
 

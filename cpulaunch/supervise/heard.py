@@ -229,7 +229,7 @@ def _end_stalled(state: State, action: ActOnStall) -> None:
         error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
         file=None if first is None else stall.file,
         line=None if first is None else stall.line,
-        note="\n".join(explanation.lines) if explanation.disagree or explanation.mutual else None,
+        note="\n".join(explanation.lines) or None,
         disagree=explanation.disagree,
     )
     # Where none is to blame, some rank has to keep it.

@@ -9,8 +9,9 @@ from cpulaunch.messages import Beat, Dump
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall
 from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.pauses import StallSettings
 from cpulaunch.supervise.rank import Rank
-from cpulaunch.supervise.stalls import Stalls, StallSettings
+from cpulaunch.supervise.stalls import Stalls
 
 
 class InstanceStalls:

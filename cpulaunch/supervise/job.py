@@ -53,6 +53,7 @@ class JobState:
         self._happens(event)
         if state.sides and not state.ending:
             ending.end_others(state, spare=state.sides.first.rank)
+        state.actions += state.dumps.look_closer(now)
         for over in state.dumps.take(now):
             state.actions.append(Dumped(over.native, over.answers, over.silent))
         if not state.running:

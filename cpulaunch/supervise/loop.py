@@ -22,11 +22,11 @@ from cpulaunch.supervise.observer_messages import Status
 from cpulaunch.supervise.observers import Observers, status_of
 from cpulaunch.supervise.outcome import Outcome
 from cpulaunch.supervise.output import Console
+from cpulaunch.supervise.pauses import stall_settings
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.profiling import Profile, Profiling
 from cpulaunch.supervise.rank import LONG_WAIT, Rank, RankState
 from cpulaunch.supervise.registry import Announcement
-from cpulaunch.supervise.stalls import stall_settings
 from cpulaunch.supervise.start import at_once, max_strangers
 from cpulaunch.supervise.state import Watching
 from cpulaunch.supervise.stop import end_processes

@@ -56,7 +56,7 @@ class Observer:
     def stacks(self, *, native: bool) -> list[protocol.RankSeen]:
         """What all ranks are doing."""
         assert self._socket
-        self._socket.settimeout(ANSWER_WITHIN + CONNECT_WITHIN)
+        self._socket.settimeout((2 if native else 1) * ANSWER_WITHIN + CONNECT_WITHIN)
         self._say(protocol.AskStacks(native))
         found, shared = [], Stacks()
         while isinstance(seen := self._hear(), protocol.RankSeen):

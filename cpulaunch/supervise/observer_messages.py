@@ -66,13 +66,15 @@ class Status(NamedTuple):
 class RankSeen(NamedTuple):
     """What one rank is doing, as its ``Dump`` says.
 
-    ``error`` says what could not be seen; ``processes`` are None where the rank hasn't answered.
+    ``error`` says what could not be seen; ``processes`` are None where the rank hasn't answered, or has
+    ``left``, which says how.
     """
 
     rank: int
     host: str
     processes: list[dict[str, Any]] | None
     error: str = ""
+    left: str = ""
 
 
 class AllSeen(NamedTuple):

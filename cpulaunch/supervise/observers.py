@@ -158,7 +158,8 @@ def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
     if rank.rank in seen.silent and rank.state is RankState.RUNNING:
         error = f"its agent has not answered within {ANSWER_WITHIN:g} s"
         return protocol.RankSeen(rank.rank, rank.host, None, error)
-    return protocol.RankSeen(rank.rank, rank.host, None, rank.status)
+    left, not_yet = (rank.status, "") if rank.state.final else ("", rank.status)
+    return protocol.RankSeen(rank.rank, rank.host, None, not_yet, left)
 
 
 def status_of(

@@ -71,7 +71,7 @@ class Stall:
 
     ``ranks`` are those that the others waited for, ``host`` the first one's, which was at ``line`` of
     ``file``; the others waited in the ``operation`` with this ``sequence`` number.  All of these may be
-    unknown.  ``text`` says it in words.
+    unknown.  ``text`` says it in words, and ``note`` who is where, a line each.
     """
 
     seconds: float
@@ -82,6 +82,7 @@ class Stall:
     file: str | None
     line: int | None
     text: str
+    note: str = ""
 
 
 @dataclass(frozen=True)

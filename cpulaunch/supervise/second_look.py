@@ -14,6 +14,10 @@ from cpulaunch.supervise.dumps import Answers
 AT_WORK = 0.005
 """Share of a core from which on a rank is at work."""
 
+COMPUTES, TICKS = 0.1, 0.03
+"""Share of a core from which on it computes, between two looks a moment apart; and seconds of it, as the
+kernel counts hundredths."""
+
 
 class SecondLook:
     """At ``due``, all are asked; ``heard`` has their answers, and ``idle`` says what came of it."""
@@ -63,10 +67,23 @@ class SecondLook:
         )
 
 
+def computes(before: Dump | None, after: Dump | None) -> bool:
+    """Whether a rank is known to have computed between two looks."""
+    if not (before and after) or (spent := _spent(before, after)) is None:
+        return False
+    return spent >= max(TICKS, COMPUTES * (after.at - before.at))
+
+
 def _share(before: Dump | None, after: Dump | None) -> float | None:
-    """Of a core that the program and its children have used between two looks; a new child counts as work."""
-    if not (before and after and before.processes and after.processes) or after.at <= before.at:
+    """Of a core that has been used between two looks; None where that isn't known."""
+    if not (before and after) or (spent := _spent(before, after)) is None:
+        return None
+    return spent / (after.at - before.at)
+
+
+def _spent(before: Dump, after: Dump) -> float | None:
+    """Seconds of the CPU that the program and its children have used since; a new child counts as work."""
+    if not (before.processes and after.processes) or after.at <= before.at:
         return None
     earlier = {each["pid"]: each["cpu"] for each in before.processes}
-    spent = sum(each["cpu"] - earlier.get(each["pid"], -1.0) for each in after.processes)
-    return float(spent) / (after.at - before.at)
+    return float(sum(each["cpu"] - earlier.get(each["pid"], -1.0) for each in after.processes))

@@ -62,10 +62,15 @@ class Frame(NamedTuple):
         return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is of cpulaunch."""
+        return bool(_OURS.search(self.file))
+
+    @property
     def is_users(self) -> bool:
         """Whether it is of the user's own code, and not of an installed package or Python itself."""
         outside = self.is_standard or _INSTALLED.match(self.file) or self.file.startswith("<")
-        return self.is_python and not outside and not _OURS.search(self.file)
+        return self.is_python and not outside and not self.is_ours
 
     def __str__(self) -> str:
         return f"{self.function}  {_INSTALLED.sub('', self.file)}" + (f":{self.line}" if self.line else "")
@@ -110,7 +115,7 @@ def place(frames: Stack) -> str:
 def _called(inner: Stack) -> str | None:
     """The most telling function of frames within the user's."""
     python = [frame for frame in inner if frame.is_python]
-    told = [frame for frame in python if not frame.is_standard and not _OURS.search(frame.file)]
+    told = [frame for frame in python if not frame.is_standard and not frame.is_ours]
     told = [frame for frame in told if frame.short not in ("wrapper", "<module>")] or told
     if told:
         return told[0].short
@@ -169,7 +174,9 @@ def places(seen: Sequence[RankSeen]) -> Iterator[str]:
 
 
 def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
-    silent = [each for each in seen if each.processes is None]
+    for how, those in _folded([each for each in seen if each.left], lambda each: each.left):
+        yield f"{who(those, seen)} {'has' if len(those) == 1 else 'have'} left: {how}"
+    silent = [each for each in seen if each.processes is None and not each.left]
     for why, those in _folded(silent, lambda each: each.error):
         yield f"{who(those, seen)} said nothing" + (f": {why}" if why else "")
     for why, those in _folded([each for each in seen if each.processes is not None], lambda each: each.error):
@@ -181,7 +188,9 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
             yield f"{who(those, seen)} {words}"
     for key, those in _folded(programs, _key_of_program):
         yield ""
-        yield from _program_lines(key, who(those, seen), _program(those[0]))
+        shown_by = {each for every in those if (each := _program(every).get("native_of")) is not None}
+        native = f" (frames of C and C++ are those of rank {CoreSet(shown_by)})" if shown_by else ""
+        yield from _program_lines(key, who(those, seen), _program(those[0]), native)
         yield from _threads(those, seen)
     yield from _children(programs, seen)
 
@@ -198,10 +207,10 @@ def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
     return frames, "" if frames else str(program.get("stacks", "")).removeprefix("none: ")
 
 
-def _program_lines(key: tuple[Stack, str], ranks: str, program: Process) -> Iterator[str]:
+def _program_lines(key: tuple[Stack, str], ranks: str, program: Process, native: str) -> Iterator[str]:
     frames, why = key
     if frames:
-        yield f"{ranks} {place(frames)}"
+        yield f"{ranks} {place(frames)}{native}"
         yield from _frames(frames)
     else:
         where = f", in {program['wchan']} of the kernel" if program.get("wchan") else ""

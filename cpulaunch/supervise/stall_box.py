@@ -59,11 +59,12 @@ def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
             names.number(each.rank),
             each.host,
             each.dump and each.dump.processes,
-            _error(each.left, each.dump),
+            _error(each.dump),
+            each.left,
         )
         for each in report.seen
     ]
 
 
-def _error(left: str, dump: Dump | None) -> str:
-    return left or (dump.error if dump else "its agent has not answered")
+def _error(dump: Dump | None) -> str:
+    return dump.error if dump else "its agent has not answered"

@@ -101,6 +101,8 @@ def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> 
 def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     """What ranks have called that can't agree on it, and where, a line for each side; those of most first.
 
+    One line where they differ only in what the ledger doesn't have, and have called it at the same line.
+
     Operations that have failed count as if they were waited in.  ``said``: the process group says that they
     differ, be it in something that the ledger doesn't have, such as a root.
     """
@@ -108,7 +110,8 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     found = waits(groups, len(seen), failed=True)
     differing = [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
-    return next((lines for wait in candidates if len(lines := _Case(seen, found).sides(wait)) > 1), [])
+    lines = [_Case(seen, found).sides(wait) for wait in candidates if len(wait.operations) > 1]
+    return max(lines, key=len, default=[]) if said else next((each for each in lines if len(each) > 1), [])
 
 
 def without(seen: Sequence[Seen]) -> list[str]:
@@ -294,8 +297,10 @@ class _Case:
             everybody = len(running) == len(self.seen) > 1
             who = f"all {noun}s" if everybody else self.named(running)
             words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
+            threads = [whereabouts.outlives(programs[rank]) if rank in programs else None for rank in running]
+            why = ": threads have not ended" if all(threads) else ""
             ranks = () if everybody else tuple(running)
-            return Explanation(f"{who} {words} exit", tuple(self.situations(running)), ranks)
+            return Explanation(f"{who} {words} exit{why}", tuple(self.situations(running)), ranks)
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
             who = f"all {noun}s wait" if fed == running else f"{self.named(fed)} {_wait(fed)}"
             return Explanation(f"{who} for input", tuple(self.situations(fed)), tuple(fed))
@@ -466,12 +471,10 @@ def _size(count: int) -> str:
 def _why_unseen(seen: Seen) -> str:
     if seen.dump is None:
         return "its agent has not answered"
-    program = seen.program
-    return (
-        (program and str(program.get("stacks", "")).removeprefix("none: "))
-        or seen.dump.error
-        or "it has no stack"
-    )
+    said = str(seen.program.get("stacks", "")) if seen.program else ""
+    if said.startswith("none: "):
+        return said.removeprefix("none: ")
+    return "its main thread runs no Python" if said else seen.dump.error or "it has no stack"
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -6,10 +6,10 @@ Pure: like the job's state machine, it is told of what happens with the time, on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from cpulaunch import messages
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
@@ -17,23 +17,12 @@ from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.dumps import Answers
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.pauses import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.second_look import SecondLook
+from cpulaunch.supervise.second_look import SecondLook, computes
 from cpulaunch.supervise.stall_report import Explanation, Seen, explain
 from cpulaunch.supervise.stragglers import Straggler, Stragglers
 from cpulaunch.supervise.whereabouts import THROTTLED
-
-if TYPE_CHECKING:
-    from cpulaunch.plan.plan import Plan
-
-SHORTEST, TIMES = 60.0, 10.0
-"""``auto``: so many seconds at least, and so many times the longest gap so far."""
-
-BEGINNING = 600.0
-"""``auto`` before the first step: so many seconds, which somebody has waited for others."""
-
-ANSWERS = 1.0
-"""Seconds in which ranks can say that there is progress after all."""
 
 LEAST = 0.8
 """Seconds that each answer is given at least, however late the launcher comes to ask."""
@@ -47,16 +36,6 @@ MIN_NATIVE = 0.8
 MOMENT = 0.1
 """Seconds by which clocks of hosts may be wrong."""
 
-REPORT, ABORT, RESTART = "report", "abort", "restart"
-
-
-class StallSettings(NamedTuple):
-    """``timeout`` is in seconds, 0 for never, None for ``auto``.  ``ledgers``: the program can keep one."""
-
-    timeout: float | None = None
-    action: str = REPORT
-    ledgers: bool = True
-
 
 class Phase(Enum):
     """What is being done."""
@@ -67,18 +46,6 @@ class Phase(Enum):
     LOOKING_CLOSER = auto()  # at suspects
     FINISHED = auto()  # the programs that are left: whether they do anything before they exit
     STALLED = auto()  # and reported
-
-
-@dataclass
-class _Known:
-    """What a rank's beats say; ``heard_at`` is when the last one came.
-
-    ``gap`` is the longest between two signs of progress, in seconds, without what was forgiven.
-    """
-
-    beat: Beat
-    heard_at: float
-    gap: float = 0.0
 
 
 class Stalls:
@@ -99,16 +66,14 @@ class Stalls:
         self._ranks = {rank.rank: rank for rank in ranks}
         self.stalls: list[Stall] = []
         self._phase = Phase.WATCHING
-        self._progressed_at = now
-        self._known: dict[int, _Known] = {}
-        self._asleep: dict[int, float] = {}  # what was forgiven since a rank's last progress
-        self._steps = self._collectives = self._expects_steps = False  # whether any rank has, or does
-        self._due = self._until = inf
-        self._not_due_before = now
+        self._pauses = Pauses(self._ranks, settings, now)
+        self._until = inf
         self._waiting: set[int] = set()  # ranks that haven't answered
         self._dumps = Answers()
         self._second: SecondLook | None = None  # of a stall that was reported before the first step
         self._explained: Explanation | None = None  # the last one that was
+        self._suspects: Sequence[int] = ()  # who is looked at closer
+        self._first: dict[int, Dump] = {}  # what all had answered before
         # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
         self._request = self._expected = 0
         self._stragglers = Stragglers([rank.host for rank in ranks])
@@ -118,21 +83,7 @@ class Stalls:
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         """A rank says how far it is."""
-        known, had_begun = self._known.get(rank.rank), self._begun
-        more = known is None or _counts(beat) != _counts(known.beat)
-        asleep = self._asleep.pop(rank.rank, 0.0) if more else 0.0
-        before, gap = (known.beat.longest_gap, known.gap) if known else (0.0, 0.0)
-        if beat.longest_gap > before:
-            gap = max(gap, beat.longest_gap - asleep)
-        self._known[rank.rank] = _Known(beat, now, gap)
-        self._steps = self._steps or beat.steps > 0
-        self._collectives = self._collectives or beat.collectives > 0
-        self._expects_steps = self._expects_steps or beat.expects_steps
-        if self._begun and not had_begun:
-            self._not_due_before = now
-        elif not self._begun and beat.waits_since is not None:
-            since = max(self._progressed_at, beat.waits_since + rank.clock)
-            self._not_due_before = min(self._not_due_before, since + self._timeout())
+        more = self._pauses.beat(rank, beat, now)
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
         actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
@@ -150,10 +101,10 @@ class Stalls:
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
         """A rank's program has ended, for which others may wait that were reported to wait for its work."""
-        if self._phase is not Phase.STALLED or self._begun:
+        if self._phase is not Phase.STALLED or self._pauses.begun:
             return []
         self._watch()
-        self._not_due_before = now
+        self._pauses.look_at = now
         return self.look(now)
 
     def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
@@ -172,9 +123,7 @@ class Stalls:
 
     def forgive(self, asleep: float, now: float) -> None:
         """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
-        self._progressed_at = min(self._progressed_at + asleep, now)
-        for rank in self._known:
-            self._asleep[rank] = self._asleep.get(rank, 0.0) + asleep
+        self._pauses.forgive(asleep, now)
         self._stragglers.forget()
         if self._phase is not Phase.STALLED:
             self._watch()
@@ -186,23 +135,23 @@ class Stalls:
         """What is known of a stall that was reported and lasts; empty where none does."""
         if self._phase is not Phase.STALLED:
             return ""
-        return f"no progress for {now - self._progressed_at:.0f} s: {self.stalls[-1].text}"
+        return f"no progress for {now - self._pauses.progressed_at:.0f} s: {self.stalls[-1].text}"
 
     # ---- what is due
 
     @property
     def wake_at(self) -> float | None:
         """When ``look`` is due, if nothing else happens before."""
-        if self._phase is Phase.WATCHING and not self._never:
-            return self._not_due_before
+        if self._phase is Phase.WATCHING and not self.settings.never:
+            return self._pauses.look_at
         return self._until if self._until < inf else None
 
     def look(self, now: float) -> list[Action]:
         """What is due by now."""
-        if self._never:
+        if self.settings.never:
             return []
         if self._phase is Phase.WATCHING:
-            return self._ask(now) if self._may_be_due(now) else []
+            return self._ask(now) if self._pauses.may_be_due(now) else []
         if self._phase is Phase.FINISHED and self._second:
             return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
@@ -210,70 +159,8 @@ class Stalls:
         if self._waiting and now < self._until:
             return []
         if self._phase is Phase.ASKING:
-            return self._dump(now) if self._is_due(now) else self._watch()
+            return self._dump(now) if self._pauses.is_due(now) else self._watch()
         return self._look_closer(now) if self._phase is Phase.LOOKING else self._report(now)
-
-    @property
-    def _never(self) -> bool:
-        timeout, ledgers = self.settings.timeout, self.settings.ledgers
-        return timeout == 0 or (timeout is None and not ledgers)
-
-    def _may_be_due(self, now: float) -> bool:
-        """Whether agents have to be asked: a stall would be due by what is known, which may be old.
-
-        All ranks are looked at only if that has been so for long enough.
-        """
-        shortest = self.settings.timeout or (SHORTEST if self._begun else BEGINNING)
-        self._not_due_before = max(self._progressed_at + shortest, self._not_due_before)
-        if now < self._not_due_before:
-            return False
-        if not self._all_run():
-            self._not_due_before = now + ANSWERS
-            return False
-        self._due = self._pause_since() + self._timeout()
-        if now >= self._due:
-            return True
-        self._not_due_before = min(self._due, now + shortest)
-        if self._begun:
-            return False
-        # Beats that come later than the timeout is long must not keep us from counting.
-        self._due = now
-        return len(self._known) < len(self._ranks) or any(
-            now > known.heard_at + shortest - ANSWERS for known in self._known.values()
-        )
-
-    @property
-    def _begun(self) -> bool:
-        """Whether the job has come to its first step, so that any pause is worth a word."""
-        if not self.settings.ledgers:
-            return True
-        return self._steps or (self._collectives and not self._expects_steps)
-
-    def _pause_since(self) -> float:
-        """Since when nothing has happened, and before the first step, somebody has waited, too; or never."""
-        if self._begun:
-            return self._progressed_at
-        waits = (
-            known.beat.waits_since + self._ranks[rank].clock
-            for rank, known in self._known.items()
-            if known.beat.waits_since is not None and self._ranks[rank].state is RankState.RUNNING
-        )
-        return max(self._progressed_at, min(waits, default=inf))
-
-    def _all_run(self) -> bool:
-        return all(rank.state is not RankState.NOT_STARTED for rank in self._ranks.values())
-
-    def _timeout(self) -> float:
-        if self.settings.timeout is not None:
-            return self.settings.timeout
-        if not self._begun:
-            return BEGINNING
-        # The job's longest gap is shorter than any of its ranks'.
-        gaps = (k.gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
-        return max(SHORTEST, TIMES * min(gaps, default=0.0))
-
-    def _is_due(self, now: float) -> bool:
-        return now >= self._pause_since() + self._timeout()
 
     def _running(self) -> list[int]:
         return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
@@ -281,8 +168,7 @@ class Stalls:
     def _finished(self) -> list[int]:
         """The ranks that run, if all of them have said that their programs end."""
         running = self._running()
-        leaves = (rank in self._known and self._known[rank].beat.leaving for rank in running)
-        return running if all(leaves) else []
+        return running if all(map(self._pauses.leaves, running)) else []
 
     # ---- one step after the other
 
@@ -292,21 +178,25 @@ class Stalls:
 
     def _ask(self, now: float) -> list[Action]:
         self._phase = Phase.ASKING
-        return self._send(self._running(), AskProgress(), max(self._due + ANSWERS, now + LEAST))
+        return self._send(self._running(), AskProgress(), max(self._pauses.due + ANSWERS, now + LEAST))
 
     def _dump(self, now: float) -> list[Action]:
         self._phase, self._dumps = Phase.LOOKING, Answers()
-        until = max(self._due + DUE - MIN_NATIVE, now + LEAST)
+        until = max(self._pauses.due + DUE - MIN_NATIVE, now + LEAST)
         return self._send(self._running(), self._ask_dump(native=False), until)
 
     def _look_closer(self, now: float) -> list[Action]:
+        found, native = explain(self._seen(now)), True
         # Where none has a ledger, all may be what is waited for.
-        found = explain(self._seen(now)).ranks if self.settings.ledgers else self._ranks
-        suspects = [rank for rank in found if self._ranks[rank].state is RankState.RUNNING]
-        if not suspects or self._due + DUE < now + MIN_NATIVE / 2:
+        suspects = list(found.ranks if self.settings.ledgers else self._ranks)
+        if not suspects and found.operation is None and self._pauses.may_yet_begin:
+            suspects, native = list(self._ranks), False  # whether they compute is all that is asked
+        suspects = [rank for rank in suspects if self._ranks[rank].state is RankState.RUNNING]
+        due = self._pauses.due + DUE
+        if not suspects or due < now + MIN_NATIVE / 2:
             return self._report(now)
-        self._phase = Phase.LOOKING_CLOSER
-        return self._send(suspects, self._ask_dump(native=True), self._due + DUE)
+        self._phase, self._first, self._suspects = Phase.LOOKING_CLOSER, dict(self._dumps), suspects
+        return self._send(suspects, self._ask_dump(native=native), due)
 
     def _ask_dump(self, *, native: bool) -> AskDump:
         self._request -= 1
@@ -314,25 +204,32 @@ class Stalls:
         return AskDump(self._expected, native)
 
     def _report(self, now: float) -> list[Action]:
-        paused = round(now - self._progressed_at, 1)
+        paused = round(now - self._pauses.progressed_at, 1)
         seen = self._seen(now)
         explanation = explain(seen, paused, self._names)
-        if not self._begun and explanation.operation is None:  # nobody waits, after all
-            self._not_due_before = now + self._timeout()
+        if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
+            self._pauses.begins_later()
+            return self._watch()
+        if not self._pauses.begun and explanation.operation is None:  # nobody waits, after all
+            self._pauses.look_at = now + self._pauses.timeout
             return self._watch()
         if self._phase is not Phase.FINISHED and (finished := self._finished()):
-            self._phase, self._second = (
-                Phase.FINISHED,
-                SecondLook(finished, self._dumps, self._timeout(), now),
-            )
+            self._phase = Phase.FINISHED
+            self._second = SecondLook(finished, self._dumps, self._pauses.timeout, now)
             self._until = self._second.due
             return []
         wanted = self.settings.action != REPORT
-        acts = wanted and (self._begun or explanation.certain)
+        acts = wanted and (self._pauses.begun or explanation.certain)
         self._second, self._until = None, inf
         if wanted and not acts:
             explanation = self._not_yet(explanation, now)
         return self._say(explanation, seen, paused, acts=acts)
+
+    def _still_begins(self, explanation: Explanation) -> bool:
+        """Whether those that are waited for compute, and the job may be before its first step."""
+        if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
+            return False
+        return any(computes(self._first.get(rank), self._dumps.get(rank)) for rank in self._suspects)
 
     def _say(
         self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
@@ -340,7 +237,7 @@ class Stalls:
         self._phase = Phase.STALLED
         self._explained, stall = explanation, self._stall(explanation, paused)
         self.stalls.append(stall)
-        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._begun)
+        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._pauses.begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
     def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
@@ -368,7 +265,7 @@ class Stalls:
         all_answered = second.has_heard(self._running())
         if now < self._until and not all_answered:
             return []
-        before, paused = self._explained, round(now - self._progressed_at, 1)
+        before, paused = self._explained, round(now - self._pauses.progressed_at, 1)
         assert before
         found, seen = before, []
         if all_answered:
@@ -415,7 +312,7 @@ class Stalls:
 
     def _renew(self, found: Explanation, now: float) -> list[Action]:
         """Others are waited for than those that were reported, or nobody is any more."""
-        lasted = round(now - self._progressed_at, 1)
+        lasted = round(now - self._pauses.progressed_at, 1)
         self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
         actions = self._report(now)
         if found.operation is None:
@@ -427,12 +324,12 @@ class Stalls:
         return [Send(rank, message) for rank in ranks]
 
     def _progress(self, at: float, now: float) -> list[Action]:
-        stalled_since = self._progressed_at
-        self._progressed_at = max(self._progressed_at, at)
+        stalled_since = self._pauses.progressed_at
+        self._pauses.progress(at)
         if self._phase is Phase.WATCHING or at <= stalled_since + MOMENT:
             return []
         if self._phase is not Phase.STALLED:
-            return self._watch() if not self._is_due(now) else []
+            return self._watch() if not self._pauses.is_due(now) else []
         lasted = at - stalled_since
         self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
         self._watch()
@@ -448,7 +345,7 @@ class Stalls:
                 rank.status if rank.state.final else "",
                 self._dumps.get(rank.rank),
                 now=now - rank.clock,
-                leaving=rank.rank in self._known and self._known[rank.rank].beat.leaving,
+                leaving=self._pauses.leaves(rank.rank),
             )
             for rank in self._ranks.values()
         ]
@@ -465,6 +362,7 @@ class Stalls:
             file=place and place.file,
             line=place and place.line,
             text=explanation.headline,
+            note="\n".join(explanation.lines),
         )
 
     # ---- stragglers
@@ -483,20 +381,9 @@ def _is_part(found: Explanation, before: Explanation) -> bool:
     return same and named and not found.certain
 
 
-def _counts(beat: Beat) -> tuple[int, int, int, bool]:
-    return beat.steps, beat.collectives, beat.printed, beat.leaving
-
-
 def _why_slow(dump: Dump) -> str:
     program: dict[str, Any] = dump.processes[0] if dump.processes else {}
     quota = program.get("throttled")
     if quota and quota["share"] >= THROTTLED:
         return f"; its cgroup throttled it {100 * quota['share']:.0f} % of the time"
     return ""
-
-
-def stall_settings(plan: Plan) -> StallSettings:
-    """What the user has asked for."""
-    timeout = plan.setting("watch.stall_timeout")
-    python = plan.program.python
-    return StallSettings(None if timeout == "auto" else timeout, plan.setting("watch.stall_action"), python)

@@ -20,10 +20,11 @@ from cpulaunch.supervise.instance_failures import Failures
 from cpulaunch.supervise.instance_stalls import InstanceStalls
 from cpulaunch.supervise.metrics import Metrics
 from cpulaunch.supervise.notes import Notes
+from cpulaunch.supervise.pauses import StallSettings
 from cpulaunch.supervise.processes import Processes
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.sides import Sides
-from cpulaunch.supervise.stalls import Stalls, StallSettings
+from cpulaunch.supervise.stalls import Stalls
 from cpulaunch.supervise.status import Up
 from cpulaunch.supervise.telemetry import Telemetry
 

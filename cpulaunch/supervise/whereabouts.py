@@ -17,6 +17,9 @@ BACKWARD = "_engine_run_backward"
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
 """What a DataLoader's worker runs, and where it waits for the next sample to load."""
 
+_SHUTDOWN = ("_shutdown", "/threading.py")
+"""Where Python's main thread waits for other threads, once the script has ended."""
+
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """What the names of functions have in common that wait for a lock."""
 
@@ -34,7 +37,7 @@ def place(process: Process, caller: int = 0) -> Frame | None:
     """The innermost line that is the user's, or else the innermost one of Python.
 
     It is the main thread's, or that of the ``caller``, a thread that has called what is waited for and is
-    still in torch.
+    still in torch, or of a thread that has outlived the script.
     """
     thread = _thread(process, caller)
     return _place(stack(thread) if thread else main_stack(process))
@@ -52,10 +55,24 @@ def where(process: Process, caller: int = 0) -> str:
     return f"{at(frame)}{backward}{other}"
 
 
+def outlives(process: Process) -> Process | None:
+    """A thread for which the main one waits, as the script has ended; the first with a line of the user's.
+
+    Others may be daemons, which nobody waits for.
+    """
+    main = main_stack(process)
+    if not any((frame.short, frame.file[-len(_SHUTDOWN[1]) :]) == _SHUTDOWN for frame in main):
+        return None
+    others = (each for each in process.get("threads") or () if each["name"] != "MainThread")
+    return next((each for each in others if any(frame.is_users for frame in stack(each))), None)
+
+
 def _thread(process: Process, caller: int) -> Process | None:
-    """The caller, if it isn't the main thread, and is in torch."""
+    """The caller, if it isn't the main thread, and is in torch; without one, a thread that is waited for."""
+    if not caller:
+        return outlives(process)
     threads = process.get("threads") or ()
-    found = next((each for each in threads if caller and each["id"] == caller), None)
+    found = next((each for each in threads if each["id"] == caller), None)
     if found is None or found["name"] == "MainThread":
         return None
     return found if any("/torch/" in frame.file for frame in stack(found)) else None
@@ -63,7 +80,7 @@ def _thread(process: Process, caller: int) -> Process | None:
 
 def _place(frames: Stack) -> Frame | None:
     users = [frame for frame in frames if frame.is_users]
-    python = [frame for frame in frames if frame.is_python]
+    python = [frame for frame in frames if frame.is_python and not frame.is_ours]
     native = [frame for frame in frames if not frame.is_libc]
     return next(iter(users or python or native or frames), None)
 

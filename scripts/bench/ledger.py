@@ -1,6 +1,6 @@
 """What a rank's ledger costs: small collectives with and without one, in turn.
 
-    python scripts/bench/ledger.py [--rounds 5] [--calls 20000] [--ranks 1] [--backend ccl|gloo]
+    python scripts/bench/ledger.py [--rounds 5] [--calls 20000] [--ranks 1] [--backend ccl|gloo] [--telemetry]
 
 Printed: nanoseconds of an all_reduce of 4 bytes in the fastest of 20 batches (min, median, max of the
 rounds), what the ledger adds (median of the rounds' differences), and what that is of a training step of 5 ms
@@ -9,7 +9,8 @@ with 20 collectives.  One rank waits for nobody, so that it shows differences of
 For ccl these are wall time, in processes with and without a ledger.  gloo has another thread do the work, for
 which the caller waits 10 or 30 us, by the cores that the two happen to be on: so it is the CPU time of the
 calling thread, and one process takes its batches with and without, in turn.  For gloo also what the thread
-takes that copies torch's flight recorder.  Telemetry, which watches gloo's collectives too, is off.
+takes that copies torch's flight recorder.  Telemetry, which watches gloo's collectives and waits for them,
+too, is off without --telemetry.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=20_000)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--backend", default="ccl")
+    parser.add_argument("--telemetry", action="store_true")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -71,7 +73,8 @@ def run(ranks: int, how: str, options: argparse.Namespace) -> dict[str, float]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CPULAUNCH_TELEMETRY": "none"}
+    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    common["CPULAUNCH_TELEMETRY"] = "file" if options.telemetry else "none"
     command = [sys.executable, __file__, "--backend", options.backend, "--calls", str(options.calls)]
     started = [
         subprocess.Popen(
@@ -97,20 +100,23 @@ def be_rank(backend: str, calls: int, how: str) -> int:
 
     from cpulaunch.runtime import ledger as of_runtime
 
-    bare = dist.ProcessGroup.__dict__["allreduce"]
+    def way() -> tuple[object, object]:
+        return dist.ProcessGroup.__dict__["allreduce"], dist.Work.__dict__["wait"]
+
+    bare = way()
     if how != "without":
         ledger.of_this_process = mmap.mmap(-1, ledger.SIZE)
         of_runtime.keep(torch)
     dist.init_process_group(backend)
     clock = time.thread_time_ns if how == "both" else time.perf_counter_ns
-    ways = {"with": dist.ProcessGroup.__dict__["allreduce"]}
+    ways = {"with": way()}
     if how == "both":
         ways["without"] = bare
     x = torch.ones(1)
     batches: dict[str, list[float]] = {name: [] for name in ways}
     for batch in range(-2, BATCHES):  # the first two are warm-up
-        for name, way in ways.items():
-            dist.ProcessGroup.allreduce = way  # type: ignore[method-assign]
+        for name, (call, wait) in ways.items():
+            dist.ProcessGroup.allreduce, dist.Work.wait = call, wait  # type: ignore[method-assign,assignment]
             dist.barrier()
             before = clock()
             for _ in range(calls // BATCHES):

@@ -79,7 +79,7 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     ), **variables)  # fmt: skip
     assert first.returncode == 7, first.stderr
     name = collective.partition("(")[0]
-    assert f"{name} (sequence number 1, Float[1000, 10]) of group '0', rank 0 of 2" in first.stderr
+    assert f"{name} (sequence number 1, float32[1000, 10]) of group '0', rank 0 of 2" in first.stderr
     assert "timeout of 3 s: rank 1 did not call it" in first.stderr
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
@@ -87,14 +87,16 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
 @pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""
-    said = "rank {} of the group calls all_reduce (sum) of {} numbers of type float32, this rank all_reduce (sum) of {}"
+    said = (
+        "rank {} of the group calls all_reduce (sum) of {} bytes of float32, this rank all_reduce (sum) of {}"
+    )
     differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
     results = run_script(2, script(*differing, seconds=10))
     for result in results:
         assert result.returncode == 7, result.stderr
         assert (
-            said.format(1, 200_000, 100_000) in result.stderr
-            or said.format(0, 100_000, 200_000) in result.stderr
+            said.format(1, 800_000, 400_000) in result.stderr
+            or said.format(0, 400_000, 800_000) in result.stderr
         )
 
 
@@ -105,7 +107,7 @@ def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
         "else: dist.broadcast(torch.ones(9), 0); dist.all_reduce(torch.ones(9))",
     )
     first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
-    rank_0 = r"rank 0 (calls broadcast|is ahead: it calls all_reduce) of Float\[9\]"
+    rank_0 = r"rank 0 (calls broadcast|is ahead: it calls all_reduce) of float32\[9\]"
     assert re.search(rf"barrier \(.* of group '0', rank 1 of 2 failed: {rank_0}.*; oneCCL: ", second.stderr)
     assert "rank 1 failed: barrier" in first.stderr
 

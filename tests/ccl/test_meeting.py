@@ -87,6 +87,13 @@ def test_ranks_that_do_not_come_are_named() -> None:
         Meeting(HashStore(), 0, 3, timedelta(seconds=0.1)).exchange("peer", "here")
 
 
+def test_a_rank_beyond_the_size_of_its_group_is_an_error_that_names_both() -> None:
+    with pytest.raises(
+        DistBackendError, match="this is rank 3, but the group has 2 ranks.*WORLD_SIZE too small"
+    ):
+        Meeting(HashStore(), 3, 2, LIMIT)
+
+
 def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master() -> None:
     assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.1"}) == "127.0.0.1"
     assert own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"

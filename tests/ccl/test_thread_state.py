@@ -52,9 +52,7 @@ else:
 @pytest.mark.usefixtures("built")
 def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
     first, second = run_script(2, COMPLETION_FAILS)
-    reason = (
-        "all_reduce (sequence number 0, Float[1000]) of group '0', rank 0 of 2 could not be completed: a view"
-    )
+    reason = "all_reduce (sequence number 0, float32[1000]) of group '0', rank 0 of 2 could not be completed: a view"
     assert first.returncode == 0, first.stderr
     future, waited, used = first.stdout.splitlines()
     assert future.startswith(reason)

@@ -33,7 +33,7 @@ from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.supervise.attempt import Attempt
 from cpulaunch.supervise.following import restart_rules
 from cpulaunch.supervise.loop import watching
-from cpulaunch.supervise.stalls import stall_settings
+from cpulaunch.supervise.pauses import stall_settings
 from cpulaunch.supervise.trace_request import profiled_steps
 
 PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")

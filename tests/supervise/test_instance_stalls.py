@@ -13,8 +13,8 @@ from cpulaunch import messages, wire
 from cpulaunch.messages import AskDump, Dump, End
 from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise.events import ReportStall
+from cpulaunch.supervise.pauses import ABORT, StallSettings
 from cpulaunch.supervise.stall_box import stacks_text, stall_box, title
-from cpulaunch.supervise.stalls import ABORT, StallSettings
 
 
 def instances(timeout: float | None = 8.0, action: str = "report", **different: Any) -> Played:

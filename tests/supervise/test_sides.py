@@ -11,7 +11,9 @@ from cpulaunch.ledger import COMPLETED, FAILED, STARTED
 from cpulaunch.messages import AskDump, Dump, End
 from cpulaunch.supervise.sides import WITHIN
 
-ERROR = "DistBackendError: all_reduce of group '0', rank 0 of 4 failed: rank 1 calls broadcast of Float[1000]"
+ERROR = (
+    "DistBackendError: all_reduce of group '0', rank 0 of 4 failed: rank 1 calls broadcast of float32[1000]"
+)
 
 
 def groups(

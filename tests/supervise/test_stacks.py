@@ -59,6 +59,12 @@ def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
     assert "all_reduce ← train.py:91" in text
 
 
+def test_whose_frames_of_c_are_shown_is_said() -> None:
+    native = thread([("poll", "/usr/lib/libc.so.6", 0), *ALL_REDUCE])
+    text = report([seen(0, process(native)), seen(1, process(native, native_of=0))])
+    assert "[0-1] all_reduce ← train.py:91 (frames of C and C++ are those of rank 0)\n    poll" in text
+
+
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
@@ -149,9 +155,11 @@ def test_what_has_no_stack_is_said_too() -> None:
         seen(2, process(stacks="none: it is no Python program", wchan="pipe_read"), host="a"),
         RankSeen(3, "a", None, "it has not answered within 10 s"),
         RankSeen(4, "a", (), "its program has ended"),
+        RankSeen(5, "a", None, left="exit 0"),
     ]
     text = report(ranks)
     assert "[3] said nothing: it has not answered within 10 s\n" in text
+    assert "[5] has left: exit 0\n" in text
     assert "[4] its program has ended\n" in text
     assert "[1] stopped (SIGSTOP)\n" in text
     assert (

@@ -8,7 +8,7 @@ from typing import Any
 
 from cpulaunch.ledger import COMPLETED, MEETING, STARTED
 from cpulaunch.messages import Dump
-from cpulaunch.supervise.stall_report import Explanation, Seen, explain
+from cpulaunch.supervise.stall_report import Explanation, Seen, explain, sides
 
 NOW = 1000.0
 Frame = tuple[str, str, int]
@@ -377,3 +377,33 @@ def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
     assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
     stripped = process(sleeping, stacks="gdb")
     assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at __GI___clock_nanosleep"
+
+
+SHUTDOWN: Frame = ("_shutdown", "/usr/lib/python3.12/threading.py", 1594)
+WORK: Frame = ("work", "/home/me/train.py", 31)
+
+
+def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
+    threads = [thread(SHUTDOWN), thread(TORCH, name="idle"), thread(WORK, name="loader")]
+    ranks = [replace(seen(rank, [], process(SHUTDOWN, threads=threads)), leaving=True) for rank in range(2)]
+    found = explained(*ranks)
+    assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
+    assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
+    alone = explained(ranks[0])
+    assert alone.place
+    assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])
+
+
+def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_thread() -> None:
+    ends = process(wchan="futex_wait", threads=[], stacks="py-spy")
+    found = explained(*[replace(seen(rank, [], ends), leaving=True) for rank in range(2)])
+    assert found.lines[0] == (
+        "rank 0 on node0 is sleeping in futex_wait of the kernel (no stack: its main thread runs no Python)"
+    )
+
+
+def test_reductions_that_differ_at_the_same_line_are_shown_with_it() -> None:
+    ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
+    at = "ranks 0-1 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
+    assert sides(ranks, said=True) == [at]
+    assert sides(ranks, said=False) == []

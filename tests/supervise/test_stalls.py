@@ -11,9 +11,10 @@ from support.played import running
 from cpulaunch.ledger import MEETING, STARTED
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End, Exit, LauncherMessage
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
+from cpulaunch.supervise.pauses import ABORT, FEW, StallSettings
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.stall_box import title
-from cpulaunch.supervise.stalls import ABORT, DUE, LEAST, MIN_NATIVE, Stalls, StallSettings
+from cpulaunch.supervise.stalls import DUE, LEAST, MIN_NATIVE, Stalls
 
 AUTO = StallSettings()
 BEAT = 10.0
@@ -349,6 +350,48 @@ def test_collectives_count_where_no_rank_has_an_optimizer() -> None:
     assert len(job.reports) == 1
 
 
+def few(count: int) -> list[Beat]:
+    """Of a job without an optimizer so far, which has completed some collectives."""
+    return [Beat(0, count, 0.1, 0, False, 0, 1.0)] * 2
+
+
+@pytest.mark.parametrize(("count", "reported"), [(1, False), (FEW + 1, True)])
+def test_ranks_that_compute_after_a_first_barrier_have_yet_to_begin(count: int, reported: bool) -> None:
+    """They compile, and make their optimizer only then."""
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(count)
+    job.until(150)
+    assert bool(job.reports) == bool(job.of(ActOnStall)) == reported
+
+
+def test_a_job_that_began_later_counts_from_there() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(1)
+    job.until(100)
+    job.works_until = job.now
+    job.steps(1)
+    job.until(150)
+    assert job.reports == [pytest.approx(120, abs=DUE)]
+    assert job.of(ActOnStall)
+
+
+def test_a_rank_that_others_wait_for_while_it_computes_after_a_first_barrier_is_before_its_first_step() -> (
+    None
+):
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(1)
+    job.beats[1] = job.beats[1]._replace(waits_since=1.0)
+    job.called = {0: [], 1: ["barrier"]}
+    job.until(100)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert not report.begun
+    assert report.explanation.headline == "rank 0 on node0 has not called barrier #0"
+    assert not job.of(ActOnStall)
+
+
 def test_a_short_timeout_is_kept_though_beats_are_rare() -> None:
     job = Job(StallSettings(3), steps=7)
     job.until(9)
@@ -537,6 +580,15 @@ def test_programs_that_have_finished_may_take_long_to_exit_as_long_as_they_do_an
     assert report.explanation.headline == "rank 0 on node0 has finished, but doesn't exit"
     (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
     assert acted.stall.ranks == (0,)
+
+
+def test_programs_that_have_finished_after_few_collectives_are_no_beginning() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, 60
+    job.beats = [beat._replace(leaving=True) for beat in few(1)]
+    job.until(150)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert report.explanation.headline == "all ranks have finished, but don't exit"
 
 
 def test_a_rank_that_leaves_while_another_waits_is_blamed_at_once() -> None:

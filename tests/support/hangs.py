@@ -207,14 +207,16 @@ def destroyed():
 def interrupted():
     steps(3)
     if rank == 0:
-        open("pid", "w").write(str(os.getpid()))
         try:
+            os.symlink(str(os.getpid()), "pid")
             step()
         except KeyboardInterrupt:
             open("heard", "w").close()
     else:
         download()
-        os.kill(int(open("pid").read()), signal.SIGINT)
+        while not os.path.islink("pid"):  # where making the group took so long that it was reported
+            time.sleep(0.05)
+        os.kill(int(os.readlink("pid")), signal.SIGINT)
         while not os.path.exists("heard"):
             time.sleep(0.05)
     os._exit(0)

@@ -24,7 +24,7 @@ from cpulaunch.supervise.events import (
 )
 from cpulaunch.supervise.job import JobState
 from cpulaunch.supervise.outcome import Outcome
-from cpulaunch.supervise.stalls import StallSettings
+from cpulaunch.supervise.pauses import StallSettings
 from cpulaunch.supervise.state import Watching
 
 TIMEOUT, GRACE = 6.0, 1.0

@@ -52,8 +52,8 @@ class Counts final : public Operation {
       const auto comes = sent[layout.local].bytes;
       if (comes != received_[local]) {
         throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
-                                 " of the group sends " + std::to_string(comes) +
-                                 " bytes to this rank, which expects " + std::to_string(received_[local]));
+                                 " of the group sends " + in_bytes(comes) +
+                                 " to this rank, which expects " + std::to_string(received_[local]));
       }
       addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
       sent[local].bytes = 0;  // a rank's own needs no slot

@@ -217,8 +217,8 @@ void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame)
   if (request->source) *request->source = from;
   request->peer = from;
   if (frame.bytes != request->bytes) {
-    request->error = "rank " + std::to_string(from) + " of the group sends " + std::to_string(frame.bytes) +
-                     " bytes, this rank receives " + std::to_string(request->bytes);
+    request->error = "rank " + std::to_string(from) + " of the group sends " + in_bytes(frame.bytes) +
+                     ", this rank receives " + std::to_string(request->bytes);
   } else if (frame.kind == Frame::Kind::request) {
     peers_[from].cleared[frame.id] = request;
     enqueue(from, {Frame::Kind::clear, frame.tag, frame.bytes, frame.id}, nullptr);

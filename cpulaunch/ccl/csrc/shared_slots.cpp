@@ -40,29 +40,28 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 
 }  // namespace
 
+std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
+
 bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && type == other.type && reduction == other.reduction && wire == other.wire &&
          root == other.root && bytes == other.bytes && sequence == other.sequence;
 }
 
-std::string Signature::text(bool in_numbers) const {
+std::string Signature::text() const {
   static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
   const auto number = static_cast<size_t>(kind);
   std::string text = number < std::size(kNames) ? kNames[number] : "unknown";
   if (reduces()) text += std::string(" (") + name_of(reduction) + ")";
-  if (kind != Kind::all_to_all) {
-    text += " of " + std::to_string(in_numbers ? bytes / size_of(type) : bytes) + (in_numbers ? " numbers" : " bytes");
-  }
-  if (reduces()) text += std::string(" of type ") + name_of(type);
+  if (kind != Kind::all_to_all) text += " of " + in_bytes(bytes);
+  if (reduces()) text += std::string(" of ") + name_of(type);
   if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
   if (root >= 0) text += " from rank " + std::to_string(root);
   return text;
 }
 
 std::string Signature::mismatch(int rank, const Signature& own) const {
-  const bool in_numbers = reduces() && own.reduces();
   const auto said = [&](const Signature& one) {
-    return one.text(in_numbers) + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
+    return one.text() + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
   };
   return "rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " + said(own);
 }

@@ -30,6 +30,9 @@
 
 namespace cpulaunch {
 
+// "1 byte", "4000 bytes".
+std::string in_bytes(uint64_t count);
+
 // What a rank calls.  The ranks of a group have to call the same.
 struct Signature {
   enum class Kind : uint32_t { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all };
@@ -45,14 +48,12 @@ struct Signature {
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
   // It may have come over the network: no value is taken for granted.
-  std::string text() const { return text(reduces()); }
+  std::string text() const;
   // What is wrong where `rank` calls this while this rank calls `own`.
   std::string mismatch(int rank, const Signature& own) const;
 
  private:
   bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce_scatter; }
-  // Its size in numbers, or in bytes.
-  std::string text(bool in_numbers) const;
 };
 
 // Memory that a rank offers to the others of its host: a descriptor, in its process.

@@ -29,10 +29,19 @@ constexpr auto kExplainTime = std::chrono::seconds(3);
 // So many tensors of an operation are named in its messages.
 constexpr size_t kTensorsNamed = 4;
 
+// The name of a type as Python has it, such as float32.
+std::string python_name(c10::ScalarType type) {
+  try {
+    return std::string(c10::getDtypeNames(type).first);
+  } catch (const std::exception&) {  // Python has no name for it
+    return c10::toString(type);
+  }
+}
+
 std::string shapes(const std::vector<at::Tensor>& tensors) {
   std::string text;
   for (size_t i = 0; i < std::min(tensors.size(), kTensorsNamed); ++i) {
-    text += c10::str(i == 0 ? "" : ", ", tensors[i].scalar_type(), tensors[i].sizes());
+    text += c10::str(i == 0 ? "" : ", ", python_name(tensors[i].scalar_type()), tensors[i].sizes());
   }
   return tensors.size() > kTensorsNamed ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
 }
@@ -43,12 +52,7 @@ const char* type_in_ledger(const std::vector<at::Tensor>& tensors) {
   static const auto names = [] {
     std::array<Name, static_cast<size_t>(c10::ScalarType::NumOptions)> all{};
     for (size_t i = 0; i < all.size(); ++i) {
-      const auto type = static_cast<c10::ScalarType>(i);
-      std::string name = c10::toString(type);
-      try {
-        name = c10::getDtypeNames(type).first;
-      } catch (const std::exception&) {  // Python has no name for it
-      }
+      const auto name = python_name(static_cast<c10::ScalarType>(i));
       std::memcpy(all[i].data(), name.data(), std::min(name.size(), all[i].size()));
     }
     return all;
