@@ -129,6 +129,18 @@ def main_stack(process: Process) -> Stack:
     return next((stack(thread) for thread in threads if thread.get("name") == "MainThread"), ())
 
 
+def outlives(process: Process) -> Process | None:
+    """A thread for which the main one waits, as the script has ended; the first with a line of the user's.
+
+    Others may be daemons, which nobody waits for.
+    """
+    main = main_stack(process)
+    if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
+        return None
+    others = (each for each in process.get("threads") or () if each["name"] != "MainThread")
+    return next((each for each in others if any(frame.is_users for frame in stack(each))), None)
+
+
 def states(process: Process) -> list[str]:
     """What is special about a process's state, in words; empty where it just runs, or sleeps."""
     said = []
@@ -167,6 +179,8 @@ def places(seen: Sequence[RankSeen]) -> Iterator[str]:
 
     def where(each: RankSeen) -> str:
         frames = main_stack(program := _program(each))
+        if thread := outlives(program):
+            return f"{place(stack(thread))}, in its thread {thread['name']}"
         return place(frames) if frames else f"{program.get('command')}: {program.get('word')}"
 
     for found, those in _folded(programs, where):

@@ -10,7 +10,7 @@ from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise import whereabouts
-from cpulaunch.supervise.stacks import Frame, Process
+from cpulaunch.supervise.stacks import Frame, Process, outlives
 from cpulaunch.supervise.waiting import Wait, waits
 from cpulaunch.wording import counted, shortened
 
@@ -297,7 +297,7 @@ class _Case:
             everybody = len(running) == len(self.seen) > 1
             who = f"all {noun}s" if everybody else self.named(running)
             words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
-            threads = [whereabouts.outlives(programs[rank]) if rank in programs else None for rank in running]
+            threads = [outlives(programs[rank]) if rank in programs else None for rank in running]
             why = ": threads have not ended" if all(threads) else ""
             ranks = () if everybody else tuple(running)
             return Explanation(f"{who} {words} exit{why}", tuple(self.situations(running)), ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from cpulaunch.supervise.stacks import Frame, Process, Stack, main_stack, stack, states
+from cpulaunch.supervise.stacks import Frame, Process, Stack, main_stack, outlives, stack, states
 
 _DATA_LOADER = "torch/utils/data/dataloader.py"
 _LOADS = ("_next_data", "_get_data", "_try_get_data")
@@ -16,9 +16,6 @@ BACKWARD = "_engine_run_backward"
 
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
 """What a DataLoader's worker runs, and where it waits for the next sample to load."""
-
-_SHUTDOWN = ("_shutdown", "/threading.py")
-"""Where Python's main thread waits for other threads, once the script has ended."""
 
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """What the names of functions have in common that wait for a lock."""
@@ -53,18 +50,6 @@ def where(process: Process, caller: int = 0) -> str:
     backward = ", in the backward pass" if any(each.function == BACKWARD for each in frames) else ""
     other = f", in its thread {thread['name'] or caller}" if thread else ""
     return f"{at(frame)}{backward}{other}"
-
-
-def outlives(process: Process) -> Process | None:
-    """A thread for which the main one waits, as the script has ended; the first with a line of the user's.
-
-    Others may be daemons, which nobody waits for.
-    """
-    main = main_stack(process)
-    if not any((frame.short, frame.file[-len(_SHUTDOWN[1]) :]) == _SHUTDOWN for frame in main):
-        return None
-    others = (each for each in process.get("threads") or () if each["name"] != "MainThread")
-    return next((each for each in others if any(frame.is_users for frame in stack(each))), None)
 
 
 def _thread(process: Process, caller: int) -> Process | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from cpulaunch.ledger import COMPLETED, MEETING, STARTED
 from cpulaunch.messages import Dump
+from cpulaunch.supervise.observer_messages import RankSeen
+from cpulaunch.supervise.stacks import places
 from cpulaunch.supervise.stall_report import Explanation, Seen, explain, sides
 
 NOW = 1000.0
@@ -389,6 +391,8 @@ def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
     found = explained(*ranks)
     assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
     assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
+    shown = [RankSeen(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
+    assert list(places(shown)) == ["[0-1] on node0, node1: work at train.py:31, in its thread loader"]
     alone = explained(ranks[0])
     assert alone.place
     assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])
