@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cpulaunch.discovery import interruptible
 from cpulaunch.discovery.interfaces import select_interfaces
 from cpulaunch.discovery.probe_messages import (
     ANSWER_TIMEOUT,
@@ -77,7 +78,7 @@ def probe_hosts(
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * MOST), hard), hard))
     try:
-        return asyncio.run(_probe_all(names, here, request, reach, progress))
+        return interruptible.run(_probe_all(names, here, request, reach, progress))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the job's programs are to have that
 

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from cpulaunch.discovery import interruptible
 from cpulaunch.errors import HostError
 from cpulaunch.wording import cannot_run, counted
 
@@ -41,7 +42,7 @@ def wait_for_workers(names: Sequence[str], tell: Callable[[str], None], limit: f
     began = time.monotonic()
     next_line = 0.0
     total = counted(len(names), "worker")
-    while missing := asyncio.run(_look(names, port)):
+    while missing := interruptible.run(_look(names, port)):
         passed = time.monotonic() - began
         name, why = next(iter(missing.items()))
         if passed > limit:
