@@ -107,9 +107,8 @@ def _input(share: Floats | None) -> Iterator[Finding]:
 
 def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
     if share is not None and (mean := float(np.mean(share))) >= NOTABLE:
-        settings = {key: value for key, value, _ in numbers.job.settings}
         do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
-        do = "--backend ccl is faster" if settings.get("training.backend") == "gloo" else do
+        do = "--backend ccl is faster" if numbers.job.setting("training.backend") == "gloo" else do
         yield Finding(mean, f"{_percent(mean)} in communication that no computing hides: {do}")
 
 

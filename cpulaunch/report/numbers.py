@@ -176,6 +176,8 @@ class Numbers:
         steps = job.buckets.last_step or (end.steps if end else None)
         if steps:
             yield "steps", f"{steps:,}", float(steps)
+        if job.setting("watch.telemetry") == "none":
+            yield "telemetry", "switched off (--telemetry none)", None
         if typical := self.typical:
             yield "a step", milliseconds(typical), typical
         if rate := _median(self.throughput):

@@ -100,7 +100,7 @@ def _one(page: Page, numbers: Numbers) -> None:
     )
     page.add(f'<dl class="cards">{cards}</dl>')
     stated = bool(job.end and job.end.metrics)
-    if not job.buckets.last_step and not stated:
+    if not job.buckets.last_step and not stated and job.setting("watch.telemetry") != "none":
         page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
     _marks(page, job)
     _stated(page, job)

@@ -80,6 +80,10 @@ class Job:
     notes: tuple[str, ...] = field(default=())
     names: Names = RANKS
 
+    def setting(self, key: str) -> str | None:
+        """The value of a setting, as text; None where it isn't known."""
+        return next((text for name, text, _ in self.settings if name == key), None)
+
 
 def read_job(directory: Path) -> Job:
     """Read what there is; what is missing, as in a job that still runs, is left out."""

@@ -121,7 +121,8 @@ class Profiling:
         """
         wanted = sorted({number - self._names.first for number in ranks}) or [r.rank for r in self._ranks]
         if self._inboxes:
-            return _nothing("another trace of this job is under way")
+            of = f": steps {window.first} to {window.last}, by --profile" if (window := self._window) else ""
+            return _nothing(f"another trace of this job is under way{of}")
         if why := cannot_be_traced(self._ranks, wanted, steps, self._names):
             return _nothing(why)
         self._open(wanted)

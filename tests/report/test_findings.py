@@ -38,6 +38,17 @@ def texts(place: Path) -> list[str]:
     return [each.text for each in findings(Numbers(read_job(place)))]
 
 
+def test_that_telemetry_was_switched_off_is_said(tmp_path: Path) -> None:
+    place = write_job(tmp_path, steps=0)
+    plan = json.loads((place / "plan.json").read_text())
+    plan["settings"].append({"key": "watch.telemetry", "value": "none", "origin": "--telemetry"})
+    (place / "plan.json").write_text(json.dumps(plan))
+    numbers = Numbers(read_job(place))
+    assert "telemetry" in in_words(numbers)
+    assert "switched off (--telemetry none)" in in_words(numbers)
+    assert "switched off (--telemetry none)" in render([numbers.job], "", "test")
+
+
 def test_a_slow_rank_and_by_how_much(tmp_path: Path) -> None:
     assert texts(job(tmp_path, waiting=0.08)) == [
         "80 % of the others' time waiting for slower ranks: rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms"

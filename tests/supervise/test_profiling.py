@@ -181,6 +181,8 @@ def test_steps_from_the_start_are_asked_for_when_a_rank_has_started(tmp_path: Pa
     async def play(job: Job) -> Any:
         done: asyncio.Queue[Profile] = asyncio.Queue()
         job.profiling.from_start(10, 14, done.put_nowait)
+        refused = await job.trace()
+        assert refused.error == "another trace of this job is under way: steps 10 to 14, by --profile"
         for rank in (0, 1):
             job.profiling.said(rank, messages.Started(1, "0", "", 1, []))
         return await done.get(), job.sent
