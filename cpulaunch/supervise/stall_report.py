@@ -406,8 +406,8 @@ class _Case:
             yield f"  {seen.held}"
         if not seen.dump or not seen.program:
             return
-        for thread, place in whereabouts.dead_lock(seen.program):
-            yield f"  its thread {thread} waits for a lock at {place}"
+        for line in whereabouts.around_locks(seen.program):
+            yield f"  {line}"
         for pid, text in islice(whereabouts.children(seen.dump.processes), MAX_CHILDREN):
             yield f"  its process {pid}: {text}"
 

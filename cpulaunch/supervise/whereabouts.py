@@ -98,13 +98,29 @@ def is_idle_worker(process: Process) -> bool:
     return any(a.endswith(_QUEUE) and b.endswith(_WORKER) for a, b in pairwise(files))
 
 
-def dead_lock(process: Process) -> list[tuple[str, str]]:
-    """Threads that wait for locks, and where, if several do and no other runs.  Needs frames of C."""
+def dead_lock(process: Process) -> bool:
+    """Whether several threads wait for locks, and no other could let go of one.  Needs frames of C."""
     threads = process.get("threads") or ()
     waiting = [thread for thread in threads if _waits_for_lock(thread)]
-    running = [thread for thread in threads if thread["idle"] is False and thread not in waiting]
-    places = [(str(t["name"]) or f"thread {t['id']}", _place(stack(t))) for t in waiting]
-    return [(name, at(f)) for name, f in places if f] if len(places) > 1 and not running else []
+    others = (thread for thread in threads if thread not in waiting)
+    return len(waiting) > 1 and not any(each["idle"] is False or _runs_users_code(each) for each in others)
+
+
+def around_locks(process: Process) -> list[str]:
+    """Where each of several threads in the user's code is, if one waits for a lock.  Needs frames of C."""
+    threads = [thread for thread in process.get("threads") or () if _runs_users_code(thread)]
+    waiting = [_waits_for_lock(thread) for thread in threads]
+    if len(threads) < 2 or not any(waiting):
+        return []
+    return [
+        f"its thread {thread['name'] or thread['id']} {'waits for a lock' if waits else 'is'} at {at(frame)}"
+        for thread, waits in zip(threads, waiting, strict=True)
+        if (frame := _place(stack(thread)))
+    ]
+
+
+def _runs_users_code(thread: Process) -> bool:
+    return any(frame.is_users for frame in stack(thread))
 
 
 def _waits_for_lock(thread: Process) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cpulaunch.ledger import COMPLETED, MEETING, STARTED
 from cpulaunch.messages import Dump
 from cpulaunch.supervise.observer_messages import RankSeen
@@ -311,6 +313,22 @@ def test_a_dead_lock_of_threads_is_named_with_their_lines() -> None:
         "  its thread MainThread waits for a lock at train.py:91 main",
         "  its thread Thread-1 waits for a lock at train.py:88 load_batch",
     )
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_locks_that_another_thread_may_hold_are_no_dead_lock(waiting: int) -> None:
+    """It sleeps, or waits for the disk, and is shown beside those that wait for it."""
+    lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
+    program = process(MAIN)
+    program["threads"] = [
+        *[thread(lock, MAIN), thread(lock, MAIN, name="tokenizer")][:waiting],
+        {**thread(("clock_nanosleep", "libc.so.6", 0), LOAD, name="writer"), "idle": True},
+    ]
+    found = explained(seen(0, [], program), *(seen(rank, [], process(MAIN)) for rank in (1, 2, 3)))
+    assert "each other" not in found.headline
+    assert not found.certain
+    assert "  its thread MainThread waits for a lock at train.py:91 main" in found.lines
+    assert "  its thread writer is at train.py:88 load_batch" in found.lines
 
 
 def test_threads_that_wait_in_queues_are_no_dead_lock() -> None:
