@@ -214,7 +214,7 @@ def about_stalls(state: State, actions: Sequence[Action]) -> None:
     for action in actions:
         if isinstance(action, ReportStall):
             fields = asdict(action.stall)
-            first = next(iter(action.stall.ranks), None)
+            first = None if action.explanation.mutual else next(iter(action.stall.ranks), None)
             state.log(first, "stall", {"lasted": fields.pop("seconds"), **fields})
         elif isinstance(action, ActOnStall):
             _end_stalled(state, action)
@@ -235,6 +235,10 @@ def _end_stalled(state: State, action: ActOnStall) -> None:
     # Where none is to blame, some rank has to keep it.
     rank = state.ranks[first or 0]
     rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+    left = [each for each in state.ranks if not each.state.final]
+    if all(each.beat and each.beat.leaving for each in left):
+        which = state.watching.names.several(each.rank for each in left)
+        state.tell(f"ending {which}, of which the scripts have finished: what keeps them running is cut off")
     if state.watching.go_on:
         state.send(rank, messages.End(int(SIGTERM), state.watching.grace_period, failed=True))
     else:

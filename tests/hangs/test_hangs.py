@@ -355,3 +355,18 @@ def test_a_program_without_a_ledger_is_reported_by_a_number_only(
     assert "all ranks are" in title
     assert "keep no ledger" in lines[0]
     assert re.fullmatch(r"  its process \d+: sleep 600; .*(sleeping|at ).*", lines[2])
+
+
+def test_programs_that_have_finished_are_ended_with_a_word(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import threading, time, torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    )
+    options = ("-n", "2", "--stall-timeout", "2", "--stall-action", "abort", "--grace-period", "1")
+    done = cpulaunch("run", *options, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "cpulaunch: ending ranks 0-1, of which the scripts have finished: what keeps them" in done.stderr
