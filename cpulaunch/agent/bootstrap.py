@@ -300,7 +300,7 @@ def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
         if code.co_filename not in _OURS and not (stands_in and (tb.tb_next or _calls(tb))):
             kept.append(tb)
         tb = tb.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    for one, following in zip(kept, [*kept[1:], None], strict=False):  # there may be none
         one.tb_next = following
     return kept[0] if kept else None
 

@@ -293,7 +293,7 @@ def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl
     odd = len(hosts_of(layout)) - 1
     calls = f"dist.gather(x, parts, {odd})", f"dist.scatter(x, None, {odd})"
     *said, of_odd = differing(cluster, layout, 6, odd, *calls, **OVER_ONECCL)
-    named = re.compile(r"scatter \(.*timeout of 6 s: rank \d on node\d calls gather of Float\[1000\]")
+    named = re.compile(r"scatter \(.*timeout of 6 s: rank \d on node\d calls gather of float32\[1000\]")
     assert all(named.search(text) for text in said), said
     assert re.search(r"gather \(.* rank \d on node0 calls scatter|rank \d failed: scatter", of_odd), of_odd
 
