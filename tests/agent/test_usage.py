@@ -175,12 +175,16 @@ def test_switches_of_threads_that_have_ended_still_count() -> None:
     done = threading.Event()
     thread = threading.Thread(target=wait_often)
     thread.start()
-    until(lambda: usage.row(time.monotonic())["voluntary_switches"] >= 500, "the thread to have waited")
+    first = usage.row(time.monotonic())["voluntary_switches"]
+    until(
+        lambda: usage.row(time.monotonic())["voluntary_switches"] >= first + 500, "the thread to have waited"
+    )
+    before = usage.row(time.monotonic())
     done.set()
     thread.join()
-    before = usage.row(time.monotonic())
-    assert before["voluntary_switches"] >= 500
-    assert before["switches"] >= 0
+    after = usage.row(time.monotonic())
+    assert after["voluntary_switches"] >= before["voluntary_switches"]
+    assert after["switches"] >= before["switches"]
 
 
 def _held_back(pid: int) -> float:
