@@ -1,17 +1,18 @@
 """Throughput and latency of inference: cpulaunch's instances, torch's run_cpu, and one plain Python.
 
-    python scripts/bench/inference.py [--rounds 2] [--model bert] [--instances 1,2] [--precision fp32,bf16]
+    python scripts/bench/inference.py [--rounds 30] [--model bert] [--instances 1,2] [--precision fp32,bf16]
 
-A model takes about a quarter of an hour on two quiet cores, and IPEX's ways (--engine ipex) a few minutes.
-The programs are those of examples/inference, in every way that is asked for (--precision, --engine).  A
-layout is a number of instances, each with as many of the cores: by default one with all, and as many as there
-are of four cores, or of one where there are fewer than eight.  Plain Python is one process that may use all
-cores, for all layouts.  Each round runs all of these once, in turn, so that a busy moment of the machine hits
-all alike.  What torch.compile makes is kept after a first run of each, which doesn't count.
+A way takes two to five minutes.  The programs are those of examples/inference, in every way that is asked for
+(--precision, --engine).  A layout is a number of instances, each with as many of the cores: by default one
+with all, and as many as there are of four cores, or of one where there are fewer than eight.  Plain Python is
+one process that may use all cores, for all layouts.  All of these are started and load the model; then they
+compute in turns of a second, while the others sleep, so that a busy moment of the machine hits all alike
+(inference_program.py).  In a round, each has a turn.
 
 A row is a way and layout: samples/s of all instances together by each launcher and the median latency of a
 batch in milliseconds (medians of the rounds), the throughput of cpulaunch as a multiple of run_cpu's and of
-plain Python's (least, median and largest ratio of a round), and what the precision costs, by the example.
+plain Python's (the first quartile of the rounds, the **median** and the third quartile), and what the
+precision costs, by the example.
 run_cpu is run as in an activated environment, where it finds Intel's OpenMP; it is checked that it binds.
 int8 takes the engine compile, and torchao; ipex takes torch 2.8 with IPEX, by whose Python this is run.
 """
@@ -19,21 +20,28 @@ int8 takes the engine compile, and torchao; ipex takes torch 2.8 with IPEX, by w
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from inference_program import DIRECTORY, END, LAUNCHERS, NUMBER, PAUSE, POLL, Turns
 
 from cpulaunch.discovery.this_host import topology_here
 from cpulaunch.metric_line import BEGINS, read_metric
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "inference"
-TIMEOUT = 600  # seconds
+PROGRAM = Path(__file__).parent / "inference_program.py"
+READY_WITHIN, ANSWER_WITHIN = 600.0, 60.0  # seconds
 MODELS = {"bert": "bert.py", "resnet50": "resnet50.py"}
 COSTS = ("accuracy", "accuracy_lost", "difference")
 """What an example states of its results, in per cent or points."""
@@ -46,14 +54,6 @@ HEAD = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-class Found(NamedTuple):
-    """Samples per second of all instances, the median latency of a batch in milliseconds, and the quality."""
-
-    throughput: float
-    latency: float
-    quality: str
-
-
 def main() -> int:
     options = arguments()
     cores = len(topology_here().cores)
@@ -61,9 +61,10 @@ def main() -> int:
     print(HEAD, flush=True)
     for model in options.model:
         for precision, engine in ways(options):
-            program = [str(EXAMPLES / MODELS[model]), "--precision", precision, "--engine", engine,
+            example = str(EXAMPLES / MODELS[model])
+            program = [str(PROGRAM), example, "--precision", precision, "--engine", engine,
                        "--batch", str(options.batch), "--steps", str(options.steps)]  # fmt: skip
-            found = in_turn(launchers(program, counts, cores), options.rounds, unheard=engine == "compile")
+            found = in_turn(launchers(program, counts, cores), options.batch, options.rounds, options.seconds)
             for count in counts:
                 way = f"{model}, {precision}, {engine} | {count} x {cores // count}"
                 print(f"| {way} | {row(found, count)} |", flush=True)
@@ -78,13 +79,14 @@ def arguments() -> argparse.Namespace:
     def words(text: str) -> list[str]:
         return text.split(",")
 
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     parser.add_argument("--model", type=words, default=["bert"], help=", ".join(MODELS))
     parser.add_argument("--precision", type=words, default=["fp32", "bf16", "int8"])
     parser.add_argument("--engine", type=words, default=["eager", "script", "compile"])
     parser.add_argument("--instances", type=lambda text: [int(word) for word in words(text)])
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=12, help="batches, over and over")
     return parser.parse_args()
 
 
@@ -112,51 +114,117 @@ def launchers(program: list[str], counts: list[int], cores: int) -> dict[Run, li
     return {**commands, ("python", 1): [sys.executable, *program]}
 
 
-def in_turn(commands: dict[Run, list[str]], rounds: int, *, unheard: bool) -> dict[Run, list[Found]]:
-    """What each has come to in each round; ``unheard``: after one that doesn't count."""
-    found: dict[Run, list[Found]] = {run: [] for run in commands}
-    with tempfile.TemporaryDirectory() as kept:
-        env = {**os.environ, "VIRTUAL_ENV": sys.prefix, "TORCHINDUCTOR_CACHE_DIR": kept}
-        for number in range(-unheard, rounds):
-            for run, command in commands.items():
-                said = figures(command, env, check_bound=run[0] == "run_cpu")
-                if number >= 0:
-                    found[run].append(said)
-    return found
+class Found(NamedTuple):
+    """Of each round, samples/s of all instances, and the median latency of a batch in milliseconds."""
+
+    throughput: list[float]
+    latency: list[float]
+    quality: str
 
 
-def row(found: dict[Run, list[Found]], count: int) -> str:
+def in_turn(commands: dict[Run, list[str]], batch: int, rounds: int, seconds: float) -> dict[Run, Found]:
+    """What each has come to in each round.  Ends the bench where one fails."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        turns = Turns(directory, create=True)
+        started: list[Launched] = []
+        stack.callback(end_all, turns, started)
+        for number, (run, command) in enumerate(commands.items()):
+            one = Launched(number, run[1], command, directory, len(commands))
+            started.append(one)
+            one.await_ready()
+        for turn in range(rounds * len(started)):
+            turns.now = turn
+            time.sleep(seconds)
+            turns.now = PAUSE
+            started[turn % len(started)].await_turn(turn, batch)
+        end_all(turns, started)
+        by_run = dict(zip(commands, started, strict=True))
+        return {run: one.found(check_bound=run[0] == "run_cpu") for run, one in by_run.items()}
+
+
+def end_all(turns: Turns, started: list[Launched]) -> None:
+    turns.now = END
+    for one in started:
+        one.end()
+
+
+class Launched:
+    """A launcher whose ``count`` programs wait for their turns."""
+
+    def __init__(self, number: int, count: int, command: list[str], directory: Path, launchers: int) -> None:
+        self._number, self._count, self._command, self._directory = number, count, command, directory
+        self._output = directory / f"output-{number}"
+        (own := directory / f"work-{number}").mkdir()
+        turns = {DIRECTORY: str(directory), NUMBER: str(number), LAUNCHERS: str(launchers)}
+        env = {**os.environ, **turns, "VIRTUAL_ENV": sys.prefix}
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "compiled")
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, cwd=own, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        self._throughput: list[float] = []
+        self._latency: list[float] = []
+
+    def await_ready(self) -> None:
+        self._await(READY_WITHIN, "ready")
+
+    def await_turn(self, turn: int, batch: int) -> None:
+        """Wait for what its programs have done in this turn, and note it."""
+        each = [json.loads(line)[1] for line in self._await(ANSWER_WITHIN, f"[{turn}, ")]
+        if not all(each):
+            raise SystemExit("a program has done no batch in its turn: take more --seconds")
+        self._throughput.append(sum(batch * len(seconds) / sum(seconds) for seconds in each))
+        self._latency.append(1000 * statistics.median(one for seconds in each for one in seconds))
+
+    def _await(self, within: float, begin: str) -> list[str]:
+        """The last line of each program, once all of these begin so."""
+        until = time.monotonic() + within
+        while True:
+            files = self._directory.glob(f"{self._number}.*")
+            last = [(file.read_text().splitlines(keepends=True) or [""])[-1] for file in files]
+            if len(last) == self._count and all(line.startswith(begin) and line[-1] == "\n" for line in last):
+                return last
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"{' '.join(self._command)}\n{self._output.read_text()}")
+            time.sleep(POLL)
+
+    def end(self) -> None:
+        """Wait for the end that the turns have said, and no longer than that takes."""
+        try:
+            self._process.wait(ANSWER_WITHIN)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def found(self, *, check_bound: bool) -> Found:
+        said = self._output.read_text()
+        if self._process.returncode:
+            raise SystemExit(f"{' '.join(self._command)}\n{said}")
+        if check_bound and not BOUND.search(said):
+            raise SystemExit(f"run_cpu has bound nothing to cores; install numactl\n{said}")
+        lines = [line for line in said.splitlines() if BEGINS in line]
+        stated = [read_metric(line[line.index(BEGINS) :]) for line in lines]  # after a launcher's prefix
+        values = {name: [one.value for one in stated if one and one.name == name] for name in COSTS}
+        quality = [f"{name} {statistics.mean(several):.3g}" for name, several in values.items() if several]
+        return Found(self._throughput, self._latency, ", ".join(quality))
+
+
+def row(found: dict[Run, Found], count: int) -> str:
     """The cells of one layout."""
     several = found["cpulaunch", count], found["run_cpu", count], found["python", 1]
     ours, torchs, plain = several
-    cells = [f"{statistics.median(run.throughput for run in runs):.1f}" for runs in several]
-    cells.append(" / ".join(f"{statistics.median(run.latency for run in runs):.1f}" for runs in several))
-    cells += [ratios(ours, torchs), ratios(ours, plain), ours[-1].quality]
+    cells = [f"{statistics.median(run.throughput):.1f}" for run in several]
+    cells.append(" / ".join(f"{statistics.median(run.latency):.1f}" for run in several))
+    cells += [ratios(ours, torchs), ratios(ours, plain), ours.quality]
     return " | ".join(cells)
 
 
-def ratios(ours: list[Found], theirs: list[Found]) -> str:
-    found = sorted(a.throughput / b.throughput for a, b in zip(ours, theirs, strict=True))
-    return f"{found[0]:.2f} **{statistics.median(found):.2f}** {found[-1]:.2f}"
-
-
-def figures(command: list[str], env: dict[str, str], *, check_bound: bool) -> Found:
-    """What the instances of a command have stated together.  Ends the bench where it fails."""
-    with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(command, cwd=directory, env=env, text=True, timeout=TIMEOUT,
-                              capture_output=True, stdin=subprocess.DEVNULL)  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if BEGINS in line]
-    stated = [read_metric(line[line.index(BEGINS) :]) for line in lines]  # after a launcher's prefix
-    by_name: dict[str, list[float]] = {}
-    for one in stated:
-        if one:
-            by_name.setdefault(one.name, []).append(one.value)
-    if done.returncode or not {"throughput", "latency"} <= by_name.keys():
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    if check_bound and not BOUND.search(done.stdout + done.stderr):
-        raise SystemExit(f"run_cpu has bound nothing to cores; install numactl\n{done.stdout}{done.stderr}")
-    quality = [f"{name} {statistics.mean(by_name[name]):.3g}" for name in COSTS if name in by_name]
-    return Found(sum(by_name["throughput"]), statistics.median(by_name["latency"]), ", ".join(quality))
+def ratios(ours: Found, theirs: Found) -> str:
+    found = [a / b for a, b in zip(ours.throughput, theirs.throughput, strict=True)]
+    below, median, above = statistics.quantiles(found, method="inclusive")
+    return f"{below:.2f} **{median:.2f}** {above:.2f}"
 
 
 if __name__ == "__main__":
