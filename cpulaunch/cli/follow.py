@@ -8,9 +8,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from cpulaunch.cli.main import say
 from cpulaunch.cli.show import shown_path
@@ -54,6 +54,7 @@ class JobInfo(NamedTuple):
     code: int
     signal: int
     output: Path
+    errors: Path
 
     @property
     def exit_code(self) -> int:
@@ -63,15 +64,27 @@ class JobInfo(NamedTuple):
         return self.code or ENDED.get(self.state, 1)
 
 
-def follow(job: str) -> int:
+def logs_before(options: Mapping[str, str]) -> dict[Path, os.stat_result]:
+    """The logs that sbatch's ``options`` name, and that are there already; of another job, mostly.
+
+    To be called where the job will run.  A name with a pattern, such as %j, is taken to be new.
+    """
+    paths = [Path.cwd() / options[name] for name in ("--output", "--error") if options.get(name)]
+    return {path: path.stat() for path in paths if path.is_file()}
+
+
+def follow(job: str, before: Mapping[Path, os.stat_result], *, appends: bool) -> int:
     """Show what the job prints, and what becomes of it, until it has ended; returns its exit code.
 
+    ``before`` are logs as they were before the job, which it ``appends`` to, or else empties.
     Raises HostError where Slurm doesn't know it (any more).
     """
     info, said = described(job), ""
-    log = _Log(info.output)
+    logs = [_Log(info.output, sys.stdout.buffer, before.get(info.output), appends=appends)]
+    if info.errors != info.output:
+        logs.append(_Log(info.errors, sys.stderr.buffer, before.get(info.errors), appends=appends))
     while True:
-        log.show()
+        _show(logs)
         if (line := _in_words(job, info)) != said:
             say(line)
             said = line
@@ -80,7 +93,7 @@ def follow(job: str) -> int:
         due = time.monotonic() + LOOK
         while time.monotonic() < due:
             time.sleep(READ)
-            log.show()
+            _show(logs)
         info = _look_again(job, info)
 
 
@@ -116,6 +129,7 @@ def job_info(text: str) -> JobInfo:
         code=int(code or 0),
         signal=int(signal or 0),
         output=Path(found(_REST_OF_LINE, "StdOut")),
+        errors=Path(found(_REST_OF_LINE, "StdErr")),
     )
 
 
@@ -158,21 +172,34 @@ def _in_words(job: str, info: JobInfo) -> str:
 
 
 class _Log:
-    """A file that another host writes."""
+    """A file that another host writes; ``old`` is what it was like before, of which nothing is shown."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._shown = path, 0
+    def __init__(self, path: Path, to: BinaryIO, old: os.stat_result | None, *, appends: bool) -> None:
+        self._path, self._to, self._old = path, to, old
+        self._shown = old.st_size if old and appends else 0
 
     def show(self) -> None:
         """What has come since the last time.  It is opened anew, as NFS only then asks for what is new."""
         try:
             with self._path.open("rb") as file:
+                if self._old and _alike(os.fstat(file.fileno()), self._old):
+                    return
+                self._old = None
                 if file.seek(0, os.SEEK_END) < self._shown:
                     self._shown = 0  # a job that was queued anew writes it anew
                 file.seek(self._shown)
                 while data := file.read(CHUNK):
                     self._shown += len(data)
-                    sys.stdout.buffer.write(data)
+                    self._to.write(data)
         except FileNotFoundError:
             return
-        sys.stdout.flush()
+        self._to.flush()
+
+
+def _show(logs: Iterable[_Log]) -> None:
+    for log in logs:
+        log.show()
+
+
+def _alike(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_size, one.st_mtime_ns, one.st_ino) == (other.st_size, other.st_mtime_ns, other.st_ino)

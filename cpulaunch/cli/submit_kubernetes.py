@@ -30,9 +30,19 @@ TIMEOUT = 60.0
 LEAST_MEMORY = 1 << 28
 """Bytes below which a worker's memory is a slip, such as ``64`` for ``64Gi``."""
 
+LONGEST_IMAGE = 255
+"""Characters of an image's name."""
+
 SETTINGS = "cpulaunch.yaml"
 _LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims and secrets can be called
+_IMAGE = re.compile(
+    r"([a-zA-Z0-9][-.a-zA-Z0-9]*(:[0-9]+)?/)?"  # the registry
+    r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
+    r"(:[a-zA-Z0-9_][-.\w]{0,127})?(@[a-zA-Z0-9+._-]+:[0-9a-fA-F]{32,})?",
+    re.ASCII,
+)
+"""What pods' images can be called (github.com/distribution/reference, reference.go)."""
 _TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
 
 
@@ -98,7 +108,7 @@ def _job(
             "--image is missing: which image do the pods run?",
             hint="examples/kubernetes/Dockerfile makes one; docs/kubernetes.md shows how",
         )
-    if not re.fullmatch(r"[^\s\0]{1,255}", options.image):
+    if not _IMAGE.fullmatch(options.image) or len(options.image) > LONGEST_IMAGE:
         raise UsageError(
             f"--image {options.image!r} is not an image's name", hint="such as registry.example/me/train:1"
         )

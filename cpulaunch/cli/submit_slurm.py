@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cpulaunch.cli.each import read_each
 from cpulaunch.cli.files import keep
-from cpulaunch.cli.follow import follow, how_to_watch
+from cpulaunch.cli.follow import follow, how_to_watch, logs_before
 from cpulaunch.cli.job_plan import planned_lines
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
@@ -19,7 +19,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.discovery.step import NAME as SRUN
 from cpulaunch.errors import UsageError
-from cpulaunch.manifests.sbatch import batch_script
+from cpulaunch.manifests.sbatch import appends, batch_script
 from cpulaunch.manifests.sbatch_options import check_counts, demand_time, warned
 from cpulaunch.plan.instances import as_instances
 
@@ -80,6 +80,7 @@ def submit(
     if options.dry_run:
         print(script, end="")
         return 0
+    before = logs_before(asked)
     job = _submit(script)
     os.chdir(options.start)  # to which the path of the log is shown
     watch = how_to_watch(job, array=asked if "--array" in asked else None)
@@ -87,7 +88,7 @@ def submit(
     if not options.follow:
         return 0
     try:
-        return follow(job)
+        return follow(job, before, appends=appends(asked))
     except KeyboardInterrupt:
         say(f"Slurm job {job} goes on: {watch}")
         return 130

@@ -95,13 +95,30 @@ def demand_room(text: str, options: Mapping[str, str]) -> None:
         )
     largest = max(kind.cpus for kind in kinds)
     each, tasks = number(options, "--cpus-per-task") or 1, number(options, "--ntasks-per-node") or 1
-    if each * tasks > largest > 0 and "--overcommit" not in options:
+    if "--overcommit" in options or not largest:
+        return
+    total = each * number(options, "--ntasks")
+    room = (min(most, _most_nodes(options)) or most) * largest
+    if total > room and "--nodelist" not in options:
+        what = [f"{o}={options[o]}" for o in ("--nodes", "--ntasks", "--cpus-per-task") if o in options]
+        raise UsageError(
+            f"{' '.join(what)}: {counted(total, 'CPU')}, and {counted(room // largest, 'node')} of partition "
+            f"{name} have {room} at most",
+            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+        )
+    if each * tasks > largest:
         what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
         raise UsageError(
             f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
             f"{largest} at most",
             hint="ask for fewer, or take another --partition, which `sinfo` lists",
         )
+
+
+def _most_nodes(options: Mapping[str, str]) -> int:
+    """How many nodes a job may get: 4 of ``--nodes=2-4``; 0 where it doesn't say."""
+    least, _, most = options.get("--nodes", "").partition("-")
+    return int(most or least or 0)
 
 
 def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:

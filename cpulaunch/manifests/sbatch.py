@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from cpulaunch.manifests.sbatch_options import SHARES
+from cpulaunch.manifests.sbatch_options import says_share
 
 _REQUEUING = """\
 {command} &
@@ -21,15 +21,20 @@ exit $code
 
 def batch_script(options: Sequence[str], command: Sequence[str]) -> str:
     """The script that runs ``command`` with ``options`` of sbatch, each a word such as ``--time=2:00:00``."""
-    names = [option.partition("=")[0] for option in options]
+    named = dict(option.partition("=")[::2] for option in options)
     lines = ["#!/bin/bash", *(f"#SBATCH {_quoted(option)}" for option in options)]
-    if not set(names) & set(SHARES):
+    if not says_share(named):
         lines.append("#SBATCH --exclusive")
-    if "--requeue" not in names:
+    if "--requeue" not in named:
         return "\n".join([*lines, f"exec {shlex.join(command)}"]) + "\n"
-    if "--open-mode" not in names:
+    if "--open-mode" not in named:
         lines.append("#SBATCH --open-mode=append")
     return "\n".join([*lines, _REQUEUING.format(command=shlex.join(command))])
+
+
+def appends(options: Mapping[str, str]) -> bool:
+    """Whether what a job with sbatch's ``options`` prints comes after what is in its log already."""
+    return options.get("--open-mode", "append" if "--requeue" in options else "").startswith("a")
 
 
 def _quoted(option: str) -> str:

@@ -97,8 +97,13 @@ def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
         counts = tuple(tasks // nodes + (i < tasks % nodes) for i in range(nodes))
     else:
         counts = (per_node,) * nodes
-    whole = "--exclusive" in options or not any(name in options for name in SHARES)
+    whole = "--exclusive" in options or not says_share(options)
     return Share(counts, None if whole else each * max(1, *counts))
+
+
+def says_share(options: Mapping[str, str]) -> bool:
+    """Whether the user has said how much of a node the job takes; all of its memory (0) is no part."""
+    return any(name in options for name in SHARES if (name, options.get(name)) != ("--mem", "0"))
 
 
 def limit(options: Mapping[str, str]) -> float | None:

@@ -111,6 +111,7 @@ def test_paths_are_those_of_the_directory_that_the_job_runs_in(
             "--nodes 2 --nodelist node[0-1] --hosts node1,node0:2",
             f"exec {RUN} --hosts=node1,node0:2 train.py",
         ),
+        ("--mem=0", "#SBATCH --exclusive"),
         ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
     ],
 )
@@ -306,6 +307,7 @@ def test_where_nobody_describes_the_nodes_a_line_says_so(
         ({"--nodes": "2", "--ntasks-per-node": "2", "--exclusive": ""}, (2, 2), None),
         ({"--ntasks": "6", "--ntasks-per-node": "4"}, (3, 3), 3),
         ({"--mem": "4G", "--nodes": "many"}, (0,), 1),
+        ({"--mem": "0"}, (0,), None),
     ],
 )
 def test_what_a_job_asks_of_its_nodes(

@@ -146,6 +146,10 @@ def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
     [
         ("submit --to kubernetes train.py", "--image is missing"),
         ("--image= train.py", "--image is missing"),
+        *(
+            (f"--image {name} train.py", f"--image '{name}' is not an image's name")
+            for name in (":1", "Me/Train", "https://registry.example/train", "train:1:2", "train@sha256:abc")
+        ),
         ("--cpu 16 train.py", "--cpu without --memory"),
         ("--memory 64Gi train.py", "--memory without --cpu"),
         ("--cpu 1.5 --memory 64Gi train.py", "--cpu '1.5' is not a number of whole CPUs"),

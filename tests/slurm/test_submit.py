@@ -58,12 +58,13 @@ def job_number(submitted: subprocess.Popen[str]) -> str:
 
 
 def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)\n")
+    program = "import os, sys\nprint('rank', os.environ['RANK'], 'is here')\nsys.exit(3)\n"
+    (tmp_path / "fails.py").write_text(program)
     options = ("--nodes", 2, "-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--follow")
     with bounded(submit(*options, "fails.py"), LIMIT) as job:
         out, error = job.communicate()
     assert job.returncode == 3, error
-    assert "rank 0" in out
+    assert re.search("rank [01] is here", out)  # the other one may be ended before it prints
     assert "failed first" in out
     said = ("planned: 2 ranks on 2 nodes, ", ": `tail -F slurm-", "has ended: FAILED, exit code 3")
     assert sorted(said, key=error.index) == list(said)
@@ -71,10 +72,31 @@ def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit
     assert f"cores 0-{CPUS - 1}," in error or CPUS == 1
 
 
+@pytest.mark.parametrize("more", [(), repeat(("--open-mode=append",))], ids=["emptied", "appended to"])
+def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
+    more: tuple[str, ...], submit: Submit, tmp_path: Path
+) -> None:
+    (tmp_path / "fails.py").write_text("print('new')\nraise ValueError('boom')\n")
+    for name in ("out", "errors"):
+        (tmp_path / name).write_text("old\n" * 1000)
+    options = ("--nodes", 1, "--follow", "-o", "out", "-e", "errors", *more)
+    with bounded(submit(*options, "fails.py"), LIMIT) as job:
+        out, error = job.communicate()
+    assert job.returncode == 1, error
+    assert "new" in out
+    assert "ValueError: boom" in error
+    assert "old" not in out + error
+    assert ("old" in (tmp_path / "out").read_text()) == bool(more)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
+        (
+            ("--ntasks", 4 * CPUS + 1),
+            f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
+        ),
         (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
         (("-p", "spaer"), "no partition spaer; did you mean 'spare'?"),
     ],
