@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
 
-MAGIC = 0x4C505503
+MAGIC = 0x4C505504
 """Of this layout."""
 
 SIZE = 3 << 15
@@ -62,26 +62,31 @@ HAS_OPTIMIZER = 1
 GROUPS, OPERATIONS = 32, 16
 """Groups that have room; the last operations that are kept of each."""
 
-GROUP = struct.Struct("=I12s48sIIQ48x")
-"""Of a group, 128 bytes: its state, backend, name, size, this rank's number in it, and how many operations it
-has had; number n of these, from 1, is in record (n - 1) % ``OPERATIONS`` of the group, but not in the ledger
-where one that is still under way has that record: those are what a rank hangs in."""
+GROUP = struct.Struct("=I12s48sIIQ48s")
+"""Of a group, 128 bytes: its state, backend, name, size, this rank's number in it, how many operations it has
+had, and its members, where they are said; number n of the operations, from 1, is in record
+(n - 1) % ``OPERATIONS`` of the group, but not in the ledger where one that is still under way has that
+record: those are what a rank hangs in."""
+
+MEMBERS_BYTES = 48
 
 FREE, OPEN, CLOSED = 0, 1, 2
 """States of a group.  Where there is no room, one that is closed makes some."""
 
-OPERATION = struct.Struct("=QII28s12sQQQQiI16s")
-"""Of an operation, 112 bytes: its sequence number, state, root + 1, kind, type, bytes, enqueued, started,
-completed, peer, the thread that has called it, by the kernel's number, or 0, and ranks of the group that it
-waits for as a text, such as ``3, 7``, or ``10, 11, …``."""
+OPERATION = struct.Struct("=QII28s12sQQQQiI16s16s")
+"""Of an operation, 128 bytes: its sequence number, state, root + 1, kind, type, bytes, enqueued, started,
+completed, peer, the thread that has called it, by the kernel's number, or 0, ranks of the group that it
+waits for as a text, such as ``3, 7``, or ``10, 11, …``, and the reduction."""
 
 ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
 
 _UNDER_WAY = (ENQUEUED, STARTED)
 
-MEETING = "init_process_group"
-"""The only operation of a group without a name and backend, which is there while the ranks meet."""
+MEETING, NEW_GROUP = "init_process_group", "new_group"
+"""The only operation of a group without a backend, which is there while the ranks make it."""
+
+MEETINGS = (MEETING, NEW_GROUP)
 
 REQUEST = struct.Struct("=QQQ232s")
 """What the agent asks of the program, 256 bytes: the request's number, the first and the last step to trace,
@@ -169,6 +174,7 @@ class Operation(NamedTuple):
     ``sequence`` counts those of the group's collectives, or of its messages.  ``peer`` is a message's other
     rank in the group, else -1.  ``bytes`` are the tensors' of this rank.  ``root`` is that of a broadcast or
     reduce in the group, where it is known, else -1.  ``thread`` has called it; 0 where that isn't known.
+    ``reduction`` is how ccl reduces, such as ``sum``; "" where nothing is, and of other backends.
     """
 
     sequence: int
@@ -183,10 +189,14 @@ class Operation(NamedTuple):
     waits_for: str
     root: int = -1
     thread: int = 0
+    reduction: str = ""
 
 
 class Group(NamedTuple):
-    """A process group: its last operations, in the order in which they were called, of ``count``."""
+    """A process group: its last operations, in the order in which they were called, of ``count``.
+
+    ``members`` are the job's ranks in it, such as ``0-3`` or ``0-6:2``; empty where nobody says them.
+    """
 
     name: str
     backend: str
@@ -194,6 +204,7 @@ class Group(NamedTuple):
     rank: int
     count: int  # type: ignore[assignment]
     operations: tuple[Operation, ...]
+    members: str = ""
 
 
 class TraceRequest(NamedTuple):
@@ -258,13 +269,14 @@ def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
     found = []
     for number in range(GROUPS):
         at = FIRST_GROUP + number * GROUP_BYTES
-        state, backend, name, size, rank, count = GROUP.unpack_from(ledger, at)
+        state, backend, name, size, rank, count, members = GROUP.unpack_from(ledger, at)
         if state == OPEN:
             first = at + GROUP.size
             records = range(first, first + OPERATIONS * OPERATION.size, OPERATION.size)
             kept = [operation for record in records if (operation := _operation(ledger, record)).state]
             kept.sort(key=lambda operation: operation.enqueued)
-            found.append(Group(_text(name), _text(backend), size, rank, count, tuple(kept)))
+            said = _text(name), _text(backend), size, rank, count, tuple(kept), _text(members)
+            found.append(Group(*said))
     return found
 
 
@@ -275,7 +287,7 @@ def waits_since(ledger: bytes | memoryview | mmap.mmap) -> int:
 
 
 def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
-    sequence, state, root, kind, type_, size, enqueued, started, completed, peer, thread, waits_for = (
+    sequence, state, root, kind, type_, size, enqueued, started, completed, peer, thread, waits_for, by = (
         OPERATION.unpack_from(ledger, at)
     )
     return Operation(
@@ -291,6 +303,7 @@ def _operation(ledger: bytes | memoryview | mmap.mmap, at: int) -> Operation:
         _text(waits_for),
         root - 1,
         thread,
+        _text(by),
     )
 
 

@@ -23,7 +23,7 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 9
+VERSION = 10
 """Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
@@ -310,8 +310,9 @@ class Refused(NamedTuple):
 class Exit(NamedTuple):
     """The program has ended, by an exit code or a signal; the agent waits for ``Release``.
 
-    ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own;
-    ``by_signal`` is the signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
+    ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own, unless
+    it had ``finished``: its script had ended before, with this code, at this time.  ``by_signal`` is the
+    signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
     ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
     ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.
     """
@@ -325,6 +326,12 @@ class Exit(NamedTuple):
     unexplained: bool = False
     groups: list[dict[str, Any]] | None = None
     threads: list[dict[str, Any]] | None = None
+    finished: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether the program has ended like this by itself."""
+        return self.finished or not self.by_launcher
 
 
 # ---- launcher → agent

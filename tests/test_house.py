@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervise.record": {"metric_line", "model", "supervise"},
     "supervise.metrics": {"metric_line", "supervise"},
     "supervise.shown": {"metric_line", "supervise"},
-    "supervise.waiting": {"ledger"},
+    "supervise.waiting": {"ledger", "model.cores"},
     "supervise.box": {"rich"},
     "supervise.telemetry_sinks": {"supervise", "config.kinds", "plan"},
     "supervise.tensorboard": {"supervise", "tensorboardX"},
@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ccl": {"ccl", "config.rank_settings", "ledger", "plan.communication", "psutil", "torch"},
     "runtime": {
         "ledger",
+        "model.cores",
         "runtime",
         "config.kinds",
         "config.rank_settings",

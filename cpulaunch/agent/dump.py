@@ -60,7 +60,7 @@ GONE_WITHIN = 0.2
 MAX_FRAMES = 64
 """Frames of a thread that gdb shows."""
 
-NO_PYTHON = "it is no Python program"
+NO_PYTHON = "it is not a Python program"
 
 MAX_TEXT = 1 << 25
 """Bytes that py-spy may say."""

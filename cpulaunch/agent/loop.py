@@ -401,9 +401,10 @@ class Agent:
 
     def _exit(self, running: Running, ended: Ended) -> messages.Exit:
         code, number, at, by_launcher = *ended, self.ended_at, self.by_launcher
+        finished = False
         if self.exiting and (by_launcher or (number is None and code == self.exiting[0])):
             # Its peers see closed connections while it ends.
-            (code, at), number, by_launcher = self.exiting, None, False
+            (code, at), number, finished = self.exiting, None, True
         if number == signal.SIGKILL and not self.killed:
             # It was dying already: its peers see closed connections before we can see its end.
             by_launcher = False
@@ -416,7 +417,7 @@ class Agent:
         groups = self._unfinished() if number and not by_launcher else None
         threads = self.aborting if number == signal.SIGABRT and not by_launcher else None
         return messages.Exit(
-            code, number, at, by_launcher, self.by_signal, note, unexplained, groups, threads
+            code, number, at, by_launcher, self.by_signal, note, unexplained, groups, threads, finished
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +19,15 @@ from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
 _MIN_STORE_INTERVAL = 0.2  # seconds
 _LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
+
+SILENCE = 15.0
+"""Seconds after which a host that says nothing counts as gone: a busy one may delay a thread by seconds."""
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -64,6 +68,7 @@ def create(options: Any, backend_options: Any) -> Any:
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers),
         store_interval=store_interval(size),
+        silence=SILENCE,
         carrier=carrier,
         make_gloo=(
             (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)
@@ -186,8 +191,8 @@ def _host_names(peers: list[Peer]) -> list[str]:
     return names if len({peer.host for peer in peers}) > 1 else []
 
 
-def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
-    """The key that this rank writes, the one that it reads, and the name of the host that writes that.
+def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str, str]:
+    """The key that this rank writes and its address, the key that it reads, and the host that writes that.
 
     The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
     rank asks the store for one key, however many hosts there are.  A key names a process, which writes the
@@ -195,13 +200,18 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str]:
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
-        return "", "", ""
+        return "", "", "", ""
     own = peers[rank].host
     after = hosts[(hosts.index(own) + 1) % len(hosts)]
     ours, theirs = ([r for r, peer in enumerate(peers) if peer.host == host] for host in (own, after))
     keys = [f"cpulaunch-ccl/heartbeat/{peers[r].host}/{peers[r].pid}" for r in (ours[0], theirs[0])]
     name = f"{after.partition(' ')[0]} (rank {', '.join(map(str, theirs))})"
-    return keys[0] if rank == ours[0] else "", keys[1], name
+    if rank != ours[0]:
+        return "", "", keys[1], name
+    address = ""
+    with suppress(HostError):  # oneCCL may do without
+        address = own_address(_state.variables)
+    return keys[0], address, keys[1], name
 
 
 class _State:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cpulaunch import ledger
@@ -12,7 +16,10 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime import ledger_groups, telemetry, tracing
 from cpulaunch.runtime.communication import Communication
 from cpulaunch.runtime.ledger_header import Header
-from cpulaunch.runtime.patches.groups import replace_everywhere
+from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
+
+_OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
+"""Parameters of the function of torch's that makes groups."""
 
 mirrors: list[Any] = []
 """The thread that copies other groups, once there is one."""
@@ -27,6 +34,7 @@ def keep(torch: Any) -> None:
     recorder = telemetry.record(torch, memory) if _is_recorded() else None
     _count_steps(torch, header, recorder)
     _note_meeting(torch, memory)
+    _note_new_groups(torch, memory)
     _watch_groups(torch, header, memory, recorder)
     tracer = tracing.watch(torch, memory)
     if recorder:
@@ -74,19 +82,48 @@ def _note_meeting(torch: Any, memory: Any) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         rank = _number(kwargs.get("rank"), "RANK", 0)
         size = _number(kwargs.get("world_size"), "WORLD_SIZE", 1)
-        is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
-        slot = ledger_groups.free_slot(memory) if is_rank and size > 1 else -1
-        if slot < 0:
+        with _meeting(memory, ledger.MEETING, ledger.Group("", "", size, rank, 1, ())):
             return init(*args, **kwargs)
-        now = time.monotonic_ns()
-        waits = ledger.Operation(0, ledger.STARTED, ledger.MEETING, "", 0, now, now, 0, -1, "")
-        ledger_groups.write(memory, slot, ledger.Group("", "", size, rank, 1, (waits,)))
-        try:
-            return init(*args, **kwargs)
-        finally:
-            ledger_groups.clear(memory, slot)
 
     replace_everywhere(init, init_process_group)
+
+
+def _note_new_groups(torch: Any, memory: Any) -> None:
+    """The same in ``new_group``, and what calls it."""
+    make = getattr(torch.distributed.distributed_c10d, "_new_process_group_helper", None)
+    signature = inspect.signature(make) if make else None
+    if make is None or signature is None or not signature.parameters.keys() >= set(_OF_GROUP):
+        return
+
+    @functools.wraps(make)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        given = arguments_given(signature, args, kwargs) or {}
+        size, rank, ranks, name = (given.get(each) for each in _OF_GROUP)
+        if size is None or rank is None or not ranks or not name:  # not a member, or the group of all ranks
+            return make(*args, **kwargs)
+        members = ledger_groups.members_text(ranks)
+        with _meeting(memory, ledger.NEW_GROUP, ledger.Group(name, "", size, rank, 1, (), members)):
+            return make(*args, **kwargs)
+
+    replace_everywhere(make, make_group)
+
+
+@contextlib.contextmanager
+def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
+    """The group is in the ledger, as one that is being made."""
+    is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
+    # The group itself is to have a place, too.
+    slot = ledger_groups.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
+    if slot < 0:
+        yield
+        return
+    now, thread = time.monotonic_ns(), threading.get_native_id()
+    waits = ledger.Operation(0, ledger.STARTED, kind, "", 0, now, now, 0, -1, "", thread=thread)
+    ledger_groups.write(memory, slot, group._replace(operations=(waits,)))
+    try:
+        yield
+    finally:
+        ledger_groups.clear(memory, slot)
 
 
 def _number(value: Any, variable: str, otherwise: int) -> int:

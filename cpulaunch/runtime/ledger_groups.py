@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from cpulaunch import ledger
+from cpulaunch.model.cores import CoreSet
 
 
-def free_slot(memory: Any) -> int:
-    """A group's place that is free, and empty by now, from the end, as ccl takes the first ones; else -1."""
-    for usable in (ledger.FREE, ledger.CLOSED):
-        for slot in reversed(range(ledger.GROUPS)):
-            at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
-            if ledger.GROUP.unpack_from(memory, at)[0] == usable:
-                clear(memory, slot)
-                return slot
-    return -1
+def free_slot(memory: Any, *, spare: int = 0) -> int:
+    """A group's place that is free, and empty by now, from the end, as ccl takes the first ones; else -1.
+
+    ``spare``: so many others have to be left.
+    """
+    places = [ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES for slot in range(ledger.GROUPS)]
+    states = [ledger.GROUP.unpack_from(memory, at)[0] for at in places]
+    usable = [
+        slot
+        for wanted in (ledger.FREE, ledger.CLOSED)
+        for slot in reversed(range(ledger.GROUPS))
+        if states[slot] == wanted
+    ]
+    if len(usable) <= spare:
+        return -1
+    clear(memory, usable[0])
+    return usable[0]
 
 
 def clear(memory: Any, slot: int) -> None:
@@ -34,14 +45,25 @@ def write(memory: Any, slot: int, group: ledger.Group) -> None:
     others = [each for each in operations if each.state != ledger.STARTED]
     room = ledger.OPERATIONS - len(under_way)
     text = bytearray(ledger.GROUP_BYTES)
-    backend, name = group.backend.encode(), group.name.encode()
-    ledger.GROUP.pack_into(text, 0, ledger.OPEN, backend, name, group.size, group.rank, group.count)
+    backend, name, members = (said.encode() for said in (group.backend, group.name, group.members))
+    numbers = group.size, group.rank, group.count
+    ledger.GROUP.pack_into(text, 0, ledger.OPEN, backend, name, *numbers, members)
     for n, each in enumerate([*under_way, *others[::-1][:room]]):
         at = ledger.GROUP.size + n * ledger.OPERATION.size
-        sequence, state, kind, type_, *numbers, waits_for, root, thread = each
-        fields = kind.encode(), type_.encode(), *numbers, thread, waits_for.encode()
+        sequence, state, kind, type_, *figures, waits_for, root, thread, reduction = each
+        fields = kind.encode(), type_.encode(), *figures, thread, waits_for.encode(), reduction.encode()
         ledger.OPERATION.pack_into(text, at, sequence, state, root + 1, *fields)
     _fill(memory, slot, text)
+
+
+def members_text(ranks: Sequence[int]) -> str:
+    """A group's members as the ledger has them; empty where they have no room, or are in another order."""
+    if list(ranks) != sorted(set(ranks)):
+        return ""
+    steps = {after - before for before, after in pairwise(ranks)}
+    evenly = f"{ranks[0]}-{ranks[-1]}:{steps.pop()}" if len(steps) == 1 else ""
+    texts = (str(CoreSet(ranks)), evenly)
+    return next((text for text in texts if len(text) <= ledger.MEMBERS_BYTES), "")
 
 
 def _fill(memory: Any, slot: int, text: bytes | bytearray) -> None:

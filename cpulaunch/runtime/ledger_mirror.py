@@ -286,7 +286,7 @@ class Mirror(threading.Thread):
                         if root >= 0:
                             group.roots[number] = root
                         at, type_, time_ = group.last_at, types[dtype], now()
-                        fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b""
+                        fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b"", b""
                         pack(self._memory, at, number, started, root + 1, *fields)
                         group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
                         group.thread = thread

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from signal import SIGINT, SIGKILL, SIGTERM
+from typing import Any
 
 from cpulaunch import messages
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE
 from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import EndProcesses, Finish
-from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, signal_name
+from cpulaunch.supervise.outcome import Failure, Outcome, RankOutcome, Stall, signal_name
 from cpulaunch.supervise.processes import SETTLE
 from cpulaunch.supervise.rank import Rank, RankState, attempt_outcome, slow_to_end
 from cpulaunch.supervise.root_cause import Candidate, root_cause
+from cpulaunch.supervise.sides import behind_others
 from cpulaunch.supervise.state import State
 
 
@@ -87,6 +89,11 @@ def _give_up(state: State) -> None:
             state.move(rank, RankState.KILLED_BY_LAUNCHER)
 
 
+def when(state: State, stall: Stall) -> dict[str, Any]:
+    """Seconds after the job's start at which it began, and in which attempt."""
+    return {"at": round(stall.at - state.began, 1), "attempt": state.watching.restarts + 1}
+
+
 def finish(state: State) -> None:
     """No rank is left."""
     if not state.finished:
@@ -117,13 +124,15 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
         if state.sides:
             first = state.sides.noted(first)
+        if first.ranks and not first.disagree:
+            first = behind_others(first, state.ranks, state.sides)
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)
     ended_at = now if state.end_at is None else state.end_at
     waited = (*slow_to_end(state.ranks, state.end_at, state.watching.names), *waited)
     attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
-    stalls = tuple(state.stalls.stalls)
+    stalls = tuple(replace(each, **when(state, each)) for each in state.stalls.stalls)
     told = state.interrupted is not None or bool(first and cause and cause.by_signal)
     return Outcome(
         code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,),
@@ -135,7 +144,7 @@ def _is_over(state: State, failure: Candidate) -> bool:
     """Whether it is a stall of programs that have all ended with exit code 0, or said that they would."""
     mine = [rank for rank in state.ranks if not state.watching.independent or rank.failed is failure]
     return failure.kind == kinds.STALLED and all(
-        rank.exit and rank.exit.code == 0 and not rank.exit.by_launcher for rank in mine
+        rank.exit and rank.exit.code == 0 and rank.exit.own for rank in mine
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -55,6 +56,9 @@ BEFORE_ABORT = re.compile(
 )
 """Where cpulaunch looks before C++ aborts it; a thread of gloo's has no other frames of Python."""
 
+WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/(?:communication|ledger\w*)\.py", .*\n')
+"""A frame of ours around a function of torch's, which the program has called."""
+
 OURS = "cpulaunch/agent/"
 """Where the frames of ours are that run the user's program."""
 
@@ -90,14 +94,18 @@ def failure_report(
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
     name = names.one(failure.rank)
-    title = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name)
-    if failure.disagree:
-        title = f"ranks call different operations, and {title}"
+    title, head = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name), []
     others = "; ".join(_others(outcome, failure.rank, names))
     kept = last_output(failure.rank)
     log = names.log(failure.rank)
+    if failure.disagree:
+        title = f"ranks call different operations, and {title}"
+    elif failure.text:  # it is about others
+        title, head = failure.text, (failure.note or "").splitlines()
+        head += ["", f"{name} on {failure.host} failed then:"]
+        failure = replace(failure, note=None)
     story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
-    return box(title, list(story)) + (f"cpulaunch: {others}\n" if others else "")
+    return box(title, [*head, *story]) + (f"cpulaunch: {others}\n" if others else "")
 
 
 def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
@@ -128,6 +136,8 @@ def _story(
         yield f"at {failure.file}:{failure.line}"
     if failure.note:
         yield from failure.note.splitlines()
+    if failure.advice:
+        yield from failure.advice.splitlines()
     if failure.traceback:
         lines = failure.traceback.rstrip().splitlines()
         if lines[-1] == failure.error:  # the box begins with it
@@ -161,7 +171,7 @@ def _last_words(text: str) -> list[str]:
     if fatal:
         report = OWN_THREAD.sub("", (fatal + after).partition("\n\nExtension modules: ")[0])
         report = BEFORE_ABORT.sub(lambda found: "" if found[2] else found[1], report)
-        lines = report.rstrip().splitlines()
+        lines = WRAPPER.sub("", report).rstrip().splitlines()
         while len(lines) > 1 and OURS in lines[-1]:
             del lines[-1]
         thrown = THROWN.search(before.rstrip())

@@ -13,7 +13,7 @@ from cpulaunch.launchers.command import Command, shell
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts import Ended
-from cpulaunch.supervise.outcome import STALLED, Failure, Outcome, signal_name
+from cpulaunch.supervise.outcome import STALLED, Failure, Outcome, signal_name, with_sides
 from cpulaunch.supervise.output import Console, shown_ranks
 from cpulaunch.supervise.pauses import RESTART
 from cpulaunch.supervise.rank import LONG_WAIT
@@ -120,6 +120,8 @@ def what_happened(outcome: Outcome) -> str:
 
 
 def _failure(failure: Failure) -> str:
+    if failure.text:
+        return with_sides(failure.text, failure.note if failure.disagree else None)
     if failure.rank is None:
         return failure.error or "it failed"
     who = f"rank {failure.rank} on {failure.host}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from signal import SIGKILL, SIGTERM
 
 from cpulaunch import messages, wire
@@ -152,7 +152,7 @@ def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
     rank.tidy = True
     rank.exit = end
-    if end.by_launcher and end.code != 0:
+    if not end.own and end.code != 0:
         state.move(rank, RankState.ENDED_BY_LAUNCHER)
     else:
         state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
@@ -213,7 +213,7 @@ def about_stalls(state: State, actions: Sequence[Action]) -> None:
     state.actions += [action for action in actions if not isinstance(action, ActOnStall)]
     for action in actions:
         if isinstance(action, ReportStall):
-            fields = asdict(action.stall)
+            fields = asdict(replace(action.stall, **ending.when(state, action.stall)))
             first = None if action.explanation.mutual else next(iter(action.stall.ranks), None)
             state.log(first, "stall", {"lasted": fields.pop("seconds"), **fields})
         elif isinstance(action, ActOnStall):
@@ -227,10 +227,12 @@ def _end_stalled(state: State, action: ActOnStall) -> None:
         first,
         None if first is None else stall.host,
         error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
-        file=None if first is None else stall.file,
-        line=None if first is None else stall.line,
+        file=None if explanation.mutual else stall.file,
+        line=None if explanation.mutual else stall.line,
         note="\n".join(explanation.lines) or None,
         disagree=explanation.disagree,
+        ranks=stall.ranks,
+        advice=explanation.advice or None,
     )
     # Where none is to blame, some rank has to keep it.
     rank = state.ranks[first or 0]

@@ -18,6 +18,9 @@ INTERRUPTED, START_FAILED = "interrupted", "start_failed"
 WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which a batch system says that a job's time is up."""
 
+MAX_SIDES = 2
+"""Lines on what ranks have called that are told in one line."""
+
 WITHOUT_A_WORD = "its agent ended without a word"
 """The error of a rank whose agent was killed."""
 
@@ -28,10 +31,13 @@ class Failure:
 
     ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
     was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
-    the cause.  ``rank`` and ``host`` are None where none is to blame.  ``unexplained``: it is an exit code
-    of a Python program that neither an exception nor ``sys.exit`` explains.  ``disagree``: ranks have called
-    different operations, as ``note`` says; of an error, this rank was only the first to find out, and of a
-    stall, fewest have called what it has, if there is a rank at all.
+    the cause, and ``advice`` what to do.  ``rank`` and ``host`` are None where none is to blame.
+    ``unexplained``: it is an exit code of a Python program that neither an exception nor ``sys.exit``
+    explains.
+
+    ``ranks`` are those whom it is about, where these aren't ``rank`` alone, and ``text`` is what has happened
+    then: ranks have called different operations (``disagree``), as ``note`` says, or have left without
+    calling what others waited in.  ``rank`` was only the first to find out.
     """
 
     rank: int | None = None
@@ -45,6 +51,9 @@ class Failure:
     note: str | None = None
     unexplained: bool = False
     disagree: bool = False
+    ranks: tuple[int, ...] = ()
+    text: str | None = None
+    advice: str | None = None
 
     @property
     def summary(self) -> str:
@@ -67,11 +76,12 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Stall:
-    """A time without progress.
+    """A time without progress, ``at`` so many seconds after the job's start, in this ``attempt``, from 1.
 
-    ``ranks`` are those that the others waited for, ``host`` the first one's, which was at ``line`` of
-    ``file``; the others waited in the ``operation`` with this ``sequence`` number.  All of these may be
-    unknown.  ``text`` says it in words, and ``note`` who is where, a line each.
+    ``ranks`` are those that the others waited for, or that have waited for each other, ``host`` the first
+    one's, which was at ``line`` of ``file``; the others waited in the ``operation`` with this ``sequence``
+    number.  All of these may be unknown; where all ranks were at one line, that is there, too.  ``text`` says
+    it in words, ``note`` who is where, a line each, and ``advice`` what becomes of it, or what can be done.
     """
 
     seconds: float
@@ -83,6 +93,9 @@ class Stall:
     line: int | None
     text: str
     note: str = ""
+    advice: str = ""
+    at: float = 0.0
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,13 @@ class Outcome:
     def to_text(self) -> str:
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self), "seconds": round(self.seconds, 3)}
         return json.dumps(document, indent=1) + "\n"
+
+
+def with_sides(text: str, note: str | None) -> str:
+    """``text``, and what ranks have called that disagree, by the ``note``, in one line."""
+    lines = (note or "").splitlines()
+    sides = "; ".join(lines[:MAX_SIDES]) + (f"; {len(lines) - MAX_SIDES} more" if lines[MAX_SIDES:] else "")
+    return f"{text}: {sides}" if sides else text
 
 
 def signal_name(number: int) -> str:

@@ -165,6 +165,11 @@ class Pauses:
         """Whether one is, by what is known now."""
         return now >= self._since() + self.timeout
 
+    @property
+    def since(self) -> float:
+        """Since when nothing has happened, and before the first step, somebody is known to wait."""
+        return since if (since := self._since()) < inf else self.progressed_at
+
     def _since(self) -> float:
         """Since when nothing has happened, and before the first step, somebody has waited, too; or never."""
         if self.begun:

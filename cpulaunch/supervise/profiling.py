@@ -304,7 +304,7 @@ class Profiling:
         number = self._names.number
         ranks = [{**each._asdict(), "rank": number(each.rank)} for each in kept]
         lacking = {number(rank): why for rank, why in missing.items()}
-        order = {"stem": stem, "ranks": ranks, "missing": lacking}
+        order = {"stem": stem, "noun": self._names.noun, "ranks": ranks, "missing": lacking}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", MERGE, cwd=self._directory.place, pass_fds=(self._directory.fd,),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

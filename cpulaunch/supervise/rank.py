@@ -115,7 +115,7 @@ class Rank:
         """How it failed by itself, if it did."""
         if self.failed:
             return self.failed
-        own = self.exit if self.exit and not self.exit.by_launcher else None
+        own = self.exit if self.exit and self.exit.own else None
         if self.raised and not self.raised.by_launcher:
             return self._exception(self.raised, own)
         return self._end(own) if own else None
@@ -132,7 +132,7 @@ class Rank:
             file=raised.file,
             line=raised.line,
             traceback=raised.traceback or None,
-            note=raised.hint or None,
+            advice=raised.hint or None,
         )
         return Candidate(raised.at + self.clock, kinds.ERROR, code, failure)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cpulaunch.metric_line import LARGEST
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-from cpulaunch.supervise.outcome import STALLED, Metric, signal_name
+from cpulaunch.supervise.outcome import STALLED, Metric, signal_name, with_sides
 from cpulaunch.supervise.registry import CONTROL_FILE, is_gone, read_contact
 
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
@@ -183,8 +183,12 @@ def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
     who = f"host {host}" if host else f"no {names.noun}"
     if isinstance(rank, int):
         who = f"{names.one(rank)} on {host}"
+    note = failure.get("note")
+    sides = str(note) if failure.get("disagree") and note else None
     if failure.get("error") and outcome.get("kind") == STALLED:
-        return str(failure["error"])  # which names whom the others wait for
+        return with_sides(str(failure["error"]), sides)  # which names whom the others wait for
+    if failure.get("text"):
+        return with_sides(str(failure["text"]), sides)
     if failure.get("error"):
         return f"{who}: {failure['error']}"
     if isinstance(number, int):

@@ -48,7 +48,8 @@ def root_cause(
     """The earliest failure that isn't another's consequence; where all are, the earliest.
 
     ``succeeded`` are (time, rank) of those that ended with exit code 0: where all failures are consequences,
-    they may be so of an early end.  ``independent``: no failure is another's consequence.
+    they may be so of an early end, and these are the cause's ``ranks``.  ``independent``: no failure is
+    another's consequence.
     """
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:
@@ -63,4 +64,5 @@ def root_cause(
     at, rank = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
     note = f"rank {rank}{others} had exited with code 0, {first.at - at:.1f} s earlier"
-    return first._replace(failure=replace(first.failure, note=note))
+    left = tuple(rank for _, rank in before)
+    return first._replace(failure=replace(first.failure, note=note, ranks=left))

@@ -17,9 +17,11 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.stall_report import Seen, sides, without
+from cpulaunch.supervise.stacks import BACKWARD
+from cpulaunch.supervise.stall_report import Seen, gone, has_left, sides, without
 from cpulaunch.supervise.waiting import waits
-from cpulaunch.supervise.whereabouts import BACKWARD
+
+DISAGREE = "ranks call different operations"
 
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""
@@ -52,7 +54,7 @@ class Sides:
         self.first, self.due = first, now + WITHIN
         self._ranks = ranks
         self._waiting = {r.rank for r in ranks if r.state is RankState.RUNNING and not r.raised}
-        self._dumps: dict[int, Dump] = {}
+        self.dumps: dict[int, Dump] = {}
 
     def ask(self) -> list[Send]:
         """The question to the others."""
@@ -61,7 +63,7 @@ class Sides:
     def dumped(self, rank: Rank, dump: Dump) -> None:
         """An answer to it, or to another one."""
         if dump.request == REQUEST:
-            self._dumps[rank.rank] = dump
+            self.dumps[rank.rank] = dump
             self._waiting.discard(rank.rank)
 
     def over(self, now: float) -> bool:
@@ -76,24 +78,40 @@ class Sides:
         error = failure.error or ""
         if failure.signal != SIGABRT and not may_differ(error):
             return failure
-        seen = [self._seen(rank) for rank in self._ranks]
+        seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
         said = bool(_DIFFER.search(error))
-        if lines := sides(seen, said=said):
-            return replace(failure, note="\n".join(lines), disagree=True)
-        lines = without(seen)
-        note = "\n".join(lines) if lines else failure.note
-        return replace(failure, note=note, disagree=said)
+        lines = sides(seen, said=said)
+        disagree = said or bool(lines)
+        note = "\n".join(lines or without(seen)) or failure.note
+        if not disagree:
+            return replace(failure, note=note)
+        ranks = tuple(sorted(each.rank for each in seen if each.dump and each.dump.groups))
+        return replace(failure, note=note, disagree=True, ranks=ranks, text=DISAGREE)
 
-    def _seen(self, rank: Rank) -> Seen:
-        raised, dump = rank.raised, self._dumps.get(rank.rank)
-        if raised is None:
-            if dump is None and rank.exit:
-                threads = rank.exit.threads
-                program = [{"pid": rank.pid, "threads": threads}] if threads else []
-                dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], program, "")
-            return Seen(rank.rank, rank.host, dump=dump)
-        own = Dump(REQUEST, raised.at, raised.groups, [], "")
-        return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
+
+def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
+    """``failure`` of a rank that its ``ranks`` have left, with what it waited in."""
+    dumps = sides.dumps if sides else {}
+    seen = [
+        Seen(each.rank, each.host, left=each.status)
+        if each.rank in failure.ranks
+        else _seen(each, dumps.get(each.rank))
+        for each in ranks
+    ]
+    text, lines = gone(seen) or (has_left(seen, failure.ranks), [])
+    return replace(failure, text=text, note="\n".join([*lines, *filter(None, [failure.note])]))
+
+
+def _seen(rank: Rank, dump: Dump | None) -> Seen:
+    raised = rank.raised
+    if raised is None:
+        if dump is None and rank.exit:
+            threads = rank.exit.threads
+            program = [{"pid": rank.pid, "threads": threads}] if threads else []
+            dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], program, "")
+        return Seen(rank.rank, rank.host, dump=dump)
+    own = Dump(REQUEST, raised.at, raised.groups, [], "")
+    return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
 
 
 def _place(raised: messages.Failure) -> str:

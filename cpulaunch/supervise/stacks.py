@@ -6,11 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.observer_messages import RankSeen
+
+BACKWARD = "_engine_run_backward"
+"""The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
+
+_SAYS_LITTLE = ("wrapper", "<module>", BACKWARD, "_new_process_group_helper", "_new_group_with_tag")
+"""Functions of packages whose callers are better known."""
 
 MANY_HOSTS = 3
 """Hosts of some ranks that are named."""
@@ -23,6 +30,12 @@ MUCH_THROTTLED = 0.05
 
 Process = dict[str, Any]
 T = TypeVar("T")
+
+_LIBCS_OWN = re.compile(r"^__GI_+")
+"""How libc's functions are called within it."""
+
+MANY_PIDS = 16
+"""Process ids that are shown of ranks with the same stack."""
 
 _OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
 _WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")
@@ -81,7 +94,10 @@ Stack = tuple[Frame, ...]
 
 def stack(thread: Process) -> Stack:
     """A thread's frames, the innermost first, but for those of cpulaunch's own start and the interpreter."""
-    frames = [Frame(str(name), str(file), int(line)) for name, file, line in thread.get("frames", ())]
+    frames = [
+        Frame(_LIBCS_OWN.sub("", str(name)), str(file), int(line))
+        for name, file, line in thread.get("frames", ())
+    ]
     return tuple(
         frame
         for frame in frames
@@ -116,7 +132,7 @@ def _called(inner: Stack) -> str | None:
     """The most telling function of frames within the user's."""
     python = [frame for frame in inner if frame.is_python]
     told = [frame for frame in python if not frame.is_standard and not frame.is_ours]
-    told = [frame for frame in told if frame.short not in ("wrapper", "<module>")] or told
+    told = [frame for frame in told if frame.short not in _SAYS_LITTLE] or told
     if told:
         return told[0].short
     native = [frame for frame in inner if not frame.function.startswith("pybind11::")]
@@ -173,15 +189,21 @@ def report(seen: Sequence[RankSeen]) -> str:
     return "\n".join(_lines(seen)).lstrip("\n") + "\n"
 
 
-def places(seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``."""
+def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyType({})) -> Iterator[str]:
+    """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``.
+
+    ``called`` is what has been called for ranks in their backward pass, which their stacks don't show.
+    """
     programs = [each for each in seen if each.processes]
 
     def where(each: RankSeen) -> str:
         frames = main_stack(program := _program(each))
         if thread := outlives(program):
             return f"{place(stack(thread))}, in its thread {thread['name']}"
-        return place(frames) if frames else f"{program.get('command')}: {program.get('word')}"
+        if not frames:
+            return f"{program.get('command')}: {program.get('word')}"
+        operation = called.get(each.rank) if any(frame.function == BACKWARD for frame in frames) else None
+        return f"{operation} in {place(frames)}" if operation else place(frames)
 
     for found, those in _folded(programs, where):
         yield f"{who(those, seen)} {found}"
@@ -204,9 +226,17 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
         yield ""
         shown_by = {each for every in those if (each := _program(every).get("native_of")) is not None}
         native = f" (frames of C and C++ are those of rank {CoreSet(shown_by)})" if shown_by else ""
-        yield from _program_lines(key, who(those, seen), _program(those[0]), native)
+        title, *frames = _program_lines(key, who(those, seen), _program(those[0]), native)
+        yield from (title, _pids(those), *frames)
         yield from _threads(those, seen)
     yield from _children(programs, seen)
+
+
+def _pids(those: Sequence[RankSeen]) -> str:
+    """Those of the programs, in the order of the ranks."""
+    pids = [str(_program(each).get("pid")) for each in those]
+    more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
+    return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"
 
 
 def _program(each: RankSeen) -> Process:

@@ -11,6 +11,7 @@ from cpulaunch.supervise import stacks
 from cpulaunch.supervise.box import box
 from cpulaunch.supervise.events import ReportStall
 from cpulaunch.supervise.observer_messages import RankSeen
+from cpulaunch.supervise.waiting import waits
 
 MAX_WHERE = 12
 """Lines that say who is where."""
@@ -35,16 +36,28 @@ def title(report: ReportStall) -> str:
 def stacks_text(report: ReportStall, names: Names) -> str:
     """All that was seen."""
     seen = stacks.report(_seen(report, names))
-    return "\n".join([title(report), *report.explanation.lines, "", seen])
+    return "\n".join([title(report), *_story(report), "", seen])
+
+
+def _story(report: ReportStall) -> list[str]:
+    found = report.explanation
+    return [*found.lines, *([found.advice] if found.advice else [])]
 
 
 def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
-    yield from report.explanation.lines
-    where = list(stacks.places(_seen(report, names)))
+    yield from _story(report)
+    where = list(stacks.places(_seen(report, names), dict(_called(report, names))))
     yield from ("", "Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
     yield from ("", f"stacks: {_shown(kept)}")
+
+
+def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
+    """What the ranks wait in, by their ledgers."""
+    groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
+    for wait in waits(groups, len(report.seen)):
+        yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
 
 
 def _shown(kept: Path) -> Path:

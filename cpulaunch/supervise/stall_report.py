@@ -32,7 +32,7 @@ class Seen:
 
     ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
     was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
-    program has said that it ends.
+    program has said that it ends.  ``collectives``: it has completed so many.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class Seen:
     raised_at: str = ""
     now: float | None = None
     leaving: bool = False
+    collectives: int = 0
 
     @property
     def program(self) -> Process | None:
@@ -74,7 +75,7 @@ class Explanation:
 
     ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
     ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
-    that none of them is to blame more than the others.
+    that none of them is to blame more than the others.  ``advice``: what becomes of it, or what can be done.
     """
 
     headline: str
@@ -86,6 +87,7 @@ class Explanation:
     disagree: bool = False
     certain: bool = False
     mutual: bool = False
+    advice: str = ""
 
 
 def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
@@ -126,6 +128,26 @@ def without(seen: Sequence[Seen]) -> list[str]:
     return []
 
 
+def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
+    """Who has left without calling what others have failed in, and those; None where it isn't known."""
+    groups = {each.rank: each.dump.groups for each in seen if each.dump}
+    found = waits(groups, len(seen), failed=True)
+    case = _Case(seen, found)
+    for wait in found:
+        if left := sorted(rank for rank in wait.absent if case.seen[rank].left):
+            operation = what(wait, wait.waiting[0], short=True)
+            return has_left(seen, left, operation), [case.side(wait, wait.waiting)]
+    return None
+
+
+def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") -> str:
+    """The headline where ``ranks`` have, without calling the ``operation``."""
+    how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
+    who = _Case(seen, ()).named(ranks)
+    without = f" without calling {operation}" if operation else ""
+    return f"{who} {_have(ranks)} left ({shortened(list(how))}){without}"
+
+
 class _Case:
     def __init__(
         self, seen: Sequence[Seen], found: Sequence[Wait], paused: float = 0.0, names: Names = RANKS
@@ -139,14 +161,18 @@ class _Case:
         rules = (
             self._disagreement,
             self._missing,
+            self._unmet,
             self._crossed,
             self._silent,
             self._incomplete,
         )
         found = next((found for rule in rules if (found := rule())), None) or self._nobody()
-        if found.place or not found.ranks:
+        if found.place:
             return found
-        return replace(found, place=self.seen[found.ranks[0]].place)
+        if found.ranks:
+            return replace(found, place=self.seen[found.ranks[0]].place)
+        places = {each.place for each in self.seen.values() if not each.left}
+        return replace(found, place=places.pop() if len(places) == 1 else None)
 
     # ---- the causes
 
@@ -154,12 +180,10 @@ class _Case:
         """Different operations, types or sizes have the same number."""
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
-                (_, most), (_, fewest) = next(iter(kinds.items())), list(kinds.items())[-1]
-                ranks = fewest if len(fewest) < len(most) else ()
                 lines = [self.side(wait, theirs) for theirs in kinds.values()]
                 headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
-                found = self._of(wait, headline, lines, ranks)
-                return replace(found, disagree=True, certain=True)
+                found = self._of(wait, headline, lines, sorted(wait.operations))
+                return replace(found, disagree=True, certain=True, mutual=True)
         return None
 
     def _missing(self) -> Explanation | None:
@@ -167,8 +191,7 @@ class _Case:
         waiting = {rank for wait in self.waits for rank in wait.waiting}
         candidates = []
         for wait in self.waits:
-            absent = {*wait.missing, *(wait.ranks[n] for n in wait.unknown if n in wait.ranks)}
-            if free := sorted(absent - waiting):
+            if free := sorted(wait.absent - waiting):
                 candidates.append((wait, free))
         if not candidates:
             return None
@@ -186,8 +209,7 @@ class _Case:
         """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
         name = what(wait, wait.waiting[0], short=True)
         if left:
-            how = self.seen[left[0]].left
-            return f"{self.named(left)} {_have(left)} left ({how}) without calling {name}"
+            return has_left(list(self.seen.values()), left, name)
         if all(self.seen[rank].dump is None for rank in free):
             return f"{self.named(free)} can't be seen; the others wait in {name}"
         if wait.message:
@@ -200,6 +222,23 @@ class _Case:
             who = f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
             return f"{who} in {name}, which {counted(len(free), 'rank')} {_have(free)} not called"
         return f"{self.named(free)} {_have(free)} not called {name}"
+
+    def _unmet(self) -> Explanation | None:
+        """Ranks make a group, and others, which would have to come, wait elsewhere."""
+        for wait in self.waits:
+            elsewhere = [other for other in self.waits if wait.absent & set(other.waiting)]
+            if not (wait.meets and elsewhere):
+                continue
+            those = {id(each): sorted(wait.absent & set(each.waiting)) for each in elsewhere}
+            most = max(elsewhere, key=lambda each: len(those[id(each)]))
+            name, other = (what(each, each.waiting[0], short=True) for each in (wait, most))
+            who = f"{self.named(wait.waiting)} {_wait(wait.waiting)} in {name}"
+            headline = f"{who}, {self.named(those[id(most)])} in {other}"
+            lines = [self._waiters(wait, ()), *(self._of_these(each, those[id(each)]) for each in elsewhere)]
+            found = self._of(wait, headline, lines, sorted({*wait.waiting, *wait.absent}))
+            certain = not any(self.seen[rank].runs for rank in wait.absent)
+            return replace(found, certain=certain, mutual=True)
+        return None
 
     def _crossed(self) -> Explanation | None:
         """Ranks wait for each other in different groups."""
@@ -225,8 +264,8 @@ class _Case:
         """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
         edges: dict[int, tuple[Wait, int]] = {}
         for wait in self.waits:
-            for rank in wait.waiting if wait.missing else ():
-                edges.setdefault(rank, (wait, wait.missing[0]))
+            for rank in wait.waiting if wait.absent else ():
+                edges.setdefault(rank, (wait, min(wait.absent)))
         for start in sorted(edges):
             path: dict[int, tuple[Wait, int]] = {}
             rank = start
@@ -254,7 +293,7 @@ class _Case:
 
     def _incomplete(self) -> Explanation | None:
         """All have called an operation, and it doesn't complete."""
-        wait = next((w for w in self.waits if not w.missing), None)
+        wait = next((w for w in self.waits if not w.absent), None)
         if wait is None:
             return None
         name = what(wait, wait.waiting[0], short=True)
@@ -323,10 +362,16 @@ class _Case:
         else:
             who = f"the {noun}s wait" if len(running) > 1 else f"{self.named(running)} waits"
             headline = f"what {who} for isn't known"
-        lines = [] if has_ledger or self.names.noun == INSTANCE else [_NO_LEDGER]
+        lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
         lines += [line for theirs in places.values() for line in self.situations(theirs[:1])]
         lines += self.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks)
+
+    def _why_no_groups(self) -> str:
+        done = max(each.collectives for each in self.seen.values())
+        if not done:
+            return _NO_LEDGER
+        return f"no rank is in a process group any more, after {counted(done, 'collective')}"
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
         """Those that have a dead lock of their own."""
@@ -378,8 +423,13 @@ class _Case:
     def _waiters(self, wait: Wait, missing: Sequence[int]) -> str:
         others = [rank for rank in self.seen if rank not in missing]
         who = "all others wait" if list(wait.waiting) == others and missing and len(others) > 1 else None
-        who = who or f"{self.named(wait.waiting)} {_wait(wait.waiting)}"
+        if who is None:
+            return self._of_these(wait, wait.waiting)
         return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait, wait.waiting)}"
+
+    def _of_these(self, wait: Wait, ranks: Sequence[int]) -> str:
+        """What these ranks wait in, and where."""
+        return f"{self.named(ranks)} {_wait(ranks)} in {what(wait, ranks[0])}{self.at(wait, ranks)}"
 
     def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
@@ -448,8 +498,10 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
     """A rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
     op = wait.operations[rank]
     if wait.meets:
-        return op.kind
-    name = f"{op.kind} #{op.sequence}"
+        members = CoreSet(wait.ranks.values()) if wait.group.members and not short else ()
+        return op.kind + (f" of ranks {members}" if members else "")
+    by = f" ({op.reduction})" if wait.reductions_differ and op.reduction else ""
+    name = f"{op.kind}{by} #{op.sequence}"
     if wait.message:
         peer = wait.ranks.get(op.peer)
         whom = f"number {op.peer} of the group" if peer is None else f"rank {peer}"
@@ -457,7 +509,8 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
     if short:
         return name
     if wait.roots_differ and op.root >= 0:
-        name += f" {'to' if op.kind == 'reduce' else 'from'} rank {wait.ranks.get(op.root, op.root)}"
+        way = "to" if op.kind in ("reduce", "gather") else "from"
+        name += f" {way} rank {wait.ranks.get(op.root, op.root)}"
     return f"{name} of group {wait.group.name}" + (f", {_size(op.bytes)} {op.type}" if op.bytes else "")
 
 
@@ -477,7 +530,7 @@ def _why_unseen(seen: Seen) -> str:
     return "its main thread runs no Python" if said else seen.dump.error or "it has no stack"
 
 
-def _have(ranks: Sequence[int]) -> str:
+def _have(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 

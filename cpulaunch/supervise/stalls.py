@@ -16,7 +16,7 @@ from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.dumps import Answers
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
-from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.outcome import Stall, with_sides
 from cpulaunch.supervise.pauses import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.second_look import SecondLook, computes
@@ -135,7 +135,9 @@ class Stalls:
         """What is known of a stall that was reported and lasts; empty where none does."""
         if self._phase is not Phase.STALLED:
             return ""
-        return f"no progress for {now - self._pauses.progressed_at:.0f} s: {self.stalls[-1].text}"
+        stall, explained = self.stalls[-1], self._explained
+        text = f"no progress for {now - self._pauses.since:.0f} s: {stall.text}"
+        return with_sides(text, stall.note) if explained and explained.disagree else text
 
     # ---- what is due
 
@@ -193,7 +195,7 @@ class Stalls:
             suspects, native = list(self._ranks), False  # whether they compute is all that is asked
         suspects = [rank for rank in suspects if self._ranks[rank].state is RankState.RUNNING]
         due = self._pauses.due + DUE
-        if not suspects or due < now + MIN_NATIVE / 2:
+        if not suspects or found.disagree or due < now + MIN_NATIVE / 2:
             return self._report(now)
         self._phase, self._first, self._suspects = Phase.LOOKING_CLOSER, dict(self._dumps), suspects
         return self._send(suspects, self._ask_dump(native=native), due)
@@ -204,7 +206,7 @@ class Stalls:
         return AskDump(self._expected, native)
 
     def _report(self, now: float) -> list[Action]:
-        paused = round(now - self._pauses.progressed_at, 1)
+        paused = round(now - self._pauses.since, 1)
         seen = self._seen(now)
         explanation = explain(seen, paused, self._names)
         if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
@@ -235,7 +237,7 @@ class Stalls:
         self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
     ) -> list[Action]:
         self._phase = Phase.STALLED
-        self._explained, stall = explanation, self._stall(explanation, paused)
+        self._explained, stall = explanation, self._stall(explanation, paused, self._pauses.since)
         self.stalls.append(stall)
         report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._pauses.begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
@@ -256,7 +258,7 @@ class Stalls:
         else:
             line = f"{self._who} is left alone: --stall-action {action} begins with the first step"
             line += " by --stall-timeout auto"
-        return replace(explanation, lines=(*explanation.lines, line))
+        return replace(explanation, advice=line)
 
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
         """Who is waited for by now, and whether they do anything."""
@@ -265,7 +267,7 @@ class Stalls:
         all_answered = second.has_heard(self._running())
         if now < self._until and not all_answered:
             return []
-        before, paused = self._explained, round(now - self._pauses.progressed_at, 1)
+        before, paused = self._explained, round(now - self._pauses.since, 1)
         assert before
         found, seen = before, []
         if all_answered:
@@ -312,7 +314,7 @@ class Stalls:
 
     def _renew(self, found: Explanation, now: float) -> list[Action]:
         """Others are waited for than those that were reported, or nobody is any more."""
-        lasted = round(now - self._pauses.progressed_at, 1)
+        lasted = round(now - self._pauses.since, 1)
         self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
         actions = self._report(now)
         if found.operation is None:
@@ -324,13 +326,13 @@ class Stalls:
         return [Send(rank, message) for rank in ranks]
 
     def _progress(self, at: float, now: float) -> list[Action]:
-        stalled_since = self._pauses.progressed_at
+        stalled_since, waited_since = self._pauses.progressed_at, self._pauses.since
         self._pauses.progress(at)
         if self._phase is Phase.WATCHING or at <= stalled_since + MOMENT:
             return []
         if self._phase is not Phase.STALLED:
             return self._watch() if not self._pauses.is_due(now) else []
-        lasted = at - stalled_since
+        lasted = at - waited_since
         self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
         self._watch()
         return [Tell(f"{self._who} continues, after {lasted:.0f} s without progress")]
@@ -346,11 +348,13 @@ class Stalls:
                 self._dumps.get(rank.rank),
                 now=now - rank.clock,
                 leaving=self._pauses.leaves(rank.rank),
+                collectives=rank.beat.collectives if rank.beat else 0,
             )
             for rank in self._ranks.values()
         ]
 
-    def _stall(self, explanation: Explanation, seconds: float) -> Stall:
+    def _stall(self, explanation: Explanation, seconds: float, since: float) -> Stall:
+        """As the job's state machine has it: ``since`` is on its clock."""
         first = explanation.ranks[0] if explanation.ranks else None
         place = explanation.place
         return Stall(
@@ -363,6 +367,8 @@ class Stalls:
             line=place and place.line,
             text=explanation.headline,
             note="\n".join(explanation.lines),
+            advice=explanation.advice,
+            at=since,
         )
 
     # ---- stragglers

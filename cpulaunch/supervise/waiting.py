@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, MEETING, STARTED, Group, Operation
+from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, MEETINGS, STARTED, Group, Operation
+from cpulaunch.model.cores import CoreSet
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 """Collectives that take as many bytes from each rank."""
@@ -42,6 +43,11 @@ class Member(NamedTuple):
         done = (op for op in self.collectives if op.state == COMPLETED)
         return max(done, key=lambda op: op.sequence, default=None)
 
+    @property
+    def made(self) -> bool:
+        """Whether the group is there, and not just being made."""
+        return bool(self.group.backend)
+
     def has_completed(self, sequence: int) -> bool:
         """Whether it is known to have completed the collective with this number, be it long ago."""
         op = self.record(sequence)
@@ -74,20 +80,31 @@ class Wait(NamedTuple):
     @property
     def meets(self) -> bool:
         """Whether it is no collective: the ranks make their group."""
-        return self.operation.kind == MEETING
+        return self.operation.kind in MEETINGS
+
+    @property
+    def absent(self) -> set[int]:
+        """The ranks that are not known to have called it, or anything else in the group."""
+        return {*self.missing, *(self.ranks[number] for number in self.unknown if number in self.ranks)}
 
     @property
     def roots_differ(self) -> bool:
         """Whether ranks are known to have called it with different roots."""
         return len({op.root for op in self.operations.values()} - {-1}) > 1
 
-    def kinds(self) -> dict[tuple[str, str, int, int], list[int]]:
-        """The ranks by kind, type, bytes and root of what they have called, those of most ranks first."""
-        found: dict[tuple[str, str, int, int], list[int]] = {}
+    @property
+    def reductions_differ(self) -> bool:
+        """Whether ranks are known to reduce in different ways."""
+        return len({op.reduction for op in self.operations.values()} - {""}) > 1
+
+    def kinds(self) -> dict[tuple[str, str, int, int, str], list[int]]:
+        """The ranks by kind, type, bytes, root and reduction of what they call, those of most first."""
+        found: dict[tuple[str, str, int, int, str], list[int]] = {}
         for rank, op in sorted(self.operations.items()):
             size = op.bytes if op.kind in _SAME_SIZE else -1
             root = op.root if self.roots_differ else -1
-            found.setdefault((op.kind, op.type, size, root), []).append(rank)
+            by = op.reduction if self.reductions_differ else ""
+            found.setdefault((op.kind, op.type, size, root, by), []).append(rank)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -117,30 +134,40 @@ def waits(
     """
     states = (ENQUEUED, STARTED, FAILED) if failed else (ENQUEUED, STARTED)
     found: list[Wait] = []
-    for members in _by_group(groups):
+    by_group = list(_by_group(groups))
+    made = {(member.rank, member.group.name) for members in by_group for member in members if member.made}
+    for members in by_group:
         names = {member.group.rank: member.rank for member in members}
         size = members[0].group.size
-        if size == world_size:
+        if said := members[0].group.members:
+            names = dict(enumerate(CoreSet.parse(said)))
+        elif size == world_size:
             names = {number: names.get(number, number) for number in range(size)}
-        found += _collective(members, names, states)
+        # Who has made the group by now is not missed where others still do.
+        there = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
+        found += _collective(members, names, states, there)
         found += _messages(members, names)
     return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
 
 
 def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[list[Member]]:
-    found: dict[tuple[str, str, int], list[Member]] = {}
+    found: dict[tuple[str, str, int, str], list[Member]] = {}
     for rank, theirs in sorted(groups.items()):
         for document in theirs:
             operations = tuple(Operation(**op) for op in document["operations"])
             group = Group(**{**document, "operations": operations})
-            found.setdefault((group.name, group.backend, group.size), []).append(Member(rank, group))
+            key = group.name, group.backend, group.size, group.members
+            found.setdefault(key, []).append(Member(rank, group))
     for members in found.values():
         again = Counter(member.group.rank for member in members)
         if max(again.values()) == 1:  # else several groups have this name
             yield members
 
 
-def _collective(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
+def _collective(
+    members: list[Member], names: Mapping[int, int], states: tuple[int, ...], there: Collection[int]
+) -> Iterator[Wait]:
+    """``there``: numbers in the group of those who are known to have made it."""
     open_ones = {member.rank: [op for op in member.collectives if op.state in states] for member in members}
     sequences = [op.sequence for ops in open_ones.values() for op in ops]
     if not sequences:
@@ -149,7 +176,7 @@ def _collective(members: list[Member], names: Mapping[int, int], states: tuple[i
     called = {member.rank: op for member in members if (op := member.record(sequence))}
     waiting = [rank for rank, ops in open_ones.items() if any(op.sequence == sequence for op in ops)]
     missing = [member.rank for member in members if member.reached < sequence]
-    known = {member.group.rank for member in members}
+    known = {member.group.rank for member in members} | set(there if members[0].group.members else ())
     unknown = [number for number in range(members[0].group.size) if number not in known]
     yield Wait(
         members[0].group,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from cpulaunch.supervise.stacks import Frame, Process, Stack, main_stack, outlives, stack, states
+from cpulaunch.supervise.stacks import BACKWARD, Frame, Process, Stack, main_stack, outlives, stack, states
 
 _DATA_LOADER = "torch/utils/data/dataloader.py"
 _LOADS = ("_next_data", "_get_data", "_try_get_data")
 """Functions of torch's DataLoader that wait for its workers."""
-
-BACKWARD = "_engine_run_backward"
-"""The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
 
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
 """What a DataLoader's worker runs, and where it waits for the next sample to load."""
@@ -20,7 +17,7 @@ _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.p
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """What the names of functions have in common that wait for a lock."""
 
-NO_PYTHON = "it is no Python program"
+NO_PYTHON = "it is not a Python program"
 """How an agent ends why it has no stack of such a one."""
 
 MAX_COMMAND = 60

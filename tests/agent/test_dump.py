@@ -314,7 +314,7 @@ def test_a_program_without_python(tmp_path: Path) -> None:
         shell, sleep = dump(played)
     assert (shell["state"], sleep["command"]) == ("S", "sleep 1000")
     assert sleep["wchan"]
-    assert "it is no Python program" in shell["stacks"] or "not installed" in shell["stacks"]
+    assert "it is not a Python program" in shell["stacks"] or "not installed" in shell["stacks"]
 
 
 @needs_py_spy

@@ -111,7 +111,7 @@ def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Pa
         launcher.wait_for_output("leaving")  # which it has reported before
         launcher.say(messages.End(signal.SIGTERM, 30.0))
         end = launcher.next(messages.Exit)
-        assert (end.code, end.signal, end.by_launcher) == (3, None, False)
+        assert (end.code, end.signal, end.by_launcher, end.finished) == (3, None, True, True)
 
 
 def test_a_program_that_somebody_else_has_killed_is_no_end_by_the_launcher(tmp_path: Path) -> None:

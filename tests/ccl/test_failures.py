@@ -87,9 +87,7 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
 @pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""
-    said = (
-        "rank {} of the group calls all_reduce (sum) of {} bytes of float32, this rank all_reduce (sum) of {}"
-    )
+    said = "rank {} of the group calls all_reduce (sum) of {} bytes float32, this rank all_reduce (sum) of {}"
     differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
     results = run_script(2, script(*differing, seconds=10))
     for result in results:
@@ -98,6 +96,10 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
             said.format(1, 800_000, 400_000) in result.stderr
             or said.format(0, 400_000, 800_000) in result.stderr
         )
+        error = result.stderr[result.stderr.rindex(" s: all_reduce") :]
+        assert [error.count(f"rank {rank} of the group calls") for rank in (0, 1)] in ([0, 1], [1, 0]), error
+        assert " calls all_reduce of " not in error
+        assert error.count("of group '0', rank") == 1, error
 
 
 def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:

@@ -120,6 +120,68 @@ def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
         assert (rank.returncode, rank.stderr) == (0, "")
 
 
+STOPPED = """
+import os, signal, threading, time, torch, torch.distributed as dist
+from cpulaunch.ccl import create, meeting
+create.SILENCE = 5.0
+continued = []
+signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
+if {apart}:
+    meeting._host = lambda: "host " + os.environ["RANK"]
+dist.init_process_group("ccl")
+pids = [None] * dist.get_world_size()
+dist.all_gather_object(pids, os.getpid())
+x = torch.ones(1000)
+dist.all_reduce(x)
+
+def later(seconds, *what):
+    threading.Timer(seconds, os.kill, what).start()
+
+if dist.get_rank() == 1 - {stopped}:
+    if {apart}:  # the first heartbeat says how to ask for it
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        store.wait([f"cpulaunch-ccl/heartbeat/host {stopped}/{{pids[{stopped}]}}"])
+    {stop}
+while dist.get_rank() != 1 - {stopped} and not continued:
+    time.sleep(0.05)
+dist.all_reduce(x)
+print(x[0].item())
+"""
+SUSPENSION = 9
+"""Seconds: the silence, the grace period after it, and two more."""
+
+
+@pytest.mark.parametrize(
+    ("stopped", "apart", "transport"),
+    [
+        (0, True, "auto"),
+        (1, True, "auto"),
+        repeat(0, False, "auto"),
+        repeat(1, False, "auto"),
+        repeat(0, True, "ofi"),
+        (1, True, "ofi"),
+    ],
+)
+def test_a_rank_that_is_stopped_for_long_is_not_gone(
+    stopped: int, apart: bool, transport: str, built: object
+) -> None:
+    """Rank 0 has the store; the other one writes heartbeats there, if it is the first of its host."""
+    pid = f"pids[{stopped}]"
+    stop = f"os.kill({pid}, signal.SIGSTOP); later({SUSPENSION}, {pid}, signal.SIGCONT)"
+    script = STOPPED.format(apart=apart, stopped=stopped, stop=stop)
+    for rank in run_script(2, script, CPULAUNCH_RANK_CCL_TRANSPORT=transport):
+        assert (rank.returncode, rank.stdout, rank.stderr) == (0, "4.0\n", "")
+
+
+def test_a_killed_peer_is_noticed_while_the_store_is_stopped(built: object) -> None:
+    stop = "os.kill(pids[0], signal.SIGSTOP); later(2, pids[2], 9); later(6, pids[0], 9)"
+    script = STOPPED.format(apart=False, stopped=0, stop=stop)
+    _, survivor, _ = run_script(3, script)
+    assert "rank 2 of this group, on this host, has ended" in survivor.stderr
+
+
 RELEASED = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("ccl")

@@ -52,11 +52,12 @@ else:
 @pytest.mark.usefixtures("built")
 def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
     first, second = run_script(2, COMPLETION_FAILS)
-    reason = "all_reduce (sequence number 0, float32[1000]) of group '0', rank 0 of 2 could not be completed: a view"
+    call, why = "all_reduce (sequence number 0, float32[1000])", "could not be completed: a view"
+    reason = f"{call} of group '0', rank 0 of 2 {why}"
     assert first.returncode == 0, first.stderr
     future, waited, used = first.stdout.splitlines()
     assert future.startswith(reason)
     assert waited.startswith(reason)
     assert "cannot be used any more" in used
     assert second.returncode == 0, second.stderr
-    assert f"cannot complete: rank 0 failed: {reason}" in second.stdout
+    assert f"cannot complete: rank 0 failed: {call} {why}" in second.stdout

@@ -75,6 +75,8 @@ leave("no error")
 WAIT = """\
 import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
+from cpulaunch.ccl import create
+create.SILENCE = float(os.environ.get("SILENCE", create.SILENCE))
 dist.init_process_group("ccl", timeout=timedelta(seconds=120))
 x = torch.ones(1000)
 dist.all_reduce(x)
@@ -121,8 +123,24 @@ else:
 dist.all_reduce(x)
 print("went on", flush=True)
 """
+STOPPED = """\
+import sys, torch, torch.distributed as dist
+from cpulaunch.ccl import create
+create.SILENCE = 5.0
+dist.init_process_group("ccl")
+x = torch.ones(1000)
+dist.all_reduce(x)
+print("up", flush=True)
+sys.stdin.readline()
+dist.all_reduce(x)
+dist.all_reduce(x)
+print("went on", x[0].item())
+"""
 OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
 """For ranks that have oneCCL between the hosts."""
+
+LONG = 9.0
+"""Seconds, more than a silence of 5 and the grace period after it."""
 
 SUSPENSION = 18.0
 """Seconds, more than the 15 after which a silent host counts as lost, and than the operation's timeout."""
@@ -206,12 +224,12 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     ("layout", "odd_call", "call", "named"),
     [
         ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
-         ("all_reduce (sum) of 8000 bytes of float32", "all_reduce (sum) of 4000 bytes of float32")),
+         ("all_reduce (sum) of 8000 bytes float32", "all_reduce (sum) of 4000 bytes float32")),
         ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
-         ("all_reduce (sum) of 4000 bytes of float32", "all_gather of 8000 bytes")),
+         ("all_reduce (sum) of 4000 bytes float32", "all_gather of 8000 bytes")),
         repeat("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
-         ("all_reduce (average) of 4000 bytes of float32, sent between hosts as bfloat16", "all_reduce (sum)")),
+         ("all_reduce (average) of 4000 bytes float32, sent between hosts as bfloat16", "all_reduce (sum)")),
         ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
     ids=["size", "operation", "reduction", "wire", "root"],
@@ -347,3 +365,40 @@ def test_a_job_that_was_suspended_goes_on(cluster: Cluster) -> None:
             cluster.signal(process, signal.SIGCONT)
         said = [process.communicate("go on\n", timeout=60) for process in reversed(processes)]
     assert [out for out, _ in said] == ["went on\n"] * len(hosts), said
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_job_of_which_one_rank_was_stopped_goes_on(stopped: int, cluster: Cluster) -> None:
+    """By a debugger, say: rank 0 has the store, and each is the first rank of its host."""
+    argv = [sys.executable, "-c", STOPPED]
+    with started_ranks(cluster, hosts_of("4x1"), argv, limit=90, stdin=subprocess.PIPE) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        cluster.signal(processes[stopped], signal.SIGSTOP)
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+        time.sleep(LONG)
+        cluster.signal(processes[stopped], signal.SIGCONT)
+        said = [process.communicate(timeout=30) for process in processes]
+    assert [out for out, _ in said] == ["went on 64.0\n"] * 4, said
+
+
+@pytest.mark.parametrize(
+    ("stopped", "variables"),
+    [(0, {}), (2, {}), repeat(2, OVER_ONECCL)],
+    ids=["the one with the store", "", "oneccl"],
+)
+def test_the_host_of_a_stopped_rank_is_gone_once_it_falls_off_the_network(
+    stopped: int, variables: dict[str, str], cluster: Cluster
+) -> None:
+    with ranks(cluster, ["node0", "node1", "node2"], idle=stopped, SILENCE="5", **variables) as processes:
+        cluster.signal(processes[stopped], signal.SIGSTOP)
+        time.sleep(LONG)
+        others = [process for rank, process in enumerate(processes) if rank != stopped]
+        assert [process.poll() for process in others] == [None, None]
+        with cluster.cut(f"node{stopped}"):
+            said = [process.communicate(timeout=60)[0] for process in others]
+    assert all("the group's store" in text or "has given no sign of life" in text for text in said), said

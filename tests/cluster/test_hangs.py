@@ -136,7 +136,7 @@ def test_operations_that_differ_are_shown_with_their_hosts(
 
 
 ALL_REDUCE = """
-import time, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
 ones = torch.ones(1_000_000)
 number = 0
@@ -144,6 +144,8 @@ while True:
     dist.all_reduce(ones)
     if (number := number + 1) == 20 and dist.get_rank() == 0:
         print("up", flush=True)
+        while not os.path.exists("cut"):
+            time.sleep(0.01)
     time.sleep(0.01)
 """
 
@@ -162,6 +164,7 @@ def test_a_network_that_is_cut_between_two_hosts_is_named_by_them(
         assert process.stdout
         assert process.stdout.readline() == "[0] up\n"
         with cluster.parted("node1", "node3"):
+            (tmp_path / "cut").touch()
             _, errors = process.communicate()
     stall(tmp_path)
     title, _ = box(errors)

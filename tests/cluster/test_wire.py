@@ -80,6 +80,39 @@ dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
+# Rank 0 broadcasts while rank 1 does something else; what waits in rank 0's kernel then.  SIOCOUTQNSD counts that.
+WAIT = """\
+import fcntl, json, os, stat, struct, torch, torch.distributed as dist
+from support.wire import Meeting
+dist.init_process_group("ccl")
+meeting, data = Meeting(), torch.zeros(16 << 20)
+
+def unsent(fd):
+    try:
+        return struct.unpack("i", fcntl.ioctl(fd, 0x894B, b"    "))[0]
+    except OSError:  # no connection
+        return 0
+
+def most():
+    return max(unsent(int(fd)) for fd in os.listdir("/proc/self/fd"))
+
+for _ in range(3):  # the kernel's buffers grow meanwhile
+    dist.broadcast(data, 0)
+waiting = []
+if dist.get_rank() == 0:
+    work = dist.broadcast(data, 0, async_op=True)
+    while len(waiting) < 100 or waiting[-1] == 0 or waiting[-1] != waiting[-100]:
+        waiting.append(most())
+    meeting.exchange()
+    work.wait()
+else:
+    meeting.exchange()
+    dist.broadcast(data, 0)
+print(json.dumps(waiting[-1:]))
+dist.barrier()  # the store that others still read from ends with rank 0
+dist.destroy_process_group()
+"""
+
 
 def check(
     cluster: Cluster,
@@ -126,3 +159,9 @@ def test_so_does_what_other_collectives_move(cluster: Cluster, layout: str, over
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])
 def test_a_compressed_sum_sends_half_of_that(cluster: Cluster, layout: str) -> None:
     check(cluster, layout, {"compressed": least_wire("all_reduce", hosts_of(layout)) / 2})
+
+
+def test_little_waits_in_the_kernel_of_the_sender(cluster: Cluster) -> None:
+    with started_ranks(cluster, hosts_of("2x1"), [sys.executable, "-c", WAIT], limit=60) as processes:
+        [[waiting], _] = answers(processes)
+    assert 0 < waiting <= 512 << 10

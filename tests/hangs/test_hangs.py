@@ -116,6 +116,21 @@ def test_ccl_itself_finds_operations_that_differ(
     assert case == "other_size" or "\n".join(sides) in docs
 
 
+@pytest.mark.parametrize(("case", "first", "second"), [
+    ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
+    ("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
+])  # fmt: skip
+def test_ccls_reductions_and_roots_are_shown_where_they_differ(
+    case: str, first: str, second: str, hang: Hang, tmp_path: Path
+) -> None:
+    hang(case, "--stall-timeout", "30")
+    failure = outcome(tmp_path)["first_failure"]
+    called = [
+        line.partition(" of group 0, 4 kB float32, at train.py:")[0] for line in failure["note"].splitlines()
+    ]
+    assert called == [f"rank 0 on localhost: {first}", f"rank 1 on localhost: {second}"]
+
+
 def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: Path) -> None:
     """It aborts one of the ranks, which is not to blame for it; the other one's connection is gone."""
     done = hang("other_size", "--stall-timeout", "30", backend="gloo")
@@ -162,7 +177,8 @@ def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: P
     assert lines[0] == f"rank 0 on localhost: all_reduce #8 of group 0, 400 kB float32, at {at}"
     assert lines[1].startswith("rank 1 on localhost: broadcast #8 of group 0, 4 kB float32, at train.py:")
     first = outcome(tmp_path)["first_failure"]
-    assert (first["rank"], first["host"], first["disagree"], found["ranks"]) == (None, None, True, [])
+    assert (first["rank"], first["host"], first["disagree"]) == (None, None, True)
+    assert first["ranks"] == found["ranks"] == [0, 1]
     assert first["note"].splitlines() == lines[:2]
 
 
@@ -204,6 +220,65 @@ def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_
         assert f"train.py:{line_of(text)} crossed" in "\n".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("backend", "case", "line"),
+    [
+        ("ccl", "new_group", "dist.new_group()"),
+        ("gloo", "new_group", "dist.new_group()"),
+        repeat("gloo", "new_subgroups", "dist.new_subgroups_by_enumeration("),
+    ],
+)
+def test_a_rank_that_makes_a_group_alone_is_shown_with_its_line_and_the_others_with_theirs(
+    backend: str, case: str, line: str, hang: Hang, tmp_path: Path
+) -> None:
+    done = hang(case, backend=backend)
+    title, lines, found = stall(tmp_path, done, in_docs=(backend, case) == ("ccl", "new_group"))
+    assert title.endswith("rank 1 on localhost waits in new_group, rank 0 on localhost in all_reduce #3")
+    at = line_of(line, f"def {'make_group' if case == 'new_group' else case}")
+    assert lines[0].startswith(f"rank 1 on localhost waits in new_group of ranks 0-1, at train.py:{at} ")
+    at = line_of("dist.all_reduce(tensor)")
+    assert lines[1].startswith("rank 0 on localhost waits in all_reduce #3 of group 0, 4 kB float32, at ")
+    assert lines[1].endswith(f"train.py:{at} step")
+    first = outcome(tmp_path)["first_failure"]
+    assert (first["rank"], first["ranks"], found["ranks"]) == (None, [0, 1], [0, 1])
+
+
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
+def test_who_has_not_come_to_make_a_group_is_named(backend: str, hang: Hang, tmp_path: Path) -> None:
+    title, lines, found = stall(tmp_path, hang("new_group_alone", backend=backend))
+    assert title.endswith("rank 0 on localhost has not called new_group")
+    at = f"train.py:{line_of('dist.new_group()', 'def make_group')} make_group"
+    assert lines[0] == f"rank 1 on localhost waits in new_group of ranks 0-1, at {at}"
+    assert lines[1] == f"rank 0 on localhost is at train.py:{line_of('time.sleep(600)')} load_batch"
+    assert (found["ranks"], found["operation"]) == ([0], "new_group")
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_rank_that_has_left_is_the_headline_of_the_others_error(
+    backend: str, cpulaunch: Run, hang: Hang, tmp_path: Path
+) -> None:
+    done = hang("finished", "--stall-timeout", "30", backend=backend)
+    first = outcome(tmp_path)["first_failure"]
+    text = "rank 1 on localhost has left (exit 0) without calling all_reduce #3"
+    assert (done.returncode, first["rank"], first["ranks"], first["text"]) == (1, 0, [1], text), done.stderr
+    title, lines = box(done.stderr)
+    at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
+    assert title == text
+    assert lines[0] == f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at {at}"
+    assert "rank 0 on localhost failed then:" in lines
+    assert text in cpulaunch("jobs").stdout
+
+
+def test_ranks_that_have_destroyed_their_groups_are_said_to_be_in_none(hang: Hang, tmp_path: Path) -> None:
+    """All are at the same line, which is in outcome.json, too."""
+    title, lines, found = stall(tmp_path, hang("all_destroyed"))
+    at = line_of("time.sleep(600)")
+    assert title.endswith(f"all ranks are at train.py:{at} load_batch")
+    assert lines[0] == "no rank is in a process group any more, after 3 collectives"
+    assert (found["ranks"], found["file"], found["line"]) == ([], str(tmp_path / "train.py"), at)
+    assert (found["attempt"], found["advice"]) == (1, "")
+
+
 def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("worker"), in_docs=True)
     assert "rank 1 on localhost has not called all_reduce" in title
@@ -221,6 +296,16 @@ def test_ranks_that_were_stopped_or_are_in_a_debugger_are_said_to_be(hang: Hang,
     assert re.fullmatch(r"  a debugger \(pid \d+, python[\d.]*\) holds it", debugger)
     assert "  at the prompt of pdb" in lines
     assert found["ranks"] == [1, 2, 3]
+
+
+def test_the_rank_with_the_store_may_be_stopped_for_long(hang: Hang, tmp_path: Path) -> None:
+    done = hang("stopped_for_a_while", "--stall-action", "report")
+    assert done.returncode == 0, done.stderr
+    title, *lines = boxes(done.stderr)[0]
+    assert title == "no progress for N s: rank 0 on localhost: stopped (SIGSTOP)"
+    assert lines[0].startswith("rank 1 on localhost waits in all_reduce #1 of group ")
+    assert outcome(tmp_path)["stalls"][0]["ranks"] == [0]
+    assert "the sum is 4.0" in done.stdout
 
 
 def test_a_rank_that_was_stopped_at_once_has_not_called_what_the_others_wait_in(
@@ -319,7 +404,10 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
         == "--stall-action abort: before the first step, it ends the job once rank 1 uses no CPU for N s"
     )
     assert case == "first" or boxes(done.stderr)[0] in boxes((REPOSITORY / "docs/hangs.md").read_text())
-    assert outcome(tmp_path)["stalls"][0]["ranks"] == [1]
+    found = outcome(tmp_path)["stalls"][0]
+    assert found["ranks"] == [1]
+    assert "--stall-action" not in found["note"]
+    assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
 
 
 def test_a_rank_that_never_comes_to_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
@@ -370,3 +458,7 @@ def test_programs_that_have_finished_are_ended_with_a_word(cpulaunch: Run, tmp_p
     done = cpulaunch("run", *options, "train.py")
     assert done.returncode == 0, done.stderr
     assert "cpulaunch: ending ranks 0-1, of which the scripts have finished: what keeps them" in done.stderr
+    (events,) = tmp_path.glob("runs/*/events.jsonl")
+    said = map(json.loads, events.read_text().splitlines())
+    ends = [(each["code"], each["by_launcher"], each["finished"]) for each in said if each["type"] == "exit"]
+    assert ends == [(0, True, True)] * 2

@@ -260,7 +260,7 @@ def test_a_group_of_ours_says_whose_it_is(tmp_path: Path, python: str) -> None:
     """As a box names it where only some ranks call ``save_if_due``."""
     program = (
         "import cpulaunch\nmodel = torch.nn.Linear(2, 2)\n"
-        "checkpoint = cpulaunch.Checkpoint('ckpt', model=model)\ncheckpoint.resume()\n"
+        f"checkpoint = cpulaunch.Checkpoint({str(tmp_path / 'ckpt')!r}, model=model)\ncheckpoint.resume()\n"
         "if rank == 0: checkpoint.save_if_due()\npause()\nif rank == 1: checkpoint.save_if_due()\n"
         "checkpoint.wait()\n"
     )

@@ -298,6 +298,7 @@ class TestMessages:
         assert end == {
             "seconds": 0.25, "rank": 1, "type": "exit", "code": 3, "signal": None, "by_launcher": False,
             "by_signal": 0, "note": "n", "unexplained": False, "groups": None, "threads": None,
+            "finished": False,
         }  # fmt: skip
 
     def test_that_come_late_do_not_revive_a_rank(self) -> None:

@@ -63,6 +63,7 @@ def test_consequences_alone_name_those_who_left_before() -> None:
     found = root_cause([failed(0, 5.0, GLOO)], [(6.0, 1), (3.5, 2), (4.0, 3)])
     assert found
     assert found.failure.note == "rank 2 and 1 more had exited with code 0, 1.5 s earlier"
+    assert found.failure.ranks == (2, 3)
     found = root_cause([failed(0, 5.0, "ValueError: x")], [(3.5, 2)])
     assert found
     assert found.failure.note is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpulaunch.supervise.observer_messages import RankSeen
-from cpulaunch.supervise.stacks import Frame, place, report, states
+from cpulaunch.supervise.stacks import Frame, place, places, report, states
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 START = [
@@ -62,7 +62,10 @@ def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
 def test_whose_frames_of_c_are_shown_is_said() -> None:
     native = thread([("poll", "/usr/lib/libc.so.6", 0), *ALL_REDUCE])
     text = report([seen(0, process(native)), seen(1, process(native, native_of=0))])
-    assert "[0-1] all_reduce ← train.py:91 (frames of C and C++ are those of rank 0)\n    poll" in text
+    assert (
+        "[0-1] all_reduce ← train.py:91 (frames of C and C++ are those of rank 0)\n  pids 4711, 4711\n    poll"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,16 +136,30 @@ def test_ranks_with_the_same_stack_are_one() -> None:
     ranks = [seen(rank, process(thread(LOAD if rank == 3 else ALL_REDUCE))) for rank in range(16)]
     assert report(ranks) == (
         "[3] on node0: load_batch at train.py:88\n"
+        "  pid 4711\n"
         "    load_batch  /home/me/train.py:88\n"
         "    train  /home/me/train.py:91\n"
         "    <module>  /home/me/train.py:120\n"
         "\n"
         "[0-2,4-15] all_reduce ← train.py:91\n"
+        f"  pids {', '.join(['4711'] * 15)}\n"
         "    all_reduce  torch/distributed/distributed_c10d.py:2810\n"
         "    wrapper  torch/distributed/c10d_logger.py:81\n"
         "    train  /home/me/train.py:91\n"
         "    <module>  /home/me/train.py:120\n"
     )
+
+
+def test_what_ddp_calls_in_the_backward_pass_is_that() -> None:
+    backward = [
+        ("_engine_run_backward", "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 879),
+        ("backward", "/venv/lib/python3.11/site-packages/torch/_tensor.py", 630),
+        *LOAD[1:],
+    ]
+    ranks = [seen(rank, process(thread(backward)), host="a") for rank in range(2)]
+    assert list(places(ranks)) == ["[0-1] backward ← train.py:91"]
+    shown = list(places(ranks, {0: "all_reduce"}))
+    assert shown == ["[0] all_reduce in backward ← train.py:91", "[1] backward ← train.py:91"]
 
 
 def test_what_has_no_stack_is_said_too() -> None:
@@ -152,7 +169,7 @@ def test_what_has_no_stack_is_said_too() -> None:
             0, process(thread(ALL_REDUCE), thread(LOAD[:1], "loader"), thread(LOAD[:1], "loader2")), host="a"
         ),
         seen(1, process(thread(ALL_REDUCE), state="T", stopped_by="SIGSTOP"), worker, host="a"),
-        seen(2, process(stacks="none: it is no Python program", wchan="pipe_read"), host="a"),
+        seen(2, process(stacks="none: it is not a Python program", wchan="pipe_read"), host="a"),
         RankSeen(3, "a", None, "it has not answered within 10 s"),
         RankSeen(4, "a", (), "its program has ended"),
         RankSeen(5, "a", None, left="exit 0"),
@@ -163,7 +180,7 @@ def test_what_has_no_stack_is_said_too() -> None:
     assert "[4] its program has ended\n" in text
     assert "[1] stopped (SIGSTOP)\n" in text
     assert (
-        "[2] python train.py: sleeping, in pipe_read of the kernel; no stack: it is no Python program\n"
+        "[2] python train.py: sleeping, in pipe_read of the kernel; no stack: it is not a Python program\n"
         in text
     )
     assert "  [0] 2 threads (loader, …): load_batch at train.py:88\n      load_batch" in text

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cpulaunch.ledger import COMPLETED, MEETING, STARTED
+from cpulaunch.ledger import COMPLETED, MEETING, NEW_GROUP, STARTED
 from cpulaunch.messages import Dump
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.observer_messages import RankSeen
 from cpulaunch.supervise.stacks import places
 from cpulaunch.supervise.stall_report import Explanation, Seen, explain, sides
@@ -142,7 +143,7 @@ def test_different_operations_under_one_number_are_shown_with_both_lines() -> No
         "ranks 0,2-3 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
         "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
     )
-    assert found.ranks == (1,)
+    assert (found.ranks, found.mutual) == ((0, 1, 2, 3), True)  # nobody knows who is wrong
 
 
 def test_a_ledger_that_is_behind_is_no_news() -> None:
@@ -187,6 +188,19 @@ def test_roots_that_differ_are_shown_where_all_are_known() -> None:
     assert "from" not in explained(*same).lines[0]
 
 
+def test_reductions_are_shown_where_they_differ() -> None:
+    ranks = [
+        seen(rank, [group(rank, operation(7, reduction=reduction))])
+        for rank, reduction in enumerate(("sum", "max", "sum", "sum"))
+    ]
+    assert [line.partition(" of ")[0] for line in explained(*ranks).lines] == [
+        "ranks 0,2-3 on node0, node1: all_reduce (sum) #7",
+        "rank 1 on node1: all_reduce (max) #7",
+    ]
+    same = [seen(rank, [group(rank, operation(7, reduction="sum"))]) for rank in range(4)]
+    assert "sum" not in explained(*same).lines[0]
+
+
 def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
     """Clocks and looks differ by parts of a second."""
     late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
@@ -196,8 +210,8 @@ def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
 
 
 def test_children_of_a_program_without_python_are_shown() -> None:
-    shell = process(command="sh -c", stacks="none: it is no Python program")
-    child = process(pid=7, command="./solver -n 4", stacks="none: it is no Python program")
+    shell = process(command="sh -c", stacks="none: it is not a Python program")
+    child = process(pid=7, command="./solver -n 4", stacks="none: it is not a Python program")
     found = explained(seen(0, [], shell, child))
     assert found.lines[-1] == "  its process 7: ./solver -n 4; sleeping"
 
@@ -236,6 +250,62 @@ def test_a_group_that_expects_more_ranks_than_there_are_says_so() -> None:
     assert (found.ranks, found.certain) == ((), False)  # others may join it that aren't the job's
     found = explained(seen(0, [group(0, *meeting, size=2, name="")]), seen(1), seen(2))
     assert found.headline == "member 1 of the group of 2 can't be seen; the others wait in init_process_group"
+
+
+def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0-3") -> Seen:
+    """A rank that makes a group, and may wait in group 0, too."""
+    size = len(CoreSet.parse(members))
+    new = group(number, operation(0, NEW_GROUP, bytes=0, type=""), size=size, name="1")
+    return seen(
+        rank, [{**new, "backend": "", "members": members}, group(rank, *operations)], process(LOAD, MAIN)
+    )
+
+
+def test_a_rank_that_makes_a_group_alone_is_shown_with_those_who_wait_elsewhere() -> None:
+    found = explained(*others(1), makes(1, 1, operation(6, done=93)))
+    assert found.headline == (
+        "rank 1 on node1 waits in new_group, ranks 0,2-3 on node0, node1 in all_reduce #7"
+    )
+    assert found.lines == (
+        "rank 1 on node1 waits in new_group of ranks 0-3, at train.py:88 load_batch",
+        "ranks 0,2-3 on node0, node1 wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+    )
+    assert (found.ranks, found.certain, found.mutual) == ((0, 1, 2, 3), True, True)
+
+
+def test_who_has_not_come_to_make_a_group_of_some_ranks_is_named() -> None:
+    elsewhere = [seen(rank, [group(rank, operation(6, done=93))], process(LOAD, MAIN)) for rank in (0, 1, 2)]
+    found = explained(*elsewhere, makes(3, 1, operation(6, done=93), members="2-3"))
+    assert found.headline == "rank 2 on node0 has not called new_group"
+    assert (found.ranks, found.operation) == ((2,), NEW_GROUP)
+
+
+def test_who_has_made_a_group_before_others_is_not_missed() -> None:
+    there = group(0, size=2, name="1")
+    found = explained(
+        seen(0, [there], process(LOAD, MAIN)),
+        makes(1, 1, members="0-2"),
+        seen(2, [group(2, size=3, name="0")], process(LOAD, MAIN)),
+    )
+    assert found.ranks == (2,)
+
+
+def test_a_rank_that_makes_another_group_of_the_same_number_is_missed_in_this_one() -> None:
+    found = explained(
+        makes(0, 0, members="0,2"), makes(2, 0, members="2-3"), seen(1), seen(3, [], process(LOAD))
+    )
+    assert found.headline == "rank 3 on node1 has not called new_group"
+    assert found.lines[0].startswith("rank 2 on node0 waits in new_group of ranks 2-3")
+
+
+def test_all_at_the_same_line_are_there() -> None:
+    found = explained(*(seen(rank, [group(rank)], process(LOAD, MAIN)) for rank in range(2)))
+    assert (found.ranks, found.place and found.place.line) == ((), 88)
+
+
+def test_after_the_last_group_was_destroyed_that_is_said() -> None:
+    ranks = [replace(seen(rank, [], process(LOAD, MAIN)), collectives=9) for rank in range(2)]
+    assert explained(*ranks).lines[0] == "no rank is in a process group any more, after 9 collectives"
 
 
 def test_a_rank_without_the_group_has_left_it_only_if_the_group_was_in_use() -> None:
@@ -369,7 +439,7 @@ def test_nothing_known_is_no_error() -> None:
 
 def test_other_programs_that_a_rank_has_started_are_named() -> None:
     """It may well wait for one of them."""
-    fetch = process(pid=7, command="curl https://data", stacks="none: it is no Python program")
+    fetch = process(pid=7, command="curl https://data", stacks="none: it is not a Python program")
     found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN), fetch))
     assert found.lines[2] == "  its process 7: curl https://data; sleeping"
 
@@ -396,7 +466,7 @@ def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
     solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb")
     assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
     stripped = process(sleeping, stacks="gdb")
-    assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at __GI___clock_nanosleep"
+    assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at clock_nanosleep"
 
 
 SHUTDOWN: Frame = ("_shutdown", "/usr/lib/python3.12/threading.py", 1594)

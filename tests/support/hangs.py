@@ -255,6 +255,61 @@ def unmet_for_good():
         load_batch()
     dist.init_process_group(backend)
 
+def other_reduction():
+    steps(3)
+    dist.all_reduce(ones, dist.ReduceOp.MAX if is_culprit else dist.ReduceOp.SUM)
+
+def stopped_for_a_while():
+    from cpulaunch.ccl import create
+    create.SILENCE = 5.0  # of a host that is gone
+    group = dist.new_group()
+    if rank == 0:
+        os.symlink(str(os.getpid()), "pid")
+    dist.all_reduce(ones, group=group)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        threading.Thread(target=go_on_later).start()
+    dist.all_reduce(ones, group=group)
+    print("the sum is", ones[0].item(), flush=True)
+
+def go_on_later():
+    download()
+    time.sleep(6)
+    os.kill(int(os.readlink("pid")), signal.SIGCONT)
+
+def new_group():
+    steps(3)
+    if is_culprit:
+        make_group()
+    step()
+
+def make_group():
+    dist.new_group()
+
+def new_subgroups():
+    steps(3)
+    if is_culprit:
+        dist.new_subgroups_by_enumeration([[0, 1]])
+    step()
+
+def new_group_alone():
+    steps(3)
+    if is_culprit:
+        make_group()
+    load_batch()
+
+def finished():
+    steps(3)
+    if is_culprit:
+        sys.exit()
+    step()
+
+def all_destroyed():
+    steps(3)
+    dist.destroy_process_group()
+    load_batch()
+
 globals()[case]()
 dist.destroy_process_group()
 """

@@ -165,8 +165,9 @@ def test_the_document_is_json() -> None:
     assert [event["name"] for event in json.loads(file.getvalue())["traceEvents"]] == ["a", 'b"']
 
 
+@pytest.mark.parametrize("noun", ["rank", "instance"])
 def test_files_are_merged_and_one_that_is_broken_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noun: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reading, "CHUNK", 1000)
@@ -178,13 +179,17 @@ def test_files_are_merged_and_one_that_is_broken_is_missing(
         packed = gzip.compress(recorded.text().encode())
         (tmp_path / f"{rank}.part").write_bytes(packed if rank != 1 else packed[: -len(packed) // 4])
         rows.append({"rank": rank, "host": "h", "file": f"{rank}.part", "clock": 0.0, "uncertain": 0.0})
-    text = merge_files({"stem": "trace", "ranks": rows, "missing": {"3": "its agent has gone"}})
-    assert "rank 1 is missing: what it has sent is not all of a trace" in text
-    assert "rank 3 is missing: its agent has gone" in text
+    missing = {"3": "its agent has gone"}
+    text = merge_files({"stem": "trace", "noun": noun, "ranks": rows, "missing": missing})
+    assert f"of 2 {noun}s: " in text.splitlines()[0]
+    assert f"{noun} 1 is missing: what it has sent is not all of a trace" in text
+    assert f"{noun} 3 is missing: its agent has gone" in text
     assert text == (tmp_path / "trace.txt").read_text()
     with gzip.open("trace.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert {event["pid"] for event in events} == {1, 3}
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert processes == [f"{noun} 0 · h", f"{noun} 2 · h"]
     summary = json.loads((tmp_path / "trace.summary.json").read_text())
     assert [each["rank"] for each in summary["ranks"]] == [0, 2]
     assert (tmp_path / "trace.json.gz").stat().st_mode & 0o777 == 0o600

@@ -36,6 +36,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
     transport(name).check_reduction(tensor.scalar_type(), opts.reduceOp);
   }
   const auto work = begin(type, name, "ccl:all_reduce", tensors, opts.timeout);
+  work->says(-1, name_of(opts.reduceOp));
   Tensors data;
   for (const auto& tensor : tensors) {
     data.push_back(to_exchange(*work, tensor));
@@ -57,6 +58,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   check_tensor(invalid, tensor);
   transport("reduce").check_reduction(tensor.scalar_type(), opts.reduceOp);
   const auto work = begin(OpType::REDUCE, "reduce", "ccl:reduce", tensors, opts.timeout);
+  work->says(static_cast<int>(opts.rootRank), name_of(opts.reduceOp));
   at::Tensor from, to;
   if (getRank() == opts.rootRank) {
     from = to = to_exchange(*work, tensor);

@@ -61,6 +61,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& o
   if (outputs.size() != (root ? 1 : 0)) invalid("a list of outputs is for the root rank, and only there");
   if (root) check_list(invalid, outputs[0], getSize(), input);
   const auto work = begin(OpType::GATHER, "gather", "ccl:gather", inputs, opts.timeout);
+  work->says(static_cast<int>(opts.rootRank));
   const auto from = to_send(*work, input);
   const auto to = root ? to_receive(*work, outputs[0]) : Tensors{};
   if (root) work->set_outputs(outputs[0]);
@@ -79,6 +80,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std:
   if (inputs.size() != (root ? 1 : 0)) invalid("a list of inputs is for the root rank, and only there");
   if (root) check_list(invalid, inputs[0], getSize(), output);
   const auto work = begin(OpType::SCATTER, "scatter", "ccl:scatter", outputs, opts.timeout);
+  work->says(static_cast<int>(opts.rootRank));
   const auto from = root ? to_send(*work, inputs[0]) : Tensors{};
   const auto to = to_receive(*work, output);
   work->set_outputs(outputs);

@@ -13,6 +13,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors, co
   c10d::assertRootRank(invalid, opts.rootRank, getSize());
   check_tensor(invalid, tensor);
   const auto work = begin(OpType::BROADCAST, "broadcast", "ccl:broadcast", tensors, opts.timeout);
+  work->says(static_cast<int>(opts.rootRank));
   const auto data = getRank() == opts.rootRank ? to_send(*work, tensor) : to_receive(*work, tensor);
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {

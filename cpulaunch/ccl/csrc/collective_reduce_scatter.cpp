@@ -21,6 +21,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
   }
   check_scattered(invalid, output, opts.reduceOp);
   const auto work = begin(OpType::REDUCE_SCATTER, "reduce_scatter", "ccl:reduce_scatter", parts, opts.timeout);
+  work->says(-1, name_of(opts.reduceOp));
   Tensors from;
   for (const auto& part : parts) {
     from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, output, to_send(*work, part))));
@@ -66,6 +67,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter_tensors(OpType 
     check_scattered(invalid, outputs[i], opts.reduceOp);
   }
   const auto work = begin(type, name, "ccl:_reduce_scatter_base", inputs, opts.timeout);
+  work->says(-1, name_of(opts.reduceOp));
   Tensors from, to;
   for (size_t i = 0; i < inputs.size(); ++i) {
     from.push_back(to_reduce(*work, opts.reduceOp, apart_from(*work, outputs[i], to_send(*work, inputs[i]))));

@@ -19,6 +19,9 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
+// Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
+// have them in its cache then.  What is on its way does not count.
+constexpr int kMaxUnsent = 256 << 10;
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 
 struct ResolvedAddress {
@@ -103,6 +106,24 @@ Connector::Listener Connector::listen(const std::string& ip) {
   return {descriptor, ntohs(port)};
 }
 
+int Connector::reach(const Address& to, const std::string& own) {
+  ResolvedAddress address(to.ip, to.port);
+  const int descriptor = open_socket(address);
+  bool reached = true;
+  if (!own.empty()) {
+    // The port is chosen when the destination is known: without that, all connections of a host together could be no
+    // more than it has ports.
+    const int on = 1;
+    setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+    ResolvedAddress from(own, 0);
+    reached = bind(descriptor, from.get(), from.length) == 0;
+  }
+  if (reached && (::connect(descriptor, address.get(), address.length) == 0 || would_block(errno))) return descriptor;
+  const std::string reason = std::strerror(errno);
+  ::close(descriptor);
+  throw ConnectionLost(to.ip + " can't be reached: " + reason);
+}
+
 Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)
     : rank_(rank), addresses_(std::move(addresses)), token_(std::move(token)), listener_(listener) {
   if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
@@ -117,20 +138,14 @@ void Connector::close() {
 }
 
 Sender Connector::connect(int to, Channel channel) {
-  ResolvedAddress own(addresses_[rank_].ip, 0), address(addresses_[to].ip, addresses_[to].port);
-  const int descriptor = open_socket(address);
   Hello hello{kMagic, {}, rank_, channel};
   std::memcpy(hello.token, token_.data(), kTokenSize);
+  // From the address that the others know, so that the data takes the chosen interface.
+  const int descriptor = reach(addresses_[to], addresses_[rank_].ip);
   Sender sender(descriptor, hello);
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // From the address that the others know, so that the data takes the chosen interface.  The port is chosen when the
-  // destination is known: without that, all connections of a host together could be no more than it has ports.
-  setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-  if (bind(descriptor, own.get(), own.length) != 0 ||
-      (::connect(descriptor, address.get(), address.length) != 0 && !would_block(errno))) {
-    throw ConnectionLost(addresses_[to].ip + " can't be reached: " + std::strerror(errno));
-  }
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
   return sender;
 }
 

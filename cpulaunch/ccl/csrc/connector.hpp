@@ -82,6 +82,9 @@ class Connector {
   };
   // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address.
   static Listener listen(const std::string& ip);
+  // A descriptor of a connection that is being made; from `own` address, unless that is "".  Throws std::runtime_error
+  // where it is known at once that there will be none.
+  static int reach(const Address& to, const std::string& own = "");
 
   // Takes the listener over.  `addresses` has one for each rank of the group; `token` is a secret of the group, of
   // kTokenSize bytes, by which its ranks know each other.

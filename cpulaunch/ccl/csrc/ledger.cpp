@@ -128,9 +128,17 @@ LedgerEntry::LedgerEntry(LedgerGroup& of, uint64_t sequence, const char* kind, c
   record.enqueued_at = enqueued_at;
   record.started_at = record.completed_at = 0;
   record.peer = peer;
+  record.root = 0;
+  record.reduction[0] = 0;
   record.thread = ledger::this_thread();
   for (auto& half : record.waits_for) half.store(0, kRelaxed);
   record_ = &record;
+}
+
+void LedgerEntry::says(int root, const char* reduction) {
+  if (!record_) return;
+  record_->root = root + 1;
+  ledger::write(record_->reduction, reduction);
 }
 
 void LedgerEntry::start() {

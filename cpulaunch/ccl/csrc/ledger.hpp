@@ -14,7 +14,7 @@ namespace cpulaunch {
 
 namespace ledger {
 
-constexpr uint32_t kMagic = 0x4C505503;
+constexpr uint32_t kMagic = 0x4C505504;
 constexpr size_t kSize = 3 << 15;
 constexpr size_t kGroups = 32, kOperations = 16;
 
@@ -35,9 +35,11 @@ struct Operation {
   int32_t peer;
   uint32_t thread;  // that has called it
   std::atomic<uint64_t> waits_for[2];  // a text
+  char reduction[16];
 };
-static_assert(sizeof(Operation) == 112 && offsetof(Operation, type) == 44 && offsetof(Operation, bytes) == 56 &&
-              offsetof(Operation, peer) == 88 && offsetof(Operation, waits_for) == 96);
+static_assert(sizeof(Operation) == 128 && offsetof(Operation, type) == 44 && offsetof(Operation, bytes) == 56 &&
+              offsetof(Operation, peer) == 88 && offsetof(Operation, waits_for) == 96 &&
+              offsetof(Operation, reduction) == 112);
 
 struct Group {
   enum : uint32_t { free, open, closed, changing };
@@ -105,6 +107,8 @@ class LedgerEntry {
   LedgerEntry(const LedgerEntry&) = delete;
   LedgerEntry& operator=(const LedgerEntry&) = delete;
 
+  // The rank of the group that others send to or receive from, or -1, and how what they send is reduced, if it is.
+  void says(int root, const char* reduction);
   // No time is taken for it: between the call and this lies no more than the copying of what can't be sent as it is.
   void start();
   // `ranks` are those of the group, such as "1, 3".

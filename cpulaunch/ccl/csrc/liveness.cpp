@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,11 +12,15 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "connector.hpp"
 
 namespace cpulaunch {
 
@@ -36,6 +41,26 @@ std::string peer_at(int descriptor, uint16_t port) {
 bool is_hung_up(int descriptor) {
   pollfd entry{descriptor, POLLRDHUP, 0};
   return ::poll(&entry, 1, 0) == 1;
+}
+
+// Whether the kernel asks the other end of a connection once a second whether it is there.  Its own limit, after which
+// it closes the connection, is two minutes of silence.
+void set_asking(int descriptor, bool asks) {
+  constexpr int kSeconds = 1, kMostQuestions = 127;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &kSeconds, sizeof(kSeconds));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &kSeconds, sizeof(kSeconds));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &kMostQuestions, sizeof(kMostQuestions));
+  const int on = asks;
+  setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+}
+
+// How long ago the other end's kernel has acknowledged something; max() where there is no connection, or not yet.
+std::chrono::milliseconds silence_of(int descriptor) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  const bool known = descriptor >= 0 && getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (!known || info.tcpi_state != TCP_ESTABLISHED) return std::chrono::milliseconds::max();
+  return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
 // A descriptor of its own for a connection of this process to `port` of a server; -1 where there is none, or where
@@ -113,5 +138,49 @@ StoreServer::~StoreServer() {
 }
 
 bool StoreServer::is_gone() const { return connection_ >= 0 && is_hung_up(connection_); }
+
+Clock::duration StoreServer::end_query() {
+  const auto took = Clock::now() - query_began_.exchange(Clock::time_point::max());
+  if (is_asked_.exchange(false)) set_asking(connection_, false);
+  return took;
+}
+
+bool StoreServer::is_silent_for(std::chrono::milliseconds limit) {
+  const auto now = Clock::now();
+  const auto began = query_began_.load();
+  if (began > now || now - began < limit / kSilentParts) return false;
+  if (connection_ >= 0 && !is_asked_.exchange(true)) set_asking(connection_, true);
+  return now - began > limit && silence_of(connection_) > limit;
+}
+
+Beacon::Beacon(const std::string& ip) {
+  const auto listener = Connector::listen(ip);
+  descriptor_ = listener.descriptor;
+  address_ = ip + " " + std::to_string(listener.port);
+}
+
+Beacon::~Beacon() { close(descriptor_); }
+
+void Beacon::close_connections() const {
+  for (int other; (other = accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) close(other);
+}
+
+RemoteProcess::RemoteProcess(const std::string& address) {
+  std::istringstream text(address);
+  Connector::Address to;
+  text >> to.ip >> to.port;
+  try {
+    connection_ = Connector::reach(to);
+    set_asking(connection_, true);
+  } catch (const std::runtime_error&) {
+    // It is gone.
+  }
+}
+
+RemoteProcess::~RemoteProcess() {
+  if (connection_ >= 0) close(connection_);
+}
+
+bool RemoteProcess::is_there(std::chrono::milliseconds within) const { return silence_of(connection_) <= within; }
 
 }  // namespace cpulaunch

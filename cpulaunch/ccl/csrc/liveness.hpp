@@ -2,11 +2,19 @@
 
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "clock.hpp"
+
 namespace cpulaunch {
+
+// In the last two of so many parts of the time after which a host counts as gone, its kernel is asked.
+constexpr int kSilentParts = 3;
 
 // All groups share the descriptors of these two; their of() isn't for several threads at once.
 
@@ -42,8 +50,54 @@ class StoreServer {
 
   bool is_gone() const;
 
+  // One query at a time is under way.  While the process is stopped it takes that long.
+  void begin_query() { query_began_ = Clock::now(); }
+  // Returns how long it took.
+  Clock::duration end_query();
+  // Whether a query has had no answer for so long, and the process's host has said nothing either: the kernel of that
+  // acknowledges what comes, also where the process is stopped.
+  bool is_silent_for(std::chrono::milliseconds limit);
+
  private:
   const int connection_;  // a descriptor of this class's own, or -1
+  std::atomic<Clock::time_point> query_began_{Clock::time_point::max()};
+  std::atomic<bool> is_asked_{false};  // the kernel, once a second
+};
+
+// Where a process of another host can see that this one is there: the kernel completes its connection, also while this
+// process is stopped, and resets it when this process ends.
+class Beacon {
+ public:
+  // Listens on this host's address `ip`.  Throws std::runtime_error where it can't.
+  explicit Beacon(const std::string& ip);
+  ~Beacon();
+  Beacon(const Beacon&) = delete;
+  Beacon& operator=(const Beacon&) = delete;
+
+  // Such as "10.0.0.7 4711".
+  std::string address() const { return address_; }
+  // Closes the connections that were made while this process was stopped, and strangers'.
+  void close_connections() const;
+
+ private:
+  int descriptor_ = -1;
+  std::string address_;
+};
+
+// A process on another host, seen by a connection to its beacon.
+class RemoteProcess {
+ public:
+  // `address` is its beacon's.  One that counts as gone where that can't be reached.
+  explicit RemoteProcess(const std::string& address);
+  ~RemoteProcess();
+  RemoteProcess(const RemoteProcess&) = delete;
+  RemoteProcess& operator=(const RemoteProcess&) = delete;
+
+  // Whether its host's kernel has said within this time that it is there, be it stopped.
+  bool is_there(std::chrono::milliseconds within) const;
+
+ private:
+  int connection_ = -1;
 };
 
 }  // namespace cpulaunch

@@ -31,11 +31,11 @@ PYBIND11_MODULE(_group, module) {
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        std::vector<std::string> hosts, const std::vector<std::pair<int, int>>& local_peers,
-                       std::tuple<std::string, std::string, std::string> heartbeat, double store_interval,
-                       const CarrierPtr& carrier, py::function make_gloo) {
+                       std::tuple<std::string, std::string, std::string, std::string> heartbeat, double store_interval,
+                       double silence, const CarrierPtr& carrier, py::function make_gloo) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
-             auto [own_key, next_key, next_host] = std::move(heartbeat);
+             auto [own_key, own_ip, next_key, next_host] = std::move(heartbeat);
              // The function outlives the group's Python object, and is let go of with the GIL.
              std::shared_ptr<py::function> function(new py::function(std::move(make_gloo)), [](py::function* held) {
                py::gil_scoped_acquire acquire;
@@ -46,8 +46,10 @@ PYBIND11_MODULE(_group, module) {
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
                  std::move(hosts), std::move(peers),
-                 Heartbeat{std::move(own_key), std::move(next_key), std::move(next_host)},
-                 StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3))), std::move(connect),
+                 Heartbeat{std::move(own_key), std::move(own_ip), std::move(next_key), std::move(next_host)},
+                 StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3)),
+                                Milliseconds(static_cast<int64_t>(silence * 1e3))),
+                 std::move(connect),
                  [function] {
                    py::gil_scoped_acquire acquire;
                    return (*function)().cast<Holder<c10d::Backend>>();
@@ -55,11 +57,12 @@ PYBIND11_MODULE(_group, module) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
            py::arg("hosts"), py::arg("local_peers"), py::arg("heartbeat"), py::arg("store_interval"),
-           py::arg("carrier"), py::arg("make_gloo"),
+           py::arg("silence"), py::arg("carrier"), py::arg("make_gloo"),
            "Connects the ranks; `hosts` are the names of their hosts, empty where there is one; `local_peers` are\n"
-           "(rank, pid) of the others on this host, `timeout` is in seconds, `heartbeat` is (key to write, key to\n"
-           "read, name of the host that writes that), empty for none;\n"
-           "`store_interval` is how many seconds lie between two looks of a waiting rank into the store;\n"
+           "(rank, pid) of the others on this host, `timeout` is in seconds, `heartbeat` is (key to write, this\n"
+           "host's address, key to read, name of the host that writes that), empty for none;\n"
+           "`store_interval` is how many seconds lie between two looks of a waiting rank into the store, and\n"
+           "`silence` after how many, at the earliest, a host that says nothing counts as gone;\n"
            "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
       .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
                              "Whether tensors that `share_memory` has moved are reduced where they are.")

@@ -165,7 +165,7 @@ bool Network::begin_message(int from) {
   const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
   const auto operation = std::find_if(peer.expected.begin(), peer.expected.end(), same_operation);
   if (operation != peer.expected.end() && operation->signature != header.signature) {
-    throw std::runtime_error(header.signature.mismatch(from, operation->signature));
+    throw header.signature.mismatch(from, operation->signature);
   }
   const auto found = std::find_if(peer.expected.begin(), peer.expected.end(),
                                   [&](const Expected& one) { return one.tag == header.tag; });

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <iterator>
+
 #include "work.hpp"
 
 namespace cpulaunch {
@@ -10,6 +12,14 @@ namespace cpulaunch {
 inline bool is_bitwise(c10d::ReduceOp::RedOpType op) {
   using c10d::ReduceOp;
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+
+// As the ledger has it.
+inline const char* name_of(const c10d::ReduceOp& op) {
+  static constexpr const char* kNames[] = {"sum", "average",     "product",    "min",         "max",
+                                           "bitwise and", "bitwise or", "bitwise xor", "sum"};  // scaled before
+  const auto number = static_cast<size_t>(static_cast<c10d::ReduceOp::RedOpType>(op));
+  return number < std::size(kNames) ? kNames[number] : "";
 }
 
 // A PREMUL_SUM is scaled before it is summed ...

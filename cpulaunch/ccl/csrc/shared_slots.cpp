@@ -53,17 +53,18 @@ std::string Signature::text() const {
   std::string text = number < std::size(kNames) ? kNames[number] : "unknown";
   if (reduces()) text += std::string(" (") + name_of(reduction) + ")";
   if (kind != Kind::all_to_all) text += " of " + in_bytes(bytes);
-  if (reduces()) text += std::string(" of ") + name_of(type);
+  if (reduces()) text += std::string(" ") + name_of(type);
   if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
   if (root >= 0) text += " from rank " + std::to_string(root);
   return text;
 }
 
-std::string Signature::mismatch(int rank, const Signature& own) const {
+Mismatch Signature::mismatch(int rank, const Signature& own) const {
   const auto said = [&](const Signature& one) {
     return one.text() + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
   };
-  return "rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " + said(own);
+  return Mismatch("rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " +
+                  said(own));
 }
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way

@@ -27,6 +27,7 @@
 #include "arithmetic.hpp"
 #include "layout.hpp"
 #include "shared_blocks.hpp"
+#include "transfer.hpp"
 
 namespace cpulaunch {
 
@@ -50,7 +51,7 @@ struct Signature {
   // It may have come over the network: no value is taken for granted.
   std::string text() const;
   // What is wrong where `rank` calls this while this rank calls `own`.
-  std::string mismatch(int rank, const Signature& own) const;
+  Mismatch mismatch(int rank, const Signature& own) const;
 
  private:
   bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce_scatter; }

@@ -9,11 +9,17 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace cpulaunch {
+
+// The ranks call different operations; it says which.
+struct Mismatch : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 class Transfer {
  public:

@@ -9,9 +9,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include "liveness.hpp"
 
 namespace cpulaunch {
 
@@ -26,9 +25,7 @@ constexpr auto kAlertTime = std::chrono::seconds(1);
 constexpr auto kGracePeriod = std::chrono::seconds(2);
 // How often a heartbeat is written and read at most ...
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
-// ... and after how long without one, or without an answer of the store, a host counts as gone at the earliest, and
-// after how many that are missing.  A busy host may delay a thread by seconds.
-constexpr auto kHeartbeatTimeout = std::chrono::seconds(15);
+// ... and after how many that are missing a host counts as gone at the earliest.
 constexpr int kMissingHeartbeats = 5;
 // Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
 constexpr auto kLingerTime = std::chrono::seconds(1);
@@ -49,10 +46,10 @@ std::string read(c10d::Store& store, const std::string& key) {
 
 }  // namespace
 
-StoreIntervals::StoreIntervals(Milliseconds look)
+StoreIntervals::StoreIntervals(Milliseconds look, Milliseconds silence)
     : look(look),
       heartbeat(std::max<Milliseconds>(look, kHeartbeatInterval)),
-      timeout(std::max<Milliseconds>(kMissingHeartbeats * heartbeat, kHeartbeatTimeout)) {}
+      timeout(std::max<Milliseconds>(kMissingHeartbeats * heartbeat, silence)) {}
 
 struct Watchdog::Watched {
   struct LocalPeer {
@@ -87,18 +84,21 @@ struct Watchdog::Watched {
   Clock::time_point read{};
   std::string last_value;  // of the next host's heartbeat
   Clock::time_point last_change = Clock::now();
-  // When the query of the store began that has not been answered yet; max() without one.
-  std::atomic<Clock::time_point> query_began{Clock::time_point::max()};
+  std::optional<RemoteProcess> next_process;  // that writes it, once that has not come for long
+  Clock::time_point next_asked{};
   Clock::time_point alerted{};
-  std::string callers_suspicion;          // under the watchdog's lock, as the next two
+  std::string callers_suspicion;          // under the watchdog's lock, as all up to `ended_since`
   Clock::time_point callers_suspected{};
   Alert alert;
+  Need need;
+  Clock::time_point looked_after_peers{};
+  std::string ended;                      // a local peer that is needed
+  Clock::time_point ended_since{};
+  std::atomic<bool> has_ended{false};     // there is one
   Clock::time_point asked{};              // who is late
   std::optional<uint64_t> said_last;      // the operation in which this rank has last said that it waits
   std::string suspicion;
   Clock::time_point suspected{};
-  std::string ended;                      // a local peer that is needed
-  Clock::time_point ended_since{};
   std::atomic<bool> reported{false};  // this rank's failure, in the store
 
   void suspect(std::string what) {
@@ -114,8 +114,27 @@ struct Watchdog::Watched {
     suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
   }
 
+  // Asks the store for something, which throws where it is gone.
+  void ask(c10::function_ref<void()> question) {
+    bool failed = false;
+    server->begin_query();
+    try {
+      question();
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    const auto took = server->end_query();
+    if (failed && took > intervals.timeout && !server->is_gone()) {
+      own_store.reset();  // torch has given up after the store's own timeout; the next query makes a new connection
+    } else if (failed) {
+      lose_store();
+    }
+    // Who has got no answer could not hear heartbeats either, and other hosts could not send any.
+    if (took > intervals.timeout / kSilentParts) last_change = Clock::now();
+  }
+
   // Says which local peer has ended, of those that are needed; "" when all live.
-  std::string ended_peer(const Alert& need, int size) const {
+  std::string ended_peer(const Need& need, int size) const {
     size_t ended = 0;
     std::string last;
     for (const auto& peer : local_peers) {
@@ -128,25 +147,32 @@ struct Watchdog::Watched {
     return need.peers.count(-1) && static_cast<int>(ended) == size - 1 ? last : "";
   }
 
-  // A peer that has ended may have left behind what is needed: that is seen within the grace period.
-  void look_after_peers(GroupState& state, const Alert& need) {
-    const bool waiting = need.all || !need.peers.empty();
-    if (auto peer = waiting ? ended_peer(need, state.size) : ended; peer != ended) {
+  // A peer that has ended may have left behind what is needed: that is seen within the grace period.  Callers do this,
+  // as the watchdog's own thread may be waiting for the store.
+  void look_after_peers(GroupState& state, Clock::time_point now) {
+    if (now - looked_after_peers < kInterval) return;
+    looked_after_peers = now;
+    if (auto peer = ended_peer(std::exchange(need, {}), state.size); peer != ended) {
       ended = std::move(peer);
-      ended_since = Clock::now();
+      ended_since = now;
+      has_ended = !ended.empty();
     }
-    if (waiting && !ended.empty() && Clock::now() - ended_since > kGracePeriod) state.fail(ended);
+    if (!ended.empty() && now - ended_since > kGracePeriod) state.fail(ended);
   }
 
-  // `written` is when this process has last written it, for whichever group.
-  void write_heartbeat(Clock::time_point& written, uint64_t& count) {
-    if (heartbeat.own_key.empty() || Clock::now() - written < intervals.heartbeat) return;
-    written = Clock::now();
-    try {
-      heartbeats().set(heartbeat.own_key, bytes_of(std::to_string(++count)));
-    } catch (const std::exception&) {
-      lose_store();
+  void write_heartbeat(Pulse& pulse) {
+    if (heartbeat.own_key.empty() || Clock::now() - pulse.written < intervals.heartbeat) return;
+    pulse.written = Clock::now();
+    if (!pulse.beacon && !heartbeat.own_ip.empty()) {
+      try {
+        pulse.beacon = std::make_unique<Beacon>(heartbeat.own_ip);
+      } catch (const std::runtime_error&) {
+        heartbeat.own_ip.clear();  // nobody can tell this process from one that is gone, while it is stopped
+      }
     }
+    if (pulse.beacon) pulse.beacon->close_connections();
+    const auto text = c10::str(++pulse.count, ' ', pulse.beacon ? pulse.beacon->address() : "");
+    ask([&] { heartbeats().set(heartbeat.own_key, bytes_of(text)); });
   }
 
   // Throws when the store is gone.
@@ -158,7 +184,19 @@ struct Watchdog::Watched {
     if (text != last_value) {
       last_value = std::move(text);
       last_change = now;
-    } else if (now - last_change > intervals.timeout) {
+      next_process.reset();
+      return;
+    }
+    const auto silence = now - last_change;
+    const auto part = intervals.timeout / kSilentParts;
+    const auto address = last_value.find(' ');
+    if (silence > part && !next_process && address != std::string::npos) {
+      next_process.emplace(last_value.substr(address));
+      next_asked = now;
+    }
+    const bool may_be_there =
+        next_process && (now - next_asked <= part || next_process->is_there(intervals.timeout));
+    if (silence > intervals.timeout && !may_be_there) {
       suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", intervals.timeout.count() / 1e3,
                        " s"));
     }
@@ -209,24 +247,19 @@ struct Watchdog::Watched {
     return all;
   }
 
-  void look(GroupState& state, const Alert& need) {
-    look_after_peers(state, need);
+  void look(GroupState& state, const Alert& alert) {
     // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
-    if (suspicion.empty() && ended.empty() && Clock::now() - looked >= intervals.look) {
+    if (suspicion.empty() && !has_ended && Clock::now() - looked >= intervals.look) {
       looked = Clock::now();
-      query_began = looked;
-      try {
+      ask([&] {
         // The host after this one may end before the others once it has no part in their messages any more.
-        if (need.all) read_heartbeat();
+        if (alert.needs_all) read_heartbeat();
         if (const auto text = cpulaunch::read(store(), kFailureKey); !text.empty()) {
           reported = true;  // by another rank
           state.fail(text);
         }
-        if (need.waiting) find_late(state, *need.waiting);
-      } catch (const std::exception&) {
-        lose_store();
-      }
-      query_began = Clock::time_point::max();
+        if (alert.waiting) find_late(state, *alert.waiting);
+      });
     }
     if (!suspicion.empty() && Clock::now() - suspected > kGracePeriod) state.fail(suspicion);
   }
@@ -287,10 +320,11 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   const auto now = Clock::now();
   watched.alerted = now;
   if (peer) {
-    watched.alert.peers.insert(*peer);
+    watched.need.peers.insert(*peer);
   } else {
-    watched.alert.all = true;
+    watched.need.all = watched.alert.needs_all = true;
   }
+  watched.look_after_peers(*group, now);
   if (group->failed() && !failed_) failed_ = now;
   if (watched.callers_suspicion.empty()) {
     watched.callers_suspicion = std::move(suspicion);
@@ -298,10 +332,8 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   } else if (now - watched.callers_suspected > kGracePeriod) {
     group->fail(watched.callers_suspicion);
   }
-  const auto query_began = watched.query_began.load();
-  const auto limit = watched.intervals.timeout;
-  if (query_began < now && now - query_began > limit) {
-    group->fail(c10::str("the group's store has not answered for ", limit.count() / 1e3,
+  if (watched.server->is_silent_for(watched.intervals.timeout)) {
+    group->fail(c10::str("the group's store has not answered for ", watched.intervals.timeout.count() / 1e3,
                          " s: the host that holds it, mostly rank 0's, cannot be reached"));
   }
   wake();
@@ -327,7 +359,7 @@ void Watchdog::wake() {
 std::string Watchdog::ended_peer(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  return found == groups_.end() ? "" : found->second->ended_peer({{}, true, {}}, 0);
+  return found == groups_.end() ? "" : found->second->ended_peer({{}, true}, 0);
 }
 
 void Watchdog::run() {
@@ -350,7 +382,7 @@ void Watchdog::run() {
     }
     // Without the lock: a store whose host is gone may block for long.
     for (const auto& watched : writing) {
-      watched->write_heartbeat(written_[watched->heartbeat.own_key], heartbeats_);
+      watched->write_heartbeat(pulses_[watched->heartbeat.own_key]);
     }
     for (const auto& [watched, alert] : alerted) {
       const auto state = watched->group.lock();

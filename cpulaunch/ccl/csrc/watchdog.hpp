@@ -6,6 +6,9 @@
 // report anything.  So the first rank of each host writes a heartbeat to the store, and the ranks of the host before
 // it read that.
 //
+// A process that is stopped, by SIGSTOP or a debugger, gives no answer and no heartbeat, and is not gone: its host's
+// kernel says so, on the connection to the store and on one to the beacon of who writes no heartbeat.
+//
 // A rank knows whom it waits for itself, but that one may be waiting, too.  A rank that has waited for long therefore
 // says in the store for whom, and what it calls, and follows from one to the next up to those who don't wait.
 
@@ -20,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "liveness.hpp"
 #include "work.hpp"
 
 namespace cpulaunch {
@@ -33,6 +37,7 @@ struct Peer {
 // process has one key in all its groups, so that groups that come and go leave nothing behind.
 struct Heartbeat {
   std::string own_key;
+  std::string own_ip;     // this host's address for the others; "" where it has none
   std::string next_key;
   std::string next_host;  // its name, for messages
 };
@@ -41,9 +46,9 @@ struct Heartbeat {
 struct StoreIntervals {
   Milliseconds look;       // for failures; and for who waits for whom, where it is no less than a second
   Milliseconds heartbeat;  // for writing and reading one
-  Milliseconds timeout;    // without a heartbeat or an answer, after which a host counts as gone
+  Milliseconds timeout;    // without a heartbeat or an answer, after which a host counts as gone: `silence` at least
 
-  explicit StoreIntervals(Milliseconds look);
+  StoreIntervals(Milliseconds look, Milliseconds silence);
 };
 
 class Watchdog {
@@ -80,10 +85,18 @@ class Watchdog {
     Said said;
     bool asks;  // for the cause
   };
-  struct Alert {  // what callers have said since the last look
-    std::set<int> peers;  // that they need
-    bool all = false;     // they need all peers
+  struct Need {  // whom callers need
+    std::set<int> peers;
+    bool all = false;
+  };
+  struct Alert {  // what callers have said since the last look into the store
+    bool needs_all = false;
     std::optional<Waiting> waiting;
+  };
+  struct Pulse {  // of this process, for whichever groups
+    Clock::time_point written{};  // when last
+    uint64_t count = 0;
+    std::unique_ptr<Beacon> beacon;
   };
 
   void wake();
@@ -95,8 +108,7 @@ class Watchdog {
   bool running_ = false;
   std::optional<Clock::time_point> failed_;  // when a group first did
   // The watchdog's thread only:
-  uint64_t heartbeats_ = 0;  // written so far
-  std::map<std::string, Clock::time_point> written_;  // by their keys: when last
+  std::map<std::string, Pulse> pulses_;  // by their keys
 };
 
 }  // namespace cpulaunch

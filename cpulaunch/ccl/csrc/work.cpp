@@ -136,8 +136,11 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 std::string CclWork::describe() const {
-  return c10::str(name_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_),
-                  ") of group '", group_->name, "', rank ", group_->rank, " of ", group_->size);
+  return c10::str(call(), " of group '", group_->name, "', rank ", group_->rank, " of ", group_->size);
+}
+
+std::string CclWork::call() const {
+  return c10::str(name_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_), ")");
 }
 
 bool CclWork::take() {
@@ -152,7 +155,7 @@ bool CclWork::claim() {
   } catch (const std::exception& error) {
     const auto peer = Watchdog::instance().ended_peer(group_.get());
     if (peer.empty() && group_->size > 1) {
-      broke(reason_of(error));
+      broke(reason_of(error), dynamic_cast<const Mismatch*>(&error) != nullptr);
     } else {
       fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", reason_of(error)));
     }
@@ -160,9 +163,10 @@ bool CclWork::claim() {
   }
 }
 
-void CclWork::broke(std::string reason) {
+void CclWork::broke(std::string reason, bool explained) {
   if (breaks_.exchange(true)) return;
   broken_reason_ = std::move(reason);
+  is_explained_ = explained;
   broken_at_ = Clock::now();
   broken_.store(true, std::memory_order_release);
 }
@@ -187,23 +191,22 @@ void CclWork::complete() {
   } catch (const std::exception& failure) {
     // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
     // the other ranks do, which would wait for it until their timeout: so the group fails in all ranks.
-    const auto text = c10::str(describe(), " could not be completed: ", reason_of(failure));
-    group_->fail(text);
+    const auto what = c10::str(" could not be completed: ", reason_of(failure));
+    group_->fail(call() + what);
     Watchdog::instance().alert(group_);
-    error = distributed_error(text);
+    error = distributed_error(describe() + what);
   }
   finish_with(error);
 }
 
 void CclWork::fail(const std::string& what, bool tell) {
   if (!take()) return;  // another thread has completed it
-  const auto text = c10::str(describe(), " ", what);
-  group_->fail(text);
+  group_->fail(c10::str(call(), " ", what));
   transfer_->abort();
   // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
   if (tell) Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
-  finish_with(distributed_error(text));
+  finish_with(distributed_error(c10::str(describe(), " ", what)));
 }
 
 void CclWork::finish_with(std::exception_ptr error) {
@@ -230,10 +233,10 @@ void CclWork::check(Clock::time_point now) {
   const bool broken = broken_.load(std::memory_order_acquire);
   if (waited > timeout_) {
     fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()));
-  } else if (group_->failed()) {
+  } else if (group_->failed() && !(broken && is_explained_)) {
     fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason()));
-  } else if (broken && now - broken_at_ > kExplainTime) {
-    const auto others = group_->cause(sequence_);
+  } else if (broken && (group_->failed() || now - broken_at_ > kExplainTime)) {
+    const auto others = is_explained_ ? "" : group_->cause(sequence_);
     fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
   } else if (broken || waited > kAlertAfter) {
     const auto peer = transfer_->peer();

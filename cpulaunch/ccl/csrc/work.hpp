@@ -87,6 +87,8 @@ class CclWork final : public c10d::Work {
   // keys and the like.
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
+  // The root, or -1, and how the tensors are reduced, if they are, for the ledger.
+  void says(int root, const char* reduction = "") { entry_.says(root, reduction); }
   void set_source(std::shared_ptr<int> source) { source_ = std::move(source); }  // of a message, once it is here
   void started(std::unique_ptr<Transfer> transfer) {
     transfer_ = std::move(transfer);
@@ -134,11 +136,14 @@ class CclWork final : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
+  // What describe() begins with, for those who know its group and rank.
+  std::string call() const;
   bool poll_until(Clock::time_point until, Clock::duration more);
   // Why it isn't completed, as far as is known.
   std::string cause() const;
   // The transport has failed with `reason`: the operation fails, too, once the others could say what they call.
-  void broke(std::string reason);
+  // `explained`: the reason says that.
+  void broke(std::string reason, bool explained);
   Said said() const;
   // True for the one thread that may complete or fail the operation.
   bool take();
@@ -160,8 +165,9 @@ class CclWork final : public c10d::Work {
   std::unique_ptr<Transfer> transfer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
-  std::atomic<bool> breaks_{false};  // what the next two are is being noted
+  std::atomic<bool> breaks_{false};  // what the next three are is being noted
   std::string broken_reason_;
+  bool is_explained_ = false;
   Clock::time_point broken_at_;
   std::atomic<bool> broken_{false};
 };

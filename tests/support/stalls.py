@@ -1,0 +1,135 @@
+"""A job of two ranks that stalls, and those who watch it, by a made-up clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpulaunch.ledger import MEETING, STARTED
+from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, Exit, LauncherMessage
+from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.pauses import StallSettings
+from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.stalls import Stalls
+
+AUTO = StallSettings()
+BEAT = 10.0
+"""Seconds between beats."""
+
+
+class Job:
+    """Two ranks whose agents beat and answer, until they are told not to; what they do is in ``beats``.
+
+    Answers come ``slow`` seconds after their question.
+    """
+
+    def __init__(self, settings: StallSettings = AUTO, steps: int = 0, ahead: float = 0.0) -> None:
+        self.ranks = [Rank(0, "node0", RankState.RUNNING), Rank(1, "node1", RankState.RUNNING, clock=-ahead)]
+        self.now, self.ahead = 0.0, ahead
+        self.stalls = Stalls(self.ranks, settings, 0.0)
+        self.beats = [Beat(expects_steps=True) for _ in self.ranks]
+        self.answering, self.dumping = {0, 1}, {0, 1}
+        self.slow = 0.0
+        self.called: dict[
+            int, list[str]
+        ] = {}  # what ranks have called in group 0 and wait in, if they are in it
+        self.lines = [1, 1]  # of train.py, at which ranks are
+        self.works_until = 1.0  # rank 0 uses the CPU all the time up to then
+        self.done: list[tuple[float, Action]] = []
+        self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
+        self._beat_at = BEAT
+        if steps:
+            self.steps(steps)
+
+    def steps(self, count: int, *ranks: int, gap: float = 0.1) -> None:
+        """Ranks have made so many more steps just now."""
+        for rank in ranks or (0, 1):
+            before, at = self.beats[rank], self.now + self.ahead * rank
+            self.beats[rank] = before._replace(
+                steps=before.steps + count, progressed_at=at, longest_gap=max(before.longest_gap, gap)
+            )
+
+    def waits(self, rank: int) -> None:
+        """It has called ``init_process_group`` just now."""
+        self.beats[rank] = self.beats[rank]._replace(waits_since=self.now + self.ahead * rank)
+
+    def until(self, moment: float) -> None:
+        while self.now < moment:
+            due = [at for at, *_ in self._on_the_way]
+            self.now = max(self.now, min(moment, self.now + 0.25, self.stalls.wake_at or moment, *due))
+            come = [each for each in self._on_the_way if each[0] <= self.now]
+            self._on_the_way = [each for each in self._on_the_way if each not in come]
+            for _, rank, message in come:
+                self._answer(rank, message)
+            if self.now >= self._beat_at:
+                self._beat_at += BEAT
+                for rank in self.ranks:
+                    self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+            self._act(self.stalls.look(self.now))
+
+    def prints(self) -> None:
+        self._act(self.stalls.printed(self.ranks[0], self.now))
+
+    def ends(self, number: int) -> None:
+        """With exit code 0."""
+        rank = self.ranks[number]
+        rank.state, rank.exit = RankState.EXITED, Exit(0, None, self.now, False, 0, None)
+        self._act(self.stalls.ended(rank, self.now))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        self.done += [(self.now, action) for action in actions]
+        for action in actions:
+            if isinstance(action, Send) and self.slow:
+                rank = self.ranks[action.rank]
+                self._on_the_way.append((self.now + self.slow, rank, action.message))
+            elif isinstance(action, Send):
+                self._answer(self.ranks[action.rank], action.message)
+
+    def _answer(self, rank: Rank, message: LauncherMessage) -> None:
+        if isinstance(message, AskProgress) and rank.rank in self.answering:
+            self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+        elif isinstance(message, AskDump) and rank.rank in self.dumping:
+            since = self.beats[rank.rank].waits_since
+            operation = {
+                "sequence": 0, "state": STARTED, "kind": MEETING, "type": "", "bytes": 0, "enqueued": since,
+                "started": since, "completed": None, "peer": -1, "waits_for": "",
+            }  # fmt: skip
+            group = {"name": "", "backend": "", "size": 2, "rank": rank.rank, "count": 1}
+            groups = [{**group, "operations": [operation]}] if since is not None else []
+            if (called := self.called.get(rank.rank)) is not None:
+                operations = [{**operation, "kind": kind} for kind in called]
+                groups = [{**group, "name": "0", "backend": "gloo", "operations": operations}]
+            cpu = 1.0 if rank.rank else min(self.now, self.works_until)
+            frames = [["load", "/home/me/train.py", self.lines[rank.rank]]]
+            thread = {
+                "id": 1,
+                "name": "MainThread",
+                "gil": False,
+                "idle": True,
+                "frames": frames,
+                "left_out": 0,
+            }
+            program = {
+                "pid": 1000 + rank.rank,
+                "cpu": cpu,
+                "state": "S",
+                "word": "sleeping",
+                "threads": [thread],
+            }
+            dump = Dump(message.request, self.now, groups, [program], "")
+            self._act(self.stalls.dumped(rank, dump, self.now))
+
+    def sent(self, kind: type[LauncherMessage]) -> list[float]:
+        return [
+            at for at, action in self.done if isinstance(action, Send) and isinstance(action.message, kind)
+        ]
+
+    def of(self, kind: type[Action]) -> list[Action]:
+        return [action for _, action in self.done if isinstance(action, kind)]
+
+    @property
+    def reports(self) -> list[float]:
+        return [at for at, action in self.done if isinstance(action, ReportStall)]
+
+    @property
+    def told(self) -> list[str]:
+        return [action.line for _, action in self.done if isinstance(action, Tell)]
