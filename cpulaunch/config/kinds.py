@@ -171,7 +171,8 @@ class Number(Kind):
         self.minimum, self.maximum, self.words, self.decimal = minimum, maximum, words, decimal
         self.metavar = "|".join((metavar, *words))
         span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
-        self.describe = ", or ".join((f"a {'' if decimal else 'whole '}number {span}", *words))
+        number = f"a {'' if decimal else 'whole '}number" + (" of seconds" if metavar == "S" else "")
+        self.describe = ", or ".join((f"{number} {span}", *words))
 
     def expected(self, given: object) -> str:
         return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
