@@ -195,7 +195,7 @@ def _marks(directory: Path, end: Ended | None, names: Names) -> Iterator[Mark]:
 def _exit(event: Mapping[str, Any], names: Names) -> str:
     """How a rank has failed; empty where it hasn't, or the launcher has ended it."""
     rank, number, code = event.get("rank"), event.get("signal"), event.get("code")
-    if event.get("by_launcher"):
+    if event.get("by_launcher") and not event.get("finished"):
         return ""
     name = names.one(rank) if isinstance(rank, int) else f"a {names.noun}"
     if isinstance(number, int):

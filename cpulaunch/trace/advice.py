@@ -67,11 +67,11 @@ def _outside(found: Figures) -> Iterator[Advice]:
     rank, share = found.throttled
     if share >= NOTABLE:
         why = "is lost to the CPU quota of its control group: it is throttled"
-        yield Advice(share, f"{percent(share)} of the time of rank {rank} on {hosts[rank]} {why}")
+        yield Advice(share, f"{percent(share)} of the time of {found.noun} {rank} on {hosts[rank]} {why}")
     rank, share = found.far_memory
     if share >= MUCH_FAR:
         why = "is on other NUMA nodes than its cores"
-        yield Advice(share, f"{percent(share)} of the memory of rank {rank} on {hosts[rank]} {why}")
+        yield Advice(share, f"{percent(share)} of the memory of {found.noun} {rank} on {hosts[rank]} {why}")
 
 
 def _waiting(found: Figures) -> Iterator[Advice]:
@@ -158,4 +158,4 @@ def _other(found: Figures) -> Iterator[Advice]:
 def _migrations(found: Figures) -> Iterator[Advice]:
     if found.migrations >= MIGRATIONS:
         why = "are they pinned? (cpulaunch topology)"
-        yield Advice(0.0, f"threads migrate {found.migrations:.0f} times a second and rank: {why}")
+        yield Advice(0.0, f"threads migrate {found.migrations:.0f} times a second and {found.noun}: {why}")

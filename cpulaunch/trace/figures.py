@@ -75,9 +75,10 @@ class Figures(NamedTuple):
     uncertain: float  # seconds, of clocks
     joined: int  # collectives of which more than one rank's part is known
     alone: int  # parts that have none
+    noun: str  # what the ranks are called
 
 
-def figures(ranks: Sequence[RankTrace]) -> Figures:
+def figures(ranks: Sequence[RankTrace], noun: str = "rank") -> Figures:
     """The figures of traced ranks, of which there is at least one."""
     shares = [_shares(rank) for rank in ranks]
     computing = [each.computation * each.seconds_per_step for each in shares]
@@ -101,6 +102,7 @@ def figures(ranks: Sequence[RankTrace]) -> Figures:
         max(rank.uncertain for rank in ranks) / 1e6,
         len(joined),
         sum(each.last is None for each in parts),
+        noun,
     )
 
 

@@ -36,6 +36,8 @@ def main() -> int:
 def merge_files(order: Mapping[str, Any]) -> str:
     """Merge the files of ``ranks`` into STEM.json.gz; what it says goes to STEM.txt and STEM.summary.json.
 
+    ``noun`` is what they are called: rank, or instance.
+
     ``missing`` says of ranks why there is no trace; a file that is none counts as well.  TraceError: all do.
     """
     missing = {int(rank): why for rank, why in order["missing"].items()}
@@ -53,14 +55,14 @@ def merge_files(order: Mapping[str, Any]) -> str:
                 except SourceError as e:
                     missing[e.rank] = f"what it has sent is not a trace: {e}"
             if not sources:
-                raise TraceError("; ".join(f"rank {rank}: {why}" for rank, why in missing.items()))
+                raise TraceError("; ".join(f"{order['noun']} {rank}: {why}" for rank, why in missing.items()))
             try:
-                return _write(order["stem"], sources, missing)
+                return _write(order["stem"], sources, missing, order["noun"])
             except SourceError as e:
                 missing[e.rank] = f"what it has sent is not all of a trace: {e}"
 
 
-def _write(stem: str, sources: list[Source], missing: Mapping[int, str]) -> str:
+def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: str) -> str:
     part = f"{stem}.part"
     try:
         with (
@@ -69,7 +71,7 @@ def _write(stem: str, sources: list[Source], missing: Mapping[int, str]) -> str:
             io.TextIOWrapper(io.BufferedWriter(packed, 1 << 20), "utf-8", "replace") as file,
         ):
             write, end = document(file)
-            found = figures(merge(sources, write))
+            found = figures(merge(sources, write, noun), noun)
             end()
         os.rename(part, f"{stem}.json.gz")
     except BaseException:

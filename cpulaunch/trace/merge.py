@@ -86,14 +86,15 @@ class Source:
                 yield event
 
 
-def merge(sources: Sequence[Source], write: Write) -> list[RankTrace]:
+def merge(sources: Sequence[Source], write: Write, noun: str = "rank") -> list[RankTrace]:
     """Write the events of all, and return what `figures` needs.  Raises SourceError."""
     origin = min(source.origin for source in sources)
     ranks = []
     for source in sources:
         try:
             ranks.append(rank := source.trace(origin))
-            _copy(source.events(origin), rank, write)
+            process = _process(rank.rank, f"{noun} {rank.rank} · {rank.host}", write)
+            _copy(source.events(origin), rank, process, write)
         except BROKEN as e:
             raise SourceError(source.rank, e) from e
     matched = match(ranks)
@@ -119,11 +120,10 @@ def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
     return write, lambda: file.write("\n]}\n")
 
 
-def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, write: Write) -> None:
+def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write: Write) -> None:
     """Write a rank's events, its collectives excepted, and keep what is needed of them."""
     threads: dict[Any, int] = {}
     spans, append = rank.spans, rank.spans.append
-    process = _process(rank.rank, f"rank {rank.rank} · {rank.host}", write)
     for event in events:
         phase, name = event["ph"], event.get("name", "")
         if phase == "M":

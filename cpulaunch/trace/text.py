@@ -32,24 +32,25 @@ def report(found: Figures, missing: Mapping[int, str]) -> str:
 def _lines(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
     step = 1e3 * mean(found.ranks, "seconds_per_step")
     steps = f"step {found.first}" if found.first == found.last else f"steps {found.first} to {found.last}"
-    ranks = "1 rank" if len(found.ranks) == 1 else f"{len(found.ranks)} ranks"
+    noun = found.noun
+    ranks = f"1 {noun}" if len(found.ranks) == 1 else f"{len(found.ranks)} {noun}s"
     yield f"{steps} of {ranks}: {step:.1f} ms a step, as long as they are traced"
     for rank, why in sorted(missing.items()):
-        yield f"rank {rank} is missing: {why}"
+        yield f"{noun} {rank} is missing: {why}"
     yield ""
     yield from (f"  {each.text}" for each in advice(found))
     if not advice(found):
         yield "  nothing stands out: computation takes most of the time"
     yield ""
-    yield from _table(found.ranks)
+    yield from _table(found.ranks, noun)
     yield ""
-    yield "operations that cost most (their own time in a step of a rank)"
+    yield f"operations that cost most (their own time in a step of one {noun})"
     for each in found.operations:
         spent = f"{1e3 * each.seconds:9.2f} ms {percent(each.share):>5}"
         yield f"  {spent}  {each.calls:6.0f} ×  {each.name[:MAX_NAME]}"
     if len(found.ranks) > 1:
         yield ""
-        yield f"computation takes the slowest rank {found.imbalance:.2f} times as long as the ranks' mean"
+        yield f"computation takes the slowest {noun} {found.imbalance:.2f} times as long as the {noun}s' mean"
         if found.joined or found.alone:
             apart = f"; of {found.alone} the group is not known" if found.alone else ""
             yield f"{found.joined} collectives joined by arrows{apart}"
@@ -57,9 +58,9 @@ def _lines(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
         yield f"clocks of hosts agree to {1e3 * found.uncertain:.2f} ms"
 
 
-def _table(ranks: Sequence[Shares]) -> Iterator[str]:
-    columns = {f"rank {each.rank}": each for each in ranks} if len(ranks) <= COLUMNS else {}
-    heads = [*columns] or ["mean", "least", "most", "of rank"]
+def _table(ranks: Sequence[Shares], noun: str) -> Iterator[str]:
+    columns = {f"{noun} {each.rank}": each for each in ranks} if len(ranks) <= COLUMNS else {}
+    heads = [*columns] or ["mean", "least", "most", f"of {noun}"]
     width = max(9, *(len(head) for head in heads))
     yield " " * 26 + "".join(f"{head:>{width + 2}}" for head in heads)
     if columns:
