@@ -138,6 +138,7 @@ void ProgressEngine::lead() {
     uint64_t steps_now = 0;
     bool counted = true;
     for (const auto& work : polled) {
+      if (work->is_driven()) continue;  // two would take turns at its memory and its sockets
       if (work->claim()) completed.push_back(work);
       const auto its_steps = work->steps();
       steps_now += its_steps.value_or(0);

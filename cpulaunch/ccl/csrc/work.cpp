@@ -81,6 +81,19 @@ std::exception_ptr distributed_error(const std::string& what) {
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
 }
 
+// Adds to a number while it lives.
+class Counted {
+ public:
+  Counted(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
+  ~Counted() { number_ -= by_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& number_;
+  const int by_;
+};
+
 }  // namespace
 
 void GroupState::fail(const std::string& reason) {
@@ -256,6 +269,7 @@ void CclWork::handle_signals(Clock::time_point now) {
   thread_local Clock::time_point handled{};
   if (now - started_at_ < kSignalsAfter || now - handled < kSignalsAfter) return;
   handled = now;
+  const Counted away(drivers_, -1);
   try {
     ProgressEngine::instance().handle_signals();
   } catch (...) {
@@ -322,6 +336,7 @@ bool CclWork::isSuccess() const {
 
 bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const Counted driver(drivers_, 1);
   if (!drive(until)) {
     C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
                                                timeout.count() / 1e3, " s that wait() was given"));

@@ -116,6 +116,8 @@ class CclWork final : public c10d::Work {
 
   // Of the transfer.
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
+  // Whether a thread that waits for it polls it.
+  bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   Clock::time_point started_at() const { return started_at_; }
@@ -156,7 +158,8 @@ class CclWork final : public c10d::Work {
   const Milliseconds timeout_;
   const Clock::time_point started_at_ = Clock::now();
   LedgerEntry entry_;
-  std::atomic<bool> driven_{false};
+  std::atomic<bool> driven_{false};  // at some time
+  std::atomic<int> drivers_{0};      // threads in wait(), but for those that handle signals
   std::vector<at::Tensor> kept_;
   std::vector<at::Tensor> outputs_;
   std::shared_ptr<int> source_;
