@@ -162,6 +162,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise.thinning": set(),
     "supervise.sides": set(),
     "supervise.stall_report": set(),
+    "supervise.stall_words": set(),
     "supervise.stragglers": set(),
     "supervise.waiting": set(),
     "supervise.whereabouts": set(),

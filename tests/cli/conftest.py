@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import clean_environment
+from support.command import TIMEOUT, clean_environment
 from support.faults import Cluster
+from support.running_jobs import Ask
 from support.terminal import Terminal
 
 OF_THE_TERMINAL = ("LC_", "LANG", "NO_COLOR", "COLUMNS", "LINES", "TERM")
@@ -36,3 +38,28 @@ def four_nodes(tmp_path: Path) -> Path:
     path.parent.mkdir()
     path.write_text("node1\nnode2\nnode3\nnode4\n")
     return path
+
+
+@pytest.fixture
+def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """With a list of jobs of its own."""
+    (runtime := tmp_path / "runtime").mkdir(mode=0o700)
+    return {**marked, "XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def ask(env: dict[str, str], tmp_path: Path) -> Ask:
+    """Run ``cpulaunch ARGS`` beside a job."""
+
+    def run(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "cpulaunch", *map(str, arguments)],
+            cwd=cwd,
+            env=clean_environment(**env),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=TIMEOUT,
+        )
+
+    return run

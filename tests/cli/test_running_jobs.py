@@ -1,134 +1,27 @@
-"""``cpulaunch stacks`` and ``cpulaunch jobs``: real jobs, asked while they run, and what is left of them."""
+"""``cpulaunch jobs``: real jobs, asked while they run, and what is left of them."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import stat
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, Run, bounded, clean_environment
-from support.jobs import job, outcome
+from support.command import TIMEOUT, Run
+from support.jobs import job
 from support.namespaces import until
+from support.running_jobs import SLEEPS, Ask, directory_of
 
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.record import ended
 from cpulaunch.supervise.registry import Announcement, Contact, listed_jobs, read_contact
 
-needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
-
 NOTHING = "no job of yours is running here, and none has been run in runs/\n"
-
-# Ranks say "ready", wait for each in its own way, and end once there is a file "go".
-SLEEPS = """\
-import os, pathlib, time
-def load_batch():
-    while not pathlib.Path("go").exists(): time.sleep(1)
-def wait_for_all():
-    while not pathlib.Path("go").exists(): time.sleep(1)
-print("ready", flush=True)
-load_batch() if os.environ["RANK"] == "1" else wait_for_all()
-print("done", flush=True)
-"""
-
-Ask = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """With a list of jobs of its own."""
-    (runtime := tmp_path / "runtime").mkdir(mode=0o700)
-    return {**marked, "XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(tmp_path / "state")}
-
-
-@pytest.fixture
-def ask(env: dict[str, str], tmp_path: Path) -> Ask:
-    """Run ``cpulaunch ARGS`` beside a job."""
-
-    def run(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cpulaunch", *map(str, arguments)],
-            cwd=cwd,
-            env=clean_environment(**env),
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=TIMEOUT,
-        )
-
-    return run
-
-
-def directory_of(tmp_path: Path) -> Path:
-    (found,) = tmp_path.glob("runs/*")
-    return found
-
-
-@needs_py_spy
-def test_stacks_are_those_of_all_ranks_and_change_nothing(
-    launcher_options: list[str], env: dict[str, str], ask: Ask, tmp_path: Path
-) -> None:
-    with job(tmp_path, env, launcher_options, SLEEPS) as launcher:
-        for arguments in (
-            [],
-            [directory_of(tmp_path)],
-            ["runs", "--native"],
-            [directory_of(tmp_path).name[:20]],
-        ):
-            done = ask("stacks", *arguments)
-            assert done.returncode == 0, done.stderr
-            called = "clock_nanosleep ←" if "--native" in arguments else "{} at"
-            assert f"[1] {called.format('load_batch')} program.py:3\n" in done.stdout
-            assert f"[0] {called.format('wait_for_all')} program.py:5\n" in done.stdout
-            assert "bootstrap.py" not in done.stdout
-        (tmp_path / "go").touch()
-        assert launcher.stdout
-        assert sorted(launcher.stdout.read().splitlines()) == ["[0] done", "[1] done"]
-        assert launcher.wait(TIMEOUT) == 0
-    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
-    assert not (directory_of(tmp_path) / "control.json").exists()
-    assert list(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")) == []
-
-
-def test_the_only_one_of_many_instances_goes_by_its_number(
-    env: dict[str, str], ask: Ask, tmp_path: Path
-) -> None:
-    program = SLEEPS.replace('"RANK"', '"CPULAUNCH_INSTANCE"').replace(
-        'print("ready"', 'print("CPULAUNCH_METRIC throughput=7 samples/s"); print("ready"'
-    )
-    (tmp_path / "program.py").write_text(program)
-    command = ["-m", "cpulaunch", "run", "--instances", "2", "--instance", "1", "program.py"]
-    environment = clean_environment(**env)
-    with bounded(
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    ) as launcher:
-        assert launcher.stdout
-        assert "ready\n" in iter(launcher.stdout.readline, "")
-        assert " 1 instance · " in (line := ask("jobs").stdout.splitlines()[0])
-        assert line.endswith(" · throughput 7 samples/s so far")
-        done = ask("stacks")
-        assert re.search(r"^\[1\] ", done.stdout, re.M), done
-        assert "[0]" not in done.stdout
-        (tmp_path / "go").touch()
-        assert launcher.wait(TIMEOUT) == 0
 
 
 def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
@@ -345,98 +238,6 @@ def test_a_launcher_that_was_stopped_does_not_answer(env: dict[str, str], ask: A
         launcher.wait(TIMEOUT)
 
 
-@needs_py_spy
-def test_two_who_ask_at_once_are_both_answered(env: dict[str, str], tmp_path: Path) -> None:
-    with job(tmp_path, env, [], SLEEPS) as launcher:
-        asking = [
-            subprocess.Popen(
-                [sys.executable, "-m", "cpulaunch", "stacks", *native],
-                cwd=tmp_path,
-                env=clean_environment(**env),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for native in ([], [], ["--native"], ["--native"])
-        ]
-        for each in asking:
-            assert f"    load_batch  {tmp_path}/program.py:3\n" in each.communicate(timeout=TIMEOUT)[0]
-        (tmp_path / "go").touch()
-        assert launcher.wait(TIMEOUT) == 0
-
-
-def test_what_is_known_of_a_job_is_the_owners_alone(env: dict[str, str], tmp_path: Path) -> None:
-    with job(tmp_path, env, [], SLEEPS) as launcher:
-        control = directory_of(tmp_path) / "control.json"
-        (entry,) = Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")
-        assert stat.S_IMODE(control.stat().st_mode) == 0o600
-        assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
-        token = json.loads(control.read_text())["token"]
-        for file in (entry, directory_of(tmp_path) / "events.jsonl"):
-            assert token not in file.read_text()
-        (tmp_path / "go").touch()
-        launcher.wait(TIMEOUT)
-
-
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """A directory that everybody can read, with all above it."""
-    with tempfile.TemporaryDirectory() as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
-@needs_root
-def test_another_user_learns_nothing_of_a_job(
-    env: dict[str, str], ask: Ask, open_directory: Path, tmp_path: Path
-) -> None:
-    """Neither by the command, nor with the token, at the job's own socket."""
-    with job(open_directory, env, [], SLEEPS) as launcher:
-        directory = directory_of(open_directory)
-        contact = json.loads((directory / "control.json").read_text())
-        assert (directory / "events.jsonl").stat().st_mode & 0o004
-        theirs = (
-            "import os, sys; os.setgid(65534); os.setuid(65534)\n"
-            "import socket; from pathlib import Path\n"
-            "from cpulaunch.supervise.registry import read_contact\n"
-            f"assert read_contact(Path({str(directory)!r})) is None\n"
-            "s = socket.socket(socket.AF_UNIX)\n"
-            f"s.connect({chr(0) + contact['address'][1:]!r})\n"
-            "assert s.recv(100) == b''\n"
-        )
-        code = f"import sys; sys.path[:0] = {sys.path!r}\nimport cpulaunch.supervise.registry\n{theirs}"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, cwd="/"
-        )
-        assert done.returncode == 0, done.stderr
-        (open_directory / "go").touch()
-        launcher.wait(TIMEOUT)
-
-
-@needs_root
-def test_a_control_file_of_somebody_else_is_not_read(ask: Ask, tmp_path: Path) -> None:
-    """They would have us connect wherever they like, and show what they say."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        (tmp_path / "theirs").mkdir()
-        (control := tmp_path / "theirs/control.json").write_text(
-            json.dumps(
-                {
-                    "job": "x",
-                    "pid": 1,
-                    "host": "x",
-                    "started": 0,
-                    "address": f"127.0.0.1:{server.getsockname()[1]}",
-                    "token": "",
-                    "command": [],
-                }
-            )
-        )
-        os.chown(control, 65534, 65534)
-        assert "no job is running there" in ask("stacks", "theirs").stderr
-        with pytest.raises(BlockingIOError):
-            server.accept()
-
-
 def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     """And is found by its directory, or in it."""
     shutil.rmtree(env["XDG_RUNTIME_DIR"])
@@ -448,20 +249,6 @@ def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask:
         assert ask("stacks", "runs").returncode == 0
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
-
-
-@needs_root
-def test_nothing_is_made_in_a_directory_of_somebody_else(
-    env: dict[str, str], ask: Ask, tmp_path: Path
-) -> None:
-    """``su`` leaves the variable as it was: a directory of root's would keep the user from having one."""
-    theirs = Path(env["XDG_RUNTIME_DIR"])
-    os.chown(theirs, 65534, 65534)
-    with job(tmp_path, env, [], SLEEPS) as launcher:
-        assert list(theirs.iterdir()) == []
-        assert ask("jobs").stdout.startswith(directory_of(tmp_path).name)
-        (tmp_path / "go").touch()
-        launcher.wait(TIMEOUT)
 
 
 def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path: Path) -> None:
@@ -489,61 +276,3 @@ def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path
         assert f"{named}: this job has ended" in done.stderr
         assert f"runs/{ids[1]}/stacks-1.txt has the stacks of its last stall" in done.stderr
     assert "`cpulaunch jobs runs` lists those that have ended" in ask("stacks", "runs", cwd=project).stderr
-
-
-@needs_py_spy
-def test_without_a_name_it_is_the_newest_job_here_and_not_of_another_directory(
-    env: dict[str, str], ask: Ask, tmp_path: Path
-) -> None:
-    """For all commands that are about one job, though another one is newer, and runs."""
-    (project := tmp_path / "project").mkdir()
-    (other := tmp_path / "other").mkdir()
-    with job(project, env, [], SLEEPS) as launcher, job(other, env, [], SLEEPS) as newer:
-        here = directory_of(project)
-        assert ask("stacks", cwd=project).stdout.startswith(f"job {here.name} in ")
-        assert f"cpulaunch: profile of {here}\n" in ask("profile", cwd=project).stderr
-        following = subprocess.Popen(
-            [sys.executable, "-m", "cpulaunch", "logs", "-f"],
-            cwd=project,
-            env=clean_environment(**env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        with bounded(following):
-            assert following.stdout
-            assert following.stdout.readline() == f"cpulaunch: logs of runs/{here.name}\n"
-            (project / "go").touch()
-            assert launcher.wait(TIMEOUT) == 0
-            assert following.wait(TIMEOUT) == 0
-            assert sorted(following.stdout.read().splitlines()) == [
-                "[0] done",
-                "[0] ready",
-                "[1] done",
-                "[1] ready",
-            ]
-        for logs in (["logs"], ["logs", "-f"]):  # of a job that has ended
-            assert ask(*logs, cwd=project).stderr == f"cpulaunch: logs of runs/{here.name}\n"
-        # Where none runs here, or none was run here, it is the one that runs elsewhere, and is named.
-        (nowhere := tmp_path / "nowhere").mkdir()
-        there = directory_of(other)
-        assert ask("stacks", cwd=project).stdout.startswith(f"job {there.name} in {there}\n")
-        assert ask("logs", cwd=nowhere).stderr == f"cpulaunch: logs of {there}\n"
-        (other / "go").touch()
-        assert newer.wait(TIMEOUT) == 0
-
-
-@needs_root
-def test_without_a_name_it_is_no_job_of_another_user(ask: Ask, tmp_path: Path) -> None:
-    """Who shares the directory, and has run a newer one."""
-    for second in (10, 11):
-        (place := tmp_path / "runs" / f"20261122-2144{second}-0f3c9a7e5b1d2c48").mkdir(parents=True)
-        (place / "plan.json").write_text('{"world_size": 1}')
-        (place / "outcome.json").write_text('{"kind": "ok"}')
-        (place / "rank-0.log").write_text(f"{second}\n")
-    os.chown(place, 65534, 65534)
-    assert ask("logs").stdout == "[0] 10\n"
-    assert ask("logs", place).stdout == "[0] 11\n"
-    shutil.rmtree(tmp_path / "runs" / "20261122-214410-0f3c9a7e5b1d2c48")
-    assert "no job of yours is running, and none has been run in runs/" in ask("logs").stderr

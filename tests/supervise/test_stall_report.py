@@ -13,7 +13,8 @@ from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.observer_messages import RankSeen
 from cpulaunch.supervise.stacks import places
-from cpulaunch.supervise.stall_report import Explanation, Seen, explain, sides
+from cpulaunch.supervise.stall_report import Explanation, explain, sides
+from cpulaunch.supervise.stall_words import Seen
 
 NOW = 1000.0
 Frame = tuple[str, str, int]
