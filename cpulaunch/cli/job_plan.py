@@ -15,7 +15,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import listed_hosts
 from cpulaunch.discovery.partition import facts_of, nodes_of_partition
 from cpulaunch.errors import CpulaunchError, HostError
-from cpulaunch.manifests.sbatch_options import Share, share
+from cpulaunch.manifests.sbatch_options import SHARES, Share, share
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan
@@ -42,6 +42,10 @@ def planned_lines(
         yield f"no plan is shown, as Slurm doesn't describe the nodes ({e}); --facts F does"
         return
     asked = share(options, nodes.cpus)
+    if asked.cpus and asked.cpus < nodes.cpus and "--cpus-per-task" not in options:
+        part = " and ".join(name for name in SHARES if name in options)
+        given = f"with {part}, Slurm gives the job {asked.cpus} of {nodes.cpus} CPUs of a node"
+        yield f"warning: {given}: --exclusive gives it whole nodes, and --cpus-per-task more of each"
     described = Facts(
         facts_of(nodes, asked.cpus),
         ccl_missing=ensure_ccl(config, build=False, tell=lambda line: None),

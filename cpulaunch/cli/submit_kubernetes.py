@@ -44,6 +44,7 @@ _IMAGE = re.compile(
 )
 """What pods' images can be called (github.com/distribution/reference, reference.go)."""
 _TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
+_OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
 
 def add_options(parser: Parser) -> set[str]:
@@ -329,6 +330,9 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
             there = volumes.get(path, "something of the job's own")
             why = f"--volume {text}: {there} is mounted there already"
             raise UsageError(why, hint="each volume needs a path of its own")
+        if path in _OF_THE_IMAGE:
+            why = f"--volume {text}: it would hide {path} of the image, without which no pod starts"
+            raise UsageError(why, hint=f"--volume {claim}:/data mounts it where nothing is")
         volumes[path] = claim
     return volumes
 

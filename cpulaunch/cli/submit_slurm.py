@@ -97,5 +97,5 @@ def submit(
 def _submit(script: str) -> str:
     """The number of the job.  Raises HostError."""
     hint = "--dry-run prints the script, to be submitted elsewhere"
-    said = ask_slurm(["sbatch", "--parsable"], text=script, hint=hint)
+    said = ask_slurm(["sbatch", "--parsable"], text=script, hint=hint, tell=say)
     return said.strip().partition(";")[0]  # the cluster's name may follow

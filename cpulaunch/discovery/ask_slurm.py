@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cpulaunch.errors import HostError
 from cpulaunch.wording import cannot_run
@@ -13,8 +13,14 @@ TIMEOUT = 60.0
 """Seconds that Slurm's daemon may take for an answer."""
 
 
-def ask_slurm(argv: Sequence[str], *, text: str = "", hint: str | None = None) -> str:
-    """What the program prints that is given ``text`` to read.
+def ask_slurm(
+    argv: Sequence[str],
+    *,
+    text: str = "",
+    hint: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> str:
+    """What the program prints that is given ``text`` to read.  ``tell`` gets the lines of its warnings.
 
     Raises HostError where it fails, and with ``hint`` where it isn't there.
     """
@@ -28,4 +34,6 @@ def ask_slurm(argv: Sequence[str], *, text: str = "", hint: str | None = None) -
     if done.returncode:
         said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
         raise HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+    for line in done.stderr.splitlines():
+        tell(line)
     return done.stdout

@@ -281,6 +281,42 @@ def test_hosts_that_are_named_are_those_of_the_plan(
 
 
 @pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (["--mem", "64G"], "with --mem, Slurm gives the job 1 of 8 CPUs of a node"),
+        (["--ntasks", "6", "--nodes", "3"], "with --ntasks, Slurm gives the job 2 of 8 CPUs of a node"),
+        (["--mem", "64G", "--exclusive"], ""),
+        (["--mem", "64G", "--cpus-per-task", "2"], ""),
+        (["--ntasks", "8", "--nodes", "1"], ""),
+    ],
+)
+def test_a_small_share_of_a_node_that_nobody_asked_for_is_warned_of(
+    options: list[str],
+    warning: str,
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|1|8|1|256000|96|(null)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    assert main(["submit", "--dry-run", *options, "--backend", "gloo", "train.py"]) == 0
+    error = capsys.readouterr().err
+    assert (f"warning: {warning}" in error) if warning else ("Slurm gives the job" not in error)
+
+
+def test_what_sbatch_warns_of_is_shown(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sbatch := script.parent / "sbatch").write_text("#!/bin/sh\necho 7\necho 'sbatch: warning: late' >&2\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    assert main(["submit", "--nodes", "2", "train.py"]) == 0
+    error = capsys.readouterr().err
+    assert error.index("cpulaunch: sbatch: warning: late\n") < error.index("cpulaunch: Slurm job 7: ")
+
+
+@pytest.mark.parametrize(
     ("time", "seconds"),
     [("90", 5400), ("90:30", 5430), ("2:00:00", 7200), ("1-12", 129600), ("1-2:30", 95400), ("x", None)],
 )
