@@ -163,6 +163,7 @@ MAY_TOUCH: dict[str, set[str]] = {
     "supervise.sides": set(),
     "supervise.stall_report": set(),
     "supervise.stall_words": set(),
+    "supervise.seen": set(),
     "supervise.stragglers": set(),
     "supervise.waiting": set(),
     "supervise.whereabouts": set(),

@@ -331,7 +331,7 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
             why = f"--volume {text}: {there} is mounted there already"
             raise UsageError(why, hint="each volume needs a path of its own")
         if path in _OF_THE_IMAGE:
-            why = f"--volume {text}: it would hide {path} of the image, without which no pod starts"
+            why = f"--volume {text}: it would hide the image's own {path}"
             raise UsageError(why, hint=f"--volume {claim}:/data mounts it where nothing is")
         volumes[path] = claim
     return volumes

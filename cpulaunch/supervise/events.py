@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from cpulaunch.messages import AgentMessage, Dump, Hello, LauncherMessage, Unknown
 from cpulaunch.supervise.outcome import Stall
+from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stall_report import Explanation
-from cpulaunch.supervise.stall_words import Seen
 from cpulaunch.supervise.telemetry import Row
 
 # ---- events

@@ -17,9 +17,9 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import BACKWARD
 from cpulaunch.supervise.stall_report import gone, has_left, sides, without
-from cpulaunch.supervise.stall_words import Seen
 from cpulaunch.supervise.waiting import waits
 
 DISAGREE = "ranks call different operations"

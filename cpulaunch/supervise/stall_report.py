@@ -9,8 +9,9 @@ from itertools import islice
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise import whereabouts
+from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import Frame, outlives
-from cpulaunch.supervise.stall_words import MAX_SITUATIONS, Seen, Words, have, wait_verb, what
+from cpulaunch.supervise.stall_words import MAX_SITUATIONS, Words, has_or_have, waits_or_wait, what
 from cpulaunch.supervise.waiting import Wait, waits
 from cpulaunch.wording import counted, shortened
 
@@ -44,8 +45,7 @@ def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> 
     It was ``paused`` for so many seconds, which are those since the last operation of a rank, too, where
     clocks don't show a whole second more or less.
     """
-    groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    return _Case(seen, waits(groups, len(seen)), paused, names).explain()
+    return _Case(seen, _waits(seen), paused, names).explain()
 
 
 def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
@@ -56,8 +56,7 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     Operations that have failed count as if they were waited in.  ``said``: the process group says that they
     differ, be it in something that the ledger doesn't have, such as a root.
     """
-    groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    found = waits(groups, len(seen), failed=True)
+    found = _waits(seen, failed=True)
     differing = [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
     words = Words(seen)
@@ -67,8 +66,7 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
 
 def without(seen: Sequence[Seen]) -> list[str]:
     """Who has failed in an operation, and who runs without being in its group any more; a line for each."""
-    groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    found = waits(groups, len(seen), failed=True)
+    found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
         numbers = (wait.ranks[number] for number in wait.unknown if number in wait.ranks)
@@ -79,8 +77,7 @@ def without(seen: Sequence[Seen]) -> list[str]:
 
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
     """Who has left without calling what others have failed in, and those; None where it isn't known."""
-    groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    found = waits(groups, len(seen), failed=True)
+    found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
         if left := sorted(rank for rank in wait.absent if case.seen[rank].left):
@@ -94,7 +91,12 @@ def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") 
     how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
     who = Words(seen).named(ranks)
     without = f" without calling {operation}" if operation else ""
-    return f"{who} {have(ranks)} left ({shortened(list(how))}){without}"
+    return f"{who} {has_or_have(ranks)} left ({shortened(list(how))}){without}"
+
+
+def _waits(seen: Sequence[Seen], *, failed: bool = False) -> Sequence[Wait]:
+    groups = {each.rank: each.dump.groups for each in seen if each.dump}
+    return waits(groups, len(seen), failed=failed)
 
 
 class _Case:
@@ -162,15 +164,16 @@ class _Case:
         if all(self.seen[rank].dump is None for rank in free):
             return f"{self.words.named(free)} can't be seen; the others wait in {name}"
         if wait.message:
-            return f"{self.words.named(free)} {have(free)} not answered rank {wait.waiting[0]}'s {name}"
+            asks = f"rank {wait.waiting[0]}'s {name}"
+            return f"{self.words.named(free)} {has_or_have(free)} not answered {asks}"
         if held:
             return self.words.held(held)
         if locked := self._locked(free):
             return f"threads of {self.words.named(locked)} wait for each other's locks"
         if len(free) > len(wait.waiting):
-            who = f"{self.words.named(wait.waiting)} {wait_verb(wait.waiting)}"
-            return f"{who} in {name}, which {counted(len(free), 'rank')} {have(free)} not called"
-        return f"{self.words.named(free)} {have(free)} not called {name}"
+            who = f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
+            return f"{who} in {name}, which {counted(len(free), 'rank')} {has_or_have(free)} not called"
+        return f"{self.words.named(free)} {has_or_have(free)} not called {name}"
 
     def _unmet(self) -> Explanation | None:
         """Ranks make a group, and others, which would have to come, wait elsewhere."""
@@ -181,7 +184,7 @@ class _Case:
             those = {id(each): sorted(wait.absent & set(each.waiting)) for each in elsewhere}
             most = max(elsewhere, key=lambda each: len(those[id(each)]))
             name, other = (what(each, each.waiting[0], short=True) for each in (wait, most))
-            who = f"{self.words.named(wait.waiting)} {wait_verb(wait.waiting)} in {name}"
+            who = f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)} in {name}"
             headline = f"{who}, {self.words.named(those[id(most)])} in {other}"
             lines = [
                 self.words.waiters(wait, ()),
@@ -264,7 +267,8 @@ class _Case:
         headline = f"{name} does not complete between {ends[0]} and {ends[1]}"
         for those in islice(by_hosts.values(), MAX_SITUATIONS):
             waiting, others = {a for a, _ in those}, {b for _, b in those}
-            lines.append(f"{self.words.named(waiting)} {wait_verb(waiting)} for {self.words.named(others)}")
+            who, whom = self.words.named(waiting), self.words.named(others)
+            lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
         found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
         return replace(found, mutual=True)
 
@@ -292,7 +296,7 @@ class _Case:
             ranks = () if everybody else tuple(running)
             return Explanation(f"{who} {words} exit{why}", tuple(self.words.situations(running)), ranks)
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
-            who = f"all {noun}s wait" if fed == running else f"{self.words.named(fed)} {wait_verb(fed)}"
+            who = f"all {noun}s wait" if fed == running else f"{self.words.named(fed)} {waits_or_wait(fed)}"
             return Explanation(f"{who} for input", tuple(self.words.situations(fed)), tuple(fed))
         return self._somewhere(running)
 

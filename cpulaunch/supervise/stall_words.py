@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
-from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise import whereabouts
-from cpulaunch.supervise.stacks import Frame, Process
+from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.waiting import Wait
 from cpulaunch.wording import counted, shortened
 
@@ -22,49 +20,6 @@ MAX_SIDES = 8
 
 MAX_CHILDREN = 4
 """Children of a rank that are described."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is known of a rank.
-
-    ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
-    was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
-    program has said that it ends.  ``collectives``: it has completed so many.
-    """
-
-    rank: int
-    host: str
-    left: str = ""
-    dump: Dump | None = None
-    raised_at: str = ""
-    now: float | None = None
-    leaving: bool = False
-    collectives: int = 0
-
-    @property
-    def program(self) -> Process | None:
-        return self.dump.processes[0] if self.dump and self.dump.processes else None
-
-    @property
-    def place(self) -> Frame | None:
-        return whereabouts.place(self.program) if self.program else None
-
-    @property
-    def at(self) -> str:
-        return self.at_of(0)
-
-    def at_of(self, caller: int) -> str:
-        """Where it is, or its thread with this number, which has called something."""
-        return self.raised_at or (whereabouts.where(self.program, caller) if self.program else "")
-
-    @property
-    def runs(self) -> bool:
-        return self.program is not None and whereabouts.runs(self.program)
-
-    @property
-    def held(self) -> str:
-        return whereabouts.held(self.program) if self.program else ""
 
 
 class Words:
@@ -90,6 +45,7 @@ class Words:
         return f"{self.named(ranks)}: {what(wait, ranks[0])}{self._at_in(wait, ranks)}"
 
     def held(self, ranks: Sequence[int]) -> str:
+        """A headline: what holds the first of these, and others.  No line says it again afterwards."""
         self._said = self.seen[ranks[0]].held
         alike = [rank for rank in ranks if self.seen[rank].held == self._said]
         return f"{self.named(alike)}: {self._said}"
@@ -124,7 +80,7 @@ class Words:
 
     def of_these(self, wait: Wait, ranks: Sequence[int]) -> str:
         """What these ranks wait in, and where."""
-        return f"{self.named(ranks)} {wait_verb(ranks)} in {what(wait, ranks[0])}{self.at(wait, ranks)}"
+        return f"{self.named(ranks)} {waits_or_wait(ranks)} in {what(wait, ranks[0])}{self.at(wait, ranks)}"
 
     def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
@@ -218,9 +174,9 @@ def _why_unseen(seen: Seen) -> str:
     return "its main thread runs no Python" if said else seen.dump.error or "it has no stack"
 
 
-def have(ranks: Collection[int]) -> str:
+def has_or_have(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def wait_verb(ranks: Collection[int]) -> str:
+def waits_or_wait(ranks: Collection[int]) -> str:
     return "waits" if len(ranks) == 1 else "wait"

@@ -20,8 +20,8 @@ from cpulaunch.supervise.outcome import Stall, with_sides
 from cpulaunch.supervise.pauses import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.second_look import SecondLook, computes
+from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stall_report import Explanation, explain
-from cpulaunch.supervise.stall_words import Seen
 from cpulaunch.supervise.stragglers import Straggler, Stragglers
 from cpulaunch.supervise.whereabouts import THROTTLED
 

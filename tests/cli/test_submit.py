@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun train.py\n")
     (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
     return path
+
+
+@pytest.fixture
+def slurm(script: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a program of Slurm's in front of all others, which does as the shell is told."""
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+
+    def put(program: str, commands: str) -> None:
+        (path := script.parent / program).write_text(f"#!/bin/sh\n{commands}\n")
+        path.chmod(0o755)
+
+    return put
 
 
 @pytest.mark.parametrize(
@@ -254,11 +267,9 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
 
 
 def test_the_page_shows_the_plan_that_comes_of_slurms_description(
-    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|2|28|2|256000|96|(null)'\n")
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    slurm("sinfo", "echo 'batch*|2|28|2|256000|96|(null)'")
     monkeypatch.setattr(job_plan, "ensure_ccl", lambda config, build, tell: None)  # as where it is built
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     words, shown = re.findall(r"^\$ cpulaunch (submit .* --follow .*)\n((?:cpulaunch: .*\n)+)", page, re.M)[0]
@@ -267,11 +278,9 @@ def test_the_page_shows_the_plan_that_comes_of_slurms_description(
 
 
 def test_hosts_that_are_named_are_those_of_the_plan(
-    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: Path, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|1|8|1|4000|96|(null)'\n")
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    slurm("sinfo", "echo 'batch*|1|8|1|4000|96|(null)'")
     (script.parent / "hosts").write_text("b slots=2\na slots=1\n")
     typed = ["-w", "a,b", "-f", "hosts", "--backend", "gloo", "train.py"]
     assert main(["submit", "--dry-run", *typed]) == 0
@@ -291,26 +300,18 @@ def test_hosts_that_are_named_are_those_of_the_plan(
     ],
 )
 def test_a_small_share_of_a_node_that_nobody_asked_for_is_warned_of(
-    options: list[str],
-    warning: str,
-    script: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], warning: str, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (sinfo := script.parent / "sinfo").write_text("#!/bin/sh\necho 'batch*|1|8|1|256000|96|(null)'\n")
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    slurm("sinfo", "echo 'batch*|1|8|1|256000|96|(null)'")
     assert main(["submit", "--dry-run", *options, "--backend", "gloo", "train.py"]) == 0
     error = capsys.readouterr().err
     assert (f"warning: {warning}" in error) if warning else ("Slurm gives the job" not in error)
 
 
 def test_what_sbatch_warns_of_is_shown(
-    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (sbatch := script.parent / "sbatch").write_text("#!/bin/sh\necho 7\necho 'sbatch: warning: late' >&2\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+    slurm("sbatch", "echo 7; echo 'sbatch: warning: late' >&2")
     assert main(["submit", "--nodes", "2", "train.py"]) == 0
     error = capsys.readouterr().err
     assert error.index("cpulaunch: sbatch: warning: late\n") < error.index("cpulaunch: Slurm job 7: ")

@@ -171,7 +171,7 @@ def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
         ("--secret a/b train.py", "--secret 'a/b' is not a secret's name"),
         ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
         ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
-        ("--volume data:/usr/ train.py", "--volume data:/usr/: it would hide /usr of the image"),
+        ("--volume data:/usr/ train.py", "--volume data:/usr/: it would hide the image's own /usr"),
         ("--volume data:/dev/shm/ train.py", "something of the job's own is mounted there already"),
         ("--nodes 2 --nnodes 4 train.py", "hosts.nnodes (--nnodes): 4 of 2 workers"),
         ("--time 2:00:00 train.py", "--time is for --to slurm"),

@@ -2,88 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.seen import (
+    LOAD,
+    MAIN,
+    NOW,
+    TORCH,
+    explained,
+    group,
+    operation,
+    others,
+    process,
+    seen,
+    thread,
+)
 
-from cpulaunch.ledger import COMPLETED, MEETING, NEW_GROUP, STARTED
+from cpulaunch.ledger import MEETING, NEW_GROUP
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.supervise.observer_messages import RankSeen
-from cpulaunch.supervise.stacks import places
-from cpulaunch.supervise.stall_report import Explanation, explain, sides
-from cpulaunch.supervise.stall_words import Seen
-
-NOW = 1000.0
-Frame = tuple[str, str, int]
-MAIN: Frame = ("main", "/home/me/train.py", 91)
-LOAD: Frame = ("load_batch", "/home/me/train.py", 88)
-TORCH: Frame = ("all_reduce", "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 5)
-
-
-def operation(
-    sequence: int, kind: str = "all_reduce", *, done: float = 0.0, **different: Any
-) -> dict[str, Any]:
-    """One that is waited in, or was ``done`` so long ago."""
-    return {
-        "sequence": sequence, "state": COMPLETED if done else STARTED, "kind": kind, "type": "float32",
-        "bytes": 25_000_000, "enqueued": NOW - 93, "started": NOW - 93, "completed": NOW - done if done else 0.0,
-        "peer": -1, "waits_for": "", **different,
-    }  # fmt: skip
-
-
-def group(rank: int, *operations: dict[str, Any], size: int = 4, name: str = "0") -> dict[str, Any]:
-    return {
-        "name": name, "backend": "ccl", "size": size, "rank": rank, "count": len(operations),
-        "operations": list(operations),
-    }  # fmt: skip
-
-
-def thread(*frames: Frame, name: str = "MainThread", idle: bool = True) -> dict[str, Any]:
-    return {
-        "id": 1,
-        "name": name,
-        "gil": False,
-        "idle": idle,
-        "frames": [list(f) for f in frames],
-        "left_out": 0,
-    }
-
-
-def process(*frames: Frame, pid: int = 1, **different: Any) -> dict[str, Any]:
-    return {
-        "pid": pid, "parent": 0, "command": "python", "state": "S", "word": "sleeping", "stopped_by": None,
-        "wchan": None, "call": None, "file": None, "blocked": [], "traced_by": 0, "tracer": None, "swapped": 0,
-        "cpu": 1.0, "throttled": None, "threads": [thread(*frames)] if frames else [], "stacks": "py-spy",
-        **different,
-    }  # fmt: skip
-
-
-def seen(
-    rank: int,
-    groups: Sequence[dict[str, Any]] = (),
-    *processes: dict[str, Any],
-    hosts: int = 2,
-    left: str = "",
-) -> Seen:
-    """Ranks are dealt to two hosts in turns; one that has ``left`` says nothing."""
-    dump = Dump(1, NOW, list(groups), list(processes or (process(TORCH, MAIN),)), "")
-    return Seen(rank, f"node{rank % hosts}", left, None if left else dump)
-
-
-def others(*but: int, size: int = 4) -> list[Seen]:
-    """All others wait in their seventh all_reduce."""
-    return [
-        seen(rank, [group(rank, operation(6, done=94), operation(7))])
-        for rank in range(size)
-        if rank not in but
-    ]
-
-
-def explained(*ranks: Seen) -> Explanation:
-    return explain(sorted(ranks, key=lambda each: each.rank))
+from cpulaunch.supervise.seen import Seen
+from cpulaunch.supervise.stall_report import explain, sides
 
 
 def test_a_rank_that_has_not_called_the_collective_is_named_with_its_line() -> None:
@@ -102,18 +43,6 @@ def test_what_keeps_the_missing_rank_comes_first() -> None:
     found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], stopped))
     assert found.headline == "rank 1 on node1: stopped (SIGSTOP)"
     assert "finished #6 93 s ago" in found.lines[1]
-
-
-def test_the_children_of_the_missing_rank_are_shown() -> None:
-    loader = ("_next_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
-    torchs = ("_worker_loop", "/venv/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py", 275)
-    worker = process(("__getitem__", "/home/me/data.py", 30), torchs, MAIN, pid=77)
-    idle = process(("get", "/usr/lib/python3.12/multiprocessing/queues.py", 113), torchs, MAIN, pid=78)
-    late = seen(1, [group(1, operation(6, done=93))], process(loader, MAIN), worker, idle)
-    assert explained(*others(1), late).lines[1:] == (
-        "rank 1 on node1 finished #6 93 s ago and waits for input at train.py:91 main",
-        "  its process 77: at data.py:30 __getitem__",
-    )
 
 
 def test_a_rank_that_waits_alone_is_named_where_the_others_have_gone_on() -> None:
@@ -208,13 +137,6 @@ def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
     found = explain([*others(3), replace(late, now=NOW + 1.4)], 94.6)
     assert "finished #6 95 s ago" in found.lines[1]
     assert "finished #6 94 s ago" in explain([*others(3), replace(late, now=NOW + 1.4)], 7.0).lines[1]
-
-
-def test_children_of_a_program_without_python_are_shown() -> None:
-    shell = process(command="sh -c", stacks="none: it is not a Python program")
-    child = process(pid=7, command="./solver -n 4", stacks="none: it is not a Python program")
-    found = explained(seen(0, [], shell, child))
-    assert found.lines[-1] == "  its process 7: ./solver -n 4; sleeping"
 
 
 def test_ranks_of_a_gather_may_have_different_sizes() -> None:
@@ -436,63 +358,6 @@ def test_without_a_ledger_nobody_is_blamed() -> None:
 def test_nothing_known_is_no_error() -> None:
     found = explained(*(Seen(rank, "node0") for rank in range(2)))
     assert found.headline == "what the ranks wait for isn't known"
-
-
-def test_other_programs_that_a_rank_has_started_are_named() -> None:
-    """It may well wait for one of them."""
-    fetch = process(pid=7, command="curl https://data", stacks="none: it is not a Python program")
-    found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN), fetch))
-    assert found.lines[2] == "  its process 7: curl https://data; sleeping"
-
-
-def test_the_line_of_a_thread_is_told_as_long_as_it_is_in_torch() -> None:
-    main = thread(("join", "/usr/lib/python3.12/threading.py", 9), MAIN) | {"id": 4}
-    exchange: Frame = ("exchange", "/home/me/train.py", 33)
-    within = thread(TORCH, exchange, name="helper") | {"id": 5}
-    idle = thread(("get", "/usr/lib/python3.12/queue.py", 9), exchange, name="helper") | {"id": 5}
-    for threads, at in (
-        ((main, within), "train.py:33 exchange, in its thread helper"),
-        ((main, idle), "train.py:91 main"),
-        ((main,), "train.py:91 main"),
-    ):
-        waits = seen(0, [group(0, operation(7, thread=5), size=2)], process(threads=list(threads)))
-        late = seen(1, [group(1, operation(6, done=93), size=2)], process(LOAD, MAIN))
-        assert explained(waits, late).lines[0] == (
-            f"rank 0 on node0 waits in all_reduce #7 of group 0, 25 MB float32, at {at}"
-        )
-
-
-def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
-    sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
-    solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb")
-    assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
-    stripped = process(sleeping, stacks="gdb")
-    assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at clock_nanosleep"
-
-
-SHUTDOWN: Frame = ("_shutdown", "/usr/lib/python3.12/threading.py", 1594)
-WORK: Frame = ("work", "/home/me/train.py", 31)
-
-
-def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
-    threads = [thread(SHUTDOWN), thread(TORCH, name="idle"), thread(WORK, name="loader")]
-    ranks = [replace(seen(rank, [], process(SHUTDOWN, threads=threads)), leaving=True) for rank in range(2)]
-    found = explained(*ranks)
-    assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
-    assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
-    shown = [RankSeen(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
-    assert list(places(shown)) == ["[0-1] on node0, node1: work at train.py:31, in its thread loader"]
-    alone = explained(ranks[0])
-    assert alone.place
-    assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])
-
-
-def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_thread() -> None:
-    ends = process(wchan="futex_wait", threads=[], stacks="py-spy")
-    found = explained(*[replace(seen(rank, [], ends), leaving=True) for rank in range(2)])
-    assert found.lines[0] == (
-        "rank 0 on node0 is sleeping in futex_wait of the kernel (no stack: its main thread runs no Python)"
-    )
 
 
 def test_reductions_that_differ_at_the_same_line_are_shown_with_it() -> None:

@@ -1,0 +1,52 @@
+"""What is known of a rank of a job that makes no progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpulaunch.messages import Dump
+from cpulaunch.supervise import whereabouts
+from cpulaunch.supervise.stacks import Frame, Process
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a rank.
+
+    ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
+    was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
+    program has said that it ends.  ``collectives``: it has completed so many.
+    """
+
+    rank: int
+    host: str
+    left: str = ""
+    dump: Dump | None = None
+    raised_at: str = ""
+    now: float | None = None
+    leaving: bool = False
+    collectives: int = 0
+
+    @property
+    def program(self) -> Process | None:
+        return self.dump.processes[0] if self.dump and self.dump.processes else None
+
+    @property
+    def place(self) -> Frame | None:
+        return whereabouts.place(self.program) if self.program else None
+
+    @property
+    def at(self) -> str:
+        return self.at_of(0)
+
+    def at_of(self, caller: int) -> str:
+        """Where it is, or its thread with this number, which has called something."""
+        return self.raised_at or (whereabouts.where(self.program, caller) if self.program else "")
+
+    @property
+    def runs(self) -> bool:
+        return self.program is not None and whereabouts.runs(self.program)
+
+    @property
+    def held(self) -> str:
+        return whereabouts.held(self.program) if self.program else ""

@@ -1,0 +1,98 @@
+"""What a report says of a rank: its line, its children, its threads, and why it has no stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.seen import (
+    LOAD,
+    MAIN,
+    TORCH,
+    Frame,
+    explained,
+    group,
+    operation,
+    others,
+    process,
+    seen,
+    thread,
+)
+
+from cpulaunch.supervise.observer_messages import RankSeen
+from cpulaunch.supervise.stacks import places
+
+
+def test_children_of_a_program_without_python_are_shown() -> None:
+    shell = process(command="sh -c", stacks="none: it is not a Python program")
+    child = process(pid=7, command="./solver -n 4", stacks="none: it is not a Python program")
+    found = explained(seen(0, [], shell, child))
+    assert found.lines[-1] == "  its process 7: ./solver -n 4; sleeping"
+
+
+def test_the_children_of_the_missing_rank_are_shown() -> None:
+    loader = ("_next_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
+    torchs = ("_worker_loop", "/venv/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py", 275)
+    worker = process(("__getitem__", "/home/me/data.py", 30), torchs, MAIN, pid=77)
+    idle = process(("get", "/usr/lib/python3.12/multiprocessing/queues.py", 113), torchs, MAIN, pid=78)
+    late = seen(1, [group(1, operation(6, done=93))], process(loader, MAIN), worker, idle)
+    assert explained(*others(1), late).lines[1:] == (
+        "rank 1 on node1 finished #6 93 s ago and waits for input at train.py:91 main",
+        "  its process 77: at data.py:30 __getitem__",
+    )
+
+
+def test_other_programs_that_a_rank_has_started_are_named() -> None:
+    """It may well wait for one of them."""
+    fetch = process(pid=7, command="curl https://data", stacks="none: it is not a Python program")
+    found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN), fetch))
+    assert found.lines[2] == "  its process 7: curl https://data; sleeping"
+
+
+def test_the_line_of_a_thread_is_told_as_long_as_it_is_in_torch() -> None:
+    main = thread(("join", "/usr/lib/python3.12/threading.py", 9), MAIN) | {"id": 4}
+    exchange: Frame = ("exchange", "/home/me/train.py", 33)
+    within = thread(TORCH, exchange, name="helper") | {"id": 5}
+    idle = thread(("get", "/usr/lib/python3.12/queue.py", 9), exchange, name="helper") | {"id": 5}
+    for threads, at in (
+        ((main, within), "train.py:33 exchange, in its thread helper"),
+        ((main, idle), "train.py:91 main"),
+        ((main,), "train.py:91 main"),
+    ):
+        waits = seen(0, [group(0, operation(7, thread=5), size=2)], process(threads=list(threads)))
+        late = seen(1, [group(1, operation(6, done=93), size=2)], process(LOAD, MAIN))
+        assert explained(waits, late).lines[0] == (
+            f"rank 0 on node0 waits in all_reduce #7 of group 0, 25 MB float32, at {at}"
+        )
+
+
+def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
+    sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
+    solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb")
+    assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
+    stripped = process(sleeping, stacks="gdb")
+    assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at clock_nanosleep"
+
+
+SHUTDOWN: Frame = ("_shutdown", "/usr/lib/python3.12/threading.py", 1594)
+WORK: Frame = ("work", "/home/me/train.py", 31)
+
+
+def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
+    threads = [thread(SHUTDOWN), thread(TORCH, name="idle"), thread(WORK, name="loader")]
+    ranks = [replace(seen(rank, [], process(SHUTDOWN, threads=threads)), leaving=True) for rank in range(2)]
+    found = explained(*ranks)
+    assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
+    assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
+    shown = [RankSeen(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
+    assert list(places(shown)) == ["[0-1] on node0, node1: work at train.py:31, in its thread loader"]
+    alone = explained(ranks[0])
+    assert alone.place
+    assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])
+
+
+def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_thread() -> None:
+    ends = process(wchan="futex_wait", threads=[], stacks="py-spy")
+    found = explained(*[replace(seen(rank, [], ends), leaving=True) for rank in range(2)])
+    assert found.lines[0] == (
+        "rank 0 on node0 is sleeping in futex_wait of the kernel (no stack: its main thread runs no Python)"
+    )
