@@ -161,7 +161,8 @@ def _changed(path: Path) -> float:
 
 def _program(directory: Path) -> str:
     """What was run: its owner alone can read it."""
-    argv = (read_document(directory / PLAN) or {}).get("program")
+    plan = read_document(directory / PLAN) or {}
+    argv = plan.get("program")
     if not isinstance(argv, list):
         return ""
-    return shlex.join(str(word) for word in argv[1:] or argv)
+    return shlex.join(str(word) for word in (argv[1:] if plan.get("python") else argv))

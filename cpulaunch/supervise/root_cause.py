@@ -63,6 +63,8 @@ def root_cause(
         return first
     at, rank = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    note = f"rank {rank}{others} had exited with code 0, {first.at - at:.1f} s earlier"
+    seconds = f"{first.at - at:.1f}"
+    when = "just before" if seconds == "0.0" else f"{seconds} s earlier"
+    note = f"rank {rank}{others} had exited with code 0, {when}"
     left = tuple(rank for _, rank in before)
     return first._replace(failure=replace(first.failure, note=note, ranks=left))

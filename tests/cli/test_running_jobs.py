@@ -133,6 +133,7 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
     (tmp_path / "fails.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('a b')")
     cpulaunch("run", "-n", "2", "works.py", "--name", "a b", env=env)
     cpulaunch("run", "-n", "2", "fails.py", env=env)
+    cpulaunch("run", "-n", "2", "--no-python", "sh", "-c", "true", env=env)
     with job(tmp_path, env, [], SLEEPS) as launcher:
         launcher.send_signal(signal.SIGINT)
         launcher.wait(TIMEOUT)
@@ -148,8 +149,8 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
     for line, path, state, program in zip(
         lines,
         others,
-        ("interrupted", "failed: rank 1 on localhost: ValueError: a b", "ok"),
-        ("program.py", "fails.py", "works.py --name 'a b'"),
+        ("interrupted", "ok", "failed: rank 1 on localhost: ValueError: a b", "ok"),
+        ("program.py", f"{shutil.which('sh')} -c true", "fails.py", "works.py --name 'a b'"),
         strict=True,
     ):
         whole = rf"runs/{path.name}  {state} · 1 host, 2 ranks · {seconds} · {re.escape(program)}"

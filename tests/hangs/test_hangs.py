@@ -68,6 +68,7 @@ def test_a_rank_that_is_late_is_named_with_its_line(
     assert (found["host"], found["file"], found["line"]) == ("localhost", str(example), at)
     first = outcome(tmp_path)["first_failure"]
     assert (first["rank"], first["file"], first["line"]) == (1, str(example), at)
+    assert first["text"] is None  # it is still there when the launcher ends it
     (events,) = tmp_path.glob("runs/*/events.jsonl")
     (logged,) = [
         entry for line in events.read_text().splitlines() if (entry := json.loads(line))["type"] == "stall"
