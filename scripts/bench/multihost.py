@@ -21,7 +21,9 @@ parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE
 With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
 host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling).
 
-A layout is hosts x ranks on each, or as 3+1.
+A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of
+TCP, else it is the machine's.  With bbr, a timer for each packet takes up to half of a sender's time over
+these links, or nearly none, for minutes on end, so compare with cubic or reno.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import statistics
 import sys
 import time
@@ -139,6 +142,9 @@ def main() -> int:
         return 1
     hosts = ("node0", "node1", "node2", "node3")
     with Cluster(("login", *hosts)) as cluster:
+        for host in hosts if options.congestion else ():
+            control_congestion(cluster, host, options.congestion)
+        print(f"TCP's congestion control: {read_congestion(cluster, hosts[0])}\n", flush=True)
         work = cluster.directory / "work"
         work.mkdir()
         if "start" in options.what or not options.what:
@@ -162,8 +168,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS[:1])
     parser.add_argument("--pin", choices=PINS, default="local")
     parser.add_argument("--over", choices=CONTENDERS, default="sockets")
+    parser.add_argument("--congestion", metavar="ALGORITHM")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
+
+
+CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
+
+
+def control_congestion(cluster: Cluster, host: str, algorithm: str) -> None:
+    """Let the connections that the host opens from now on have this congestion control."""
+    done = cluster.run(host, ["sh", "-c", f"echo {shlex.quote(algorithm)} > {CONGESTION}"])
+    if done.returncode:
+        allow = f"sysctl -w net.ipv4.tcp_allowed_congestion_control='reno {algorithm}'"
+        raise SystemExit(f"no congestion control {algorithm} in {host}; to allow it: {allow}")
+
+
+def read_congestion(cluster: Cluster, host: str) -> str:
+    return cluster.run(host, ["cat", CONGESTION]).stdout.strip()
 
 
 def start(cluster: Cluster, hostfile: Path, work: Path, rounds: int) -> None:

@@ -22,6 +22,9 @@ constexpr int kBacklog = 1024;                   // connections that have not be
 // Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
 // have them in its cache then.  What is on its way does not count.
 constexpr int kMaxUnsent = 256 << 10;
+// A patient reader's: in this time, a fast connection brings about as much as it takes to rest.
+constexpr std::chrono::microseconds kRest{20};
+constexpr size_t kLeastToRest = 128 << 10;
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 
 struct ResolvedAddress {
@@ -57,6 +60,7 @@ bool would_block(int error) {
 
 Receiver& Receiver::operator=(Receiver&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
+  rests_until_ = other.rests_until_;
   return *this;
 }
 
@@ -64,8 +68,11 @@ Receiver::~Receiver() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-size_t Receiver::read(char* data, size_t bytes) {
+size_t Receiver::read(char* data, size_t bytes, bool patient) {
+  patient = patient && bytes >= kLeastToRest;
+  if (patient && std::chrono::steady_clock::now() < rests_until_) return 0;
   const auto got = recv(descriptor_, data, bytes, MSG_DONTWAIT);
+  if (patient && got < static_cast<ssize_t>(bytes)) rests_until_ = std::chrono::steady_clock::now() + kRest;
   if (got > 0) return got;
   if (got == 0) throw ConnectionLost("it was closed there");
   if (!would_block(errno)) throw ConnectionLost(std::strerror(errno));

@@ -7,6 +7,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -42,11 +43,14 @@ class Receiver {
   ~Receiver();
 
   bool is_open() const { return descriptor_ >= 0; }
-  // Returns how many bytes have been read; 0: none have come.
-  size_t read(char* data, size_t bytes);
+  // Returns how many bytes have been read; 0: none have come.  A `patient` reader, once it has read all that was there,
+  // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
+  // processor spends time on each acknowledgement.
+  size_t read(char* data, size_t bytes, bool patient = false);
 
  private:
   int descriptor_;
+  std::chrono::steady_clock::time_point rests_until_;
 };
 
 // The sending end.

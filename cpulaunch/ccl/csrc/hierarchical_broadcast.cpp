@@ -101,7 +101,7 @@ class Broadcast final : public Operation {
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
       for (const int child : children_) {
         hierarchy_.network().send(rank_at(child, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
-                                  data_ + range.begin, range.size(), sending_);
+                                  data_ + range.begin, range.size(), sending_, piece + 1 < pieces());
       }
     });
   }

@@ -108,7 +108,8 @@ void HostExchange::send(size_t phase) {
     const auto range = reduces(phase) ? share_of(dimension, place) : dimension.share;
     if (range.size() == 0) continue;
     hierarchy_->network().send(rank_at(dimension, place), tag, operation_->signature, data_ + range.begin,
-                               range.size(), reduces(phase) ? dimension.reducing : dimension.coming);
+                               range.size(), reduces(phase) ? dimension.reducing : dimension.coming,
+                               /*more_follow=*/piece_ + 1 < operation_->pieces());
   }
 }
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kMaxParts = 16;   // of what one call of the kernel sends
 constexpr size_t kTurn = 1 << 20;  // bytes of one peer after which another one's turn comes
+constexpr size_t kMaxSentAtOnce = 64 << 10;    // bytes of a message: about what the kernel puts into a packet
+constexpr size_t kLeastForPatience = 8 << 20;  // bytes of an operation: for less, the rest costs more than it saves
 
 }  // namespace
 
@@ -24,13 +26,14 @@ void Network::close() {
   receiving_.clear();
 }
 
-void Network::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending) {
+void Network::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
+                   bool more_follow) {
   ++pending;
   auto& peer = outgoing_[to];
   peer.queue.push_back({{tag, signature, bytes}, data, &pending});
   if (!peer.listed) sending_.push_back(to);
   peer.listed = true;
-  if (peer.queue.size() == 1) write_to(to);
+  if (peer.queue.size() == 1 && !(more_follow && bytes > kMaxSentAtOnce)) write_to(to);
 }
 
 void Network::receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending) {
@@ -132,9 +135,9 @@ size_t Network::write_to(int to) {
 
 // --- receiving
 
-size_t Network::read_some(int from, char* data, size_t bytes) {
+size_t Network::read_some(int from, char* data, size_t bytes, bool patient) {
   try {
-    return incoming_[from].receiver.read(data, bytes);
+    return incoming_[from].receiver.read(data, bytes, patient);
   } catch (const ConnectionLost& error) {
     lose(from, error.what());
     return 0;
@@ -209,7 +212,8 @@ size_t Network::read_from(int from) {
     peer.begin += buffered;
     peer.done += buffered;
     if (peer.done < message.bytes) {
-      const size_t got = read_some(from, message.data + peer.done, message.bytes - peer.done);
+      const bool patient = message.signature.bytes >= kLeastForPatience;
+      const size_t got = read_some(from, message.data + peer.done, message.bytes - peer.done, patient);
       if (got == 0) break;
       moved += got;
       peer.done += got;

@@ -42,7 +42,10 @@ class Network {
 
   // Both add 1 to `pending` and take it off again when the memory is free to be used: the data is on its way, or is
   // here.  The memory and the counter must stay until then, or until close().
-  void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending);
+  // Where `more_follow` to the same rank, a large message goes with them when progress() is called: the kernel fills
+  // its packets then, instead of ending one with each message.
+  void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
+            bool more_follow = false);
   void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending);
 
   // Sends and receives what it can.  Returns how many bytes that was, or 1 if something else has changed; 0: nothing
@@ -96,7 +99,7 @@ class Network {
   size_t write_to(int to);
   size_t read_from(int from);
   bool begin_message(int from);
-  size_t read_some(int from, char* data, size_t bytes);
+  size_t read_some(int from, char* data, size_t bytes, bool patient = false);
   size_t fill(int from);
   void lose(int peer, const std::string& what);
 

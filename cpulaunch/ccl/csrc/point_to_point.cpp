@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kMaxEager = 16 << 10;
 // A rank stops reading from a peer of which it keeps so much.
 constexpr size_t kMaxKept = 16 << 20;
+constexpr size_t kLeastForPatience = 8 << 20;  // bytes: for less, the rest costs more than it saves
 constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too
 
 }  // namespace
@@ -79,7 +80,7 @@ class PointToPoint::SocketPipe final : public Pipe {
 
   size_t read(char* data, size_t bytes) override {
     if (!receiver_.is_open()) receiver_ = connector_.accept(peer_, Channel::point_to_point);
-    return receiver_.is_open() ? receiver_.read(data, bytes) : 0;
+    return receiver_.is_open() ? receiver_.read(data, bytes, bytes >= kLeastForPatience) : 0;
   }
 
  private:
