@@ -22,8 +22,8 @@ With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast card
 host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling).
 
 A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of
-TCP, else it is the machine's.  With bbr, a timer for each packet takes up to half of a sender's time over
-these links, or nearly none, for minutes on end, so compare with cubic or reno.
+TCP, else it is the machine's.  With bbr, the timers of its pacing slow
+transfers over these links down for minutes on end, and then don't, so compare with cubic or reno.
 """
 
 from __future__ import annotations
