@@ -24,7 +24,7 @@ constexpr int kBacklog = 1024;                   // connections that have not be
 constexpr int kMaxUnsent = 256 << 10;
 // A patient reader's: in this time, a fast connection brings about as much as it takes to rest.
 constexpr std::chrono::microseconds kRest{20};
-constexpr size_t kLeastToRest = 128 << 10;
+constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 
 struct ResolvedAddress {

@@ -34,6 +34,9 @@ struct Hello {
   Channel channel;
 };
 
+// Bytes of an operation or a message from which on its reader is patient: for less, the rest costs more than it saves.
+constexpr size_t kLeastForPatience = 8 << 20;
+
 // The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.
 class Receiver {
  public:

@@ -12,7 +12,6 @@ namespace {
 constexpr size_t kMaxEager = 16 << 10;
 // A rank stops reading from a peer of which it keeps so much.
 constexpr size_t kMaxKept = 16 << 20;
-constexpr size_t kLeastForPatience = 8 << 20;  // bytes: for less, the rest costs more than it saves
 constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too
 
 }  // namespace
