@@ -152,13 +152,13 @@ class Look:
         self._writing: _Writing | None = None
         self._without: deque[dict[str, Any]] = deque()  # py-spy can't see these
         self._throttling: dict[int, Throttling] = {}
+        self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
         self._describe(program)
         self._waiting = deque(self._worth_a_stack())
         few = len(self._waiting) <= MAX_NATIVE
         self._native = {
             each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
         }
-        self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
 
     @property
     def due(self) -> float:
@@ -184,7 +184,7 @@ class Look:
         members = sorted(processes.family(os.getpid()), key=lambda pid: pid != program)
         for pid in members[:MAX_PROCESSES]:
             described = processes.describe(pid)
-            if described and described["state"] not in "ZX":
+            if described and described["state"] not in "ZX" and not self._is_tool(described):
                 self.processes.append(described)
                 if quota := processes.throttling(pid):
                     self._throttling[pid] = quota
@@ -194,6 +194,11 @@ class Look:
             self.errors.append("its program has ended, or was not started")
         if self._throttling or any(each["blocked"] for each in self.processes):
             self._again_at = self.began + MOMENT
+
+    def _is_tool(self, process: dict[str, Any]) -> bool:
+        """Whether it is a py-spy or gdb of an earlier look, which has told all and has yet to exit."""
+        tools = tuple(f"{tool} " for tool in (self._py_spy, self._gdb) if tool)
+        return process["parent"] == os.getpid() and str(process["command"]).startswith(tools)
 
     def _worth_a_stack(self) -> list[dict[str, Any]]:
         for each in self.processes[1 + MAX_STACKS :]:

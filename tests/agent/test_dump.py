@@ -22,7 +22,7 @@ from support.namespaces import until
 
 from cpulaunch import variables
 from cpulaunch.agent import processes
-from cpulaunch.agent.dump import Dumps, _Spy
+from cpulaunch.agent.dump import Dumps, Look, _Spy, find_tool
 from cpulaunch.agent.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stacks import main_stack, place, states
@@ -209,6 +209,27 @@ def test_a_py_spy_is_of_the_job_to_those_who_sweep_it(tmp_path: Path) -> None:
         until(lambda: "sleep" in [each.name() for each in agent.children()], "py-spy to be started")
         (spy,) = [each for each in agent.children() if each.name() == "sleep"]
         assert spy.environ()[variables.JOB_ID] == job_id
+
+
+@needs_py_spy
+def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() -> None:
+    py_spy = find_tool("py-spy", os.environ)
+    assert py_spy
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    spy = subprocess.Popen(
+        [py_spy, "record", "--duration", "1000", "--output", os.devnull, "--pid", str(sleeper.pid)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        look = Look(AskDump(1, False), 0.0, sleeper.pid, selectors.DefaultSelector(), None)
+        described = [each["pid"] for each in look.processes]
+        assert sleeper.pid in described
+        assert spy.pid not in described
+    finally:
+        for child in (spy, sleeper):
+            child.kill()
+            child.wait(TIMEOUT)
 
 
 def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() -> None:
