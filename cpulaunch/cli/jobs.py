@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, runs, usual_places
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError
+from cpulaunch.report.read import program_in
+from cpulaunch.report.secrets import masked_command
 from cpulaunch.supervise.metrics import in_brief
 from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.observer_messages import Status
@@ -92,7 +93,7 @@ def _running(running: Running) -> Iterator[str]:
 def _what(running: Running) -> Iterator[str]:
     directory, contact = running
     yield f"    {directory}"
-    yield f"    {shlex.join(contact.command)}"
+    yield f"    {masked_command(contact.command)}"
 
 
 def _words(status: Status, noun: str) -> str:
@@ -134,7 +135,7 @@ def _line(directory: Path) -> str:
             parts.append(in_brief(end.metrics))
         if end.restarts:
             parts.append(counted(end.restarts, "restart"))
-    if program := _program(directory):
+    if program := program_in(read_document(directory / PLAN) or {}):
         parts.append(program)
     return f"{directory}  {' · '.join(parts)}"
 
@@ -157,12 +158,3 @@ def _changed(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _program(directory: Path) -> str:
-    """What was run: its owner alone can read it."""
-    plan = read_document(directory / PLAN) or {}
-    argv = plan.get("program")
-    if not isinstance(argv, list):
-        return ""
-    return shlex.join(str(word) for word in (argv[1:] if plan.get("python") else argv))

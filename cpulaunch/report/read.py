@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import Any
 
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.report.buckets import Buckets
-from cpulaunch.report.secrets import MASK, masked, masked_words
+from cpulaunch.report.secrets import masked, masked_command
 from cpulaunch.supervise.outcome import signal_name
 from cpulaunch.supervise.record import (
     OUTCOME,
@@ -96,7 +95,7 @@ def read_job(directory: Path) -> Job:
         name=directory.absolute().name,
         state=state_of(directory),
         end=end,
-        program=_program(plan),
+        program=program_in(plan),
         settings=tuple(_settings(plan)),
         ranks=tuple(_ranks(plan)),
         transport=str(plan.get("transport") or ""),
@@ -139,13 +138,12 @@ def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     yield from documents(rows)
 
 
-def _program(plan: Mapping[str, Any]) -> str:
+def program_in(plan: Mapping[str, Any]) -> str:
+    """The command that was run, without what looks like a secret; empty where the plan doesn't say."""
     argv = plan.get("program")
     if not isinstance(argv, list):
         return ""
-    words = masked_words([str(word) for word in argv])
-    words = words[1:] if plan.get("python") else words
-    return " ".join(word if MASK in word else shlex.quote(word) for word in words)
+    return masked_command([str(word) for word in (argv[1:] if plan.get("python") else argv)])
 
 
 def _settings(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

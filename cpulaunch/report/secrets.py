@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 MASK = "…"
@@ -29,6 +30,11 @@ def masked(text: str) -> str:
     text = _URL.sub(rf"\1{MASK}@", text)
     text = _NAMED.sub(rf"\1{MASK}", text)
     return _TOKENS.sub(MASK, text)
+
+
+def masked_command(words: Sequence[str]) -> str:
+    """A command as a shell has it, but for what ``masked_words`` leaves out."""
+    return " ".join(word if MASK in word else shlex.quote(word) for word in masked_words(words))
 
 
 def masked_words(words: Sequence[str]) -> list[str]:

@@ -131,7 +131,7 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
 ) -> None:
     (tmp_path / "works.py").write_text("print('ready')")
     (tmp_path / "fails.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('a b')")
-    cpulaunch("run", "-n", "2", "works.py", "--name", "a b", env=env)
+    cpulaunch("run", "-n", "2", "works.py", "--name", "a b", "--token", "abc", env=env)
     cpulaunch("run", "-n", "2", "fails.py", env=env)
     cpulaunch("run", "-n", "2", "--no-python", "sh", "-c", "true", env=env)
     with job(tmp_path, env, [], SLEEPS) as launcher:
@@ -150,7 +150,7 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
         lines,
         others,
         ("interrupted", "ok", "failed: rank 1 on localhost: ValueError: a b", "ok"),
-        ("program.py", f"{shutil.which('sh')} -c true", "fails.py", "works.py --name 'a b'"),
+        ("program.py", f"{shutil.which('sh')} -c true", "fails.py", "works.py --name 'a b' --token …"),
         strict=True,
     ):
         whole = rf"runs/{path.name}  {state} · 1 host, 2 ranks · {seconds} · {re.escape(program)}"
