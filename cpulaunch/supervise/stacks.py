@@ -146,15 +146,23 @@ def main_stack(process: Process) -> Stack:
 
 
 def outlives(process: Process) -> Process | None:
-    """A thread for which the main one waits, as the script has ended; the first with a line of the user's.
+    """A thread for which the main one waits, as the script has ended.
 
+    It is the first with a line of the user's, or else whose target is a function of C, such as `time.sleep`.
     Others may be daemons, which nobody waits for.
     """
     main = main_stack(process)
     if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
         return None
-    others = (each for each in process.get("threads") or () if each["name"] != "MainThread")
-    return next((each for each in others if any(frame.is_users for frame in stack(each))), None)
+    others = [each for each in process.get("threads") or () if each["name"] != "MainThread"]
+    users = (each for each in others if any(frame.is_users for frame in stack(each)))
+    return next(users, None) or next(filter(_runs_c, others), None)
+
+
+def _runs_c(thread: Process) -> bool:
+    """Whether all that it runs of Python is what calls a thread's target."""
+    python = [frame for frame in stack(thread) if frame.is_python]
+    return bool(python) and all(frame.file.endswith("/threading.py") for frame in python)
 
 
 def states(process: Process) -> list[str]:

@@ -90,6 +90,21 @@ def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
     assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])
 
 
+def test_a_thread_that_outlives_the_script_in_a_function_of_c_is_named() -> None:
+    run: Frame = ("Thread.run", SHUTDOWN[1], 1012)
+    begin: Frame = ("Thread._bootstrap", SHUTDOWN[1], 1032)
+    threads = [
+        thread(SHUTDOWN),
+        thread(TORCH, begin, name="idle"),
+        thread(run, begin, name="Thread-1 (sleep)"),
+    ]
+    found = explained(replace(seen(0, [], process(SHUTDOWN, threads=threads)), leaving=True))
+    assert found.headline == "rank 0 on node0 has finished, but doesn't exit: threads have not ended"
+    assert (
+        found.lines[0] == "rank 0 on node0 is at threading.py:1012 Thread.run, in its thread Thread-1 (sleep)"
+    )
+
+
 def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_thread() -> None:
     ends = process(wchan="futex_wait", threads=[], stacks="py-spy")
     found = explained(*[replace(seen(rank, [], ends), leaving=True) for rank in range(2)])
