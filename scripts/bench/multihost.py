@@ -21,9 +21,9 @@ parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE
 With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
 host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling).
 
-A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of
-TCP, else it is the machine's.  With bbr, the timers of its pacing slow
-transfers over these links down for minutes on end, and then don't, so compare with cubic or reno.
+A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of TCP,
+else it is the machine's.  With bbr, the timers of its pacing slow transfers over these links down for
+minutes on end, and then don't, so compare with cubic or reno.
 """
 
 from __future__ import annotations

@@ -226,6 +226,7 @@ def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() ->
         described = [each["pid"] for each in look.processes]
         assert sleeper.pid in described
         assert spy.pid not in described
+        assert spy.poll() is None
     finally:
         for child in (spy, sleeper):
             child.kill()

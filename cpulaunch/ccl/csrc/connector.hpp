@@ -34,7 +34,8 @@ struct Hello {
   Channel channel;
 };
 
-// Bytes of an operation or a message from which on its reader is patient: for less, the rest costs more than it saves.
+// Bytes of an operation, or that a message still lacks, from which on its reader is patient: for less, the rest costs
+// more than it saves.
 constexpr size_t kLeastForPatience = 8 << 20;
 
 // The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.

@@ -11,9 +11,9 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr size_t kMaxParts = 16;   // of what one call of the kernel sends
-constexpr size_t kTurn = 1 << 20;  // bytes of one peer after which another one's turn comes
-constexpr size_t kMaxSentAtOnce = 64 << 10;    // bytes of a message: about what the kernel puts into a packet
+constexpr size_t kMaxParts = 16;             // of what one call of the kernel sends
+constexpr size_t kTurn = 1 << 20;            // bytes of one peer after which another one's turn comes
+constexpr size_t kMaxSentAtOnce = 64 << 10;  // bytes of a message: about what the kernel puts into a packet
 
 }  // namespace
 
