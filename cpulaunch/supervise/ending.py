@@ -47,7 +47,7 @@ def lose(state: State, rank: Rank) -> None:
 
 
 def end_others(state: State, spare: int | None = None) -> None:
-    """A rank has failed: end the others; where they disagree, once they have said their sides."""
+    """A rank has failed: end the others, once they have said where they are if it may be about them."""
     if state.sides is None or state.sides.over(state.now):
         end_ranks(state, SIGTERM, spare)
 

@@ -146,4 +146,4 @@ def _is_the_hosts(kind: str, failure: Failure) -> bool:
 
 def _is_network(failure: Failure) -> bool:
     """Whether an exception says that connections failed, though no other rank had ended before."""
-    return is_consequence(failure) and failure.note is None and failure.advice is None
+    return is_consequence(failure.error) and failure.note is None and failure.advice is None

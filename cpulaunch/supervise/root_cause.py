@@ -34,9 +34,9 @@ class Candidate(NamedTuple):
     by_signal: bool = False
 
 
-def is_consequence(failure: Failure) -> bool:
-    """Whether it says no more than that somebody else has gone."""
-    return bool(failure.error and _PEER_HAS_GONE.search(failure.error))
+def is_consequence(error: str | None) -> bool:
+    """Whether an exception says no more than that somebody else has gone."""
+    return bool(error and _PEER_HAS_GONE.search(error))
 
 
 def root_cause(
@@ -55,7 +55,7 @@ def root_cause(
     if not ordered:
         return None
     for candidate in ordered:
-        if not candidate.by_signal and (independent or not is_consequence(candidate.failure)):
+        if not candidate.by_signal and (independent or not is_consequence(candidate.failure.error)):
             return candidate
     first = ordered[0]
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at]

@@ -1,4 +1,4 @@
-"""Ranks that call different operations, by what their process group says: what all of them call, and where.
+"""What all ranks call, and where, once one has failed since others call something else, or have left.
 
 One rank's error shows one side.  Before the others are ended, they have a moment to say theirs: by an error
 of their own, or by a dump.  ``ccl`` says what is wrong.  gloo aborts the rank that gets more than it expects,
@@ -17,6 +17,7 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
+from cpulaunch.supervise.root_cause import is_consequence
 from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import BACKWARD
 from cpulaunch.supervise.stall_report import gone, has_left, sides, without
@@ -40,6 +41,11 @@ _PEER_HAS_GONE = re.compile(r"gloo/transport/.*Connection (reset|closed) by peer
 def may_differ(error: str) -> bool:
     """Whether an exception can come of ranks that call different operations."""
     return bool(_DIFFER.search(error) or _PEER_HAS_GONE.search(error))
+
+
+def may_miss_one(error: str, ranks: Sequence[Rank]) -> bool:
+    """Whether an exception can come of a rank that has ended with exit code 0."""
+    return is_consequence(error) and any(rank.exit and rank.exit.code == 0 for rank in ranks)
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:

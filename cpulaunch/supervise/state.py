@@ -77,7 +77,7 @@ class State:
         kind = InstanceStalls if watching.independent else Stalls
         self.stalls = kind(self.ranks, watching.stalls, now, watching.names)
         self.dumps = Dumps()
-        self.sides: Sides | None = None  # once ranks call different operations
+        self.sides: Sides | None = None  # once ranks may call different operations, or have left
         self.notes = Notes(watching.names)
         self.failures = Failures(self.ranks, watching.names)
         self.output_at: float | None = None

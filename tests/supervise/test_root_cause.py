@@ -34,7 +34,7 @@ def failed(
     ],
 )
 def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
-    assert is_consequence(Failure(0, "a", error=error)) is consequence
+    assert is_consequence(error) is consequence
 
 
 @pytest.mark.parametrize(

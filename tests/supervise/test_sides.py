@@ -138,6 +138,35 @@ def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
     ]
 
 
+HAS_ENDED = (
+    "DistBackendError: all_reduce of group '0', rank 0 of 4 cannot complete: rank 1 of this group has ended"
+)
+
+
+def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
+    """One of them raises its error before the others notice."""
+    job = running()
+    job.exits(1, 0)
+    job.until(job.now + 2)
+    job.raises(0, HAS_ENDED, groups=groups(0))
+    assert not job.sent(2, End)
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    assert all(job.sent(rank, End) for rank in (2, 3))
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.text == "rank 1 on node1 has left (exit 0) without calling all_reduce #3"
+    assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
+
+
+def test_where_no_rank_has_left_an_error_of_the_group_ends_all_at_once() -> None:
+    job = running()
+    job.raises(0, HAS_ENDED, groups=groups(0))
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+
+
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
