@@ -81,14 +81,19 @@ def _build(compiler: str, identity: str, progress: Progress, *, patient: bool) -
         oneccl = _oneccl(work, progress, patient=patient)
         torch = _ask_torch()  # takes seconds, so after what fails more often
         torch_part = f"torch-{torch.version}-{installed.python_tag()}-abi{torch.abi}"
-        name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{installed.sources_digest()}"
+        sources = installed.sources_digest()
+        name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{sources}"
         result = work / "result"
         result.mkdir()
         _compile(torch, compiler, oneccl, work, result / "_group.so", progress)
+        if installed.sources_digest() != sources:
+            raise HostError(
+                "cpulaunch's C++ sources were changed while they were compiled", hint="Build the group again."
+            )
         shutil.copy(oneccl / "LICENSE.txt", result / "LICENSE-oneCCL.txt")
         built = Built(
-            root / name, torch.version, installed.python_tag(), ONECCL_VERSION, identity, torch.abi,
-            installed.sources_digest(), "cache",
+            root / name, torch.version, installed.python_tag(), ONECCL_VERSION, identity, torch.abi, sources,
+            "cache",
         )  # fmt: skip
         installed.write_record(result, built)
         if built.directory.exists():

@@ -274,6 +274,23 @@ def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
 
 
 @pytest.mark.slow
+def test_sources_that_change_while_they_are_compiled_make_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oneccl: Path
+) -> None:
+    (sources := tmp_path / "csrc").mkdir()
+    (sources / "group.cpp").write_text("int group;\n")
+    (compiler := tmp_path / "g++").write_text(f'#!/bin/sh\necho "// " >>{sources}/group.cpp\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    for module in (build, installed):
+        monkeypatch.setattr(module, "SOURCES", sources)
+    monkeypatch.setattr(build, "_oneccl", lambda *args, **kwargs: oneccl)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(HostError, match="sources were changed while they were compiled"):
+        build.build()
+    assert installed.state().built is None
+
+
 def test_a_toolchain_without_nm_is_named(tmp_path: Path) -> None:
     (compiler := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
     compiler.chmod(0o755)
