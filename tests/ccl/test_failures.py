@@ -102,6 +102,37 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
         assert error.count("of group '0', rank") == 1, error
 
 
+OF_ONES = "of 36 bytes float32"
+
+
+@pytest.mark.parametrize(
+    ("on_0", "on_1", "called_by_0", "called_by_1"),
+    [
+        ("barrier()", "all_reduce(ones)", "barrier", f"all_reduce (sum) {OF_ONES}"),
+        ("reduce(ones, 0)", "all_reduce(ones)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
+        ("reduce(ones, 0)", "reduce(ones, 1)", f"reduce (sum) {OF_ONES} to rank 0", f"reduce (sum) {OF_ONES} to rank 1"),
+        ("broadcast(ones, 0)", "broadcast(ones, 1)", "broadcast of 36 bytes from rank 0", "broadcast of 36 bytes from rank 1"),
+        ("gather(ones, both)", "scatter(ones)", "gather to rank 0", "scatter from rank 0"),
+        ("gather(ones, both)", "gather(ones, both, dst=1)", "gather to rank 0", "gather to rank 1"),
+        ("all_to_all(both, both)", "gather(ones)", "all_to_all", "gather to rank 0"),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_each_rank_has_called(
+    on_0: str, on_1: str, called_by_0: str, called_by_1: str
+) -> None:
+    calls = (
+        "ones = torch.ones(9); both = [torch.ones(9), torch.ones(9)]",
+        f"dist.{on_0} if rank == 0 else dist.{on_1}",
+    )
+    told = (
+        f"rank 1 of the group calls {called_by_1}, this rank {called_by_0}\n",
+        f"rank 0 of the group calls {called_by_0}, this rank {called_by_1}\n",
+    )
+    results = run_script(2, script(*calls, seconds=10))
+    assert [result.returncode for result in results] == [7, 7]
+    assert any(words in result.stderr for words in told for result in results), results[0].stderr
+
+
 def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
     """oneCCL compares nothing of what the ranks call: too much data has come, and that is all it knows."""
     calls = (

@@ -23,11 +23,10 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors, co
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOptions& opts) {
   const auto work = begin(OpType::BARRIER, "barrier", "ccl:barrier", {}, opts.timeout);
-  // An all_reduce of one byte: oneCCL's own barrier blocks its caller without a time limit.
   const auto token = at::zeros({1}, at::kByte);
   work->keep(token);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    transfers.add(transport_->all_reduce(*work, token, c10d::ReduceOp::MAX, Wire::exact));
+    transfers.add(transport_->barrier(*work, token));
   });
 }
 

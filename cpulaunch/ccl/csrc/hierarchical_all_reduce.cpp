@@ -256,12 +256,10 @@ class AllReduce final : public Operation {
 
 }  // namespace
 
-OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
-                             Wire wire) {
-  const bool adds = reduction == Reduction::sum || reduction == Reduction::average;
-  if (type != NumberType::float32 || !adds || hierarchy.fabric()) wire = Wire::exact;
-  return std::make_shared<AllReduce>(hierarchy, data,
-                                     Signature{Signature::Kind::all_reduce, type, reduction, wire, -1, bytes});
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature) {
+  const bool adds = signature.reduction == Reduction::sum || signature.reduction == Reduction::average;
+  if (signature.type != NumberType::float32 || !adds || hierarchy.fabric()) signature.wire = Wire::exact;
+  return std::make_shared<AllReduce>(hierarchy, data, signature);
 }
 
 }  // namespace cpulaunch

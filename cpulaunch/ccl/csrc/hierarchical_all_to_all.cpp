@@ -19,8 +19,6 @@ constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
 // times as long, and 0.93 times where slots are used.  The network carries the same either way.
 constexpr size_t kFabricStretch = 1 << 20;
 
-Signature all_to_all() { return {Signature::Kind::all_to_all}; }
-
 // The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
 class Counts final : public Operation {
  public:
@@ -28,8 +26,8 @@ class Counts final : public Operation {
     uint64_t bytes, address;
   };
 
-  Counts(Hierarchy& hierarchy, std::vector<Sent> sent, std::vector<size_t> received)
-      : Operation(all_to_all(), sizeof(Sent) * sent.size()),
+  Counts(Hierarchy& hierarchy, const Signature& signature, std::vector<Sent> sent, std::vector<size_t> received)
+      : Operation(signature, sizeof(Sent) * sent.size()),
         hierarchy_(hierarchy),
         most_direct_(hierarchy.fabric() ? std::numeric_limits<size_t>::max() : kMostDirect),
         sent_(std::move(sent)),
@@ -91,8 +89,9 @@ class Counts final : public Operation {
 // between hosts, a message for each pair, also over a fabric.
 class AllToAll final : public Operation {
  public:
-  AllToAll(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received, std::shared_ptr<Counts> counts)
-      : Operation(all_to_all(), hierarchy.shape.slot_size),
+  AllToAll(Hierarchy& hierarchy, const Signature& signature, std::vector<Part> sent, std::vector<Part> received,
+           std::shared_ptr<Counts> counts)
+      : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         sent_(std::move(sent)),
@@ -205,15 +204,16 @@ class AllToAll final : public Operation {
 
 }  // namespace
 
-std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received) {
+std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
+                                          Signature signature) {
   std::vector<Counts::Sent> to_locals;
   std::vector<size_t> from_locals;
   for (const int rank : hierarchy.layout.ranks_of[hierarchy.layout.host]) {
     to_locals.push_back({sent[rank].bytes, reinterpret_cast<uint64_t>(sent[rank].data)});
     from_locals.push_back(received[rank].bytes);
   }
-  auto counts = std::make_shared<Counts>(hierarchy, std::move(to_locals), std::move(from_locals));
-  auto exchange = std::make_shared<AllToAll>(hierarchy, std::move(sent), std::move(received), counts);
+  auto counts = std::make_shared<Counts>(hierarchy, signature, std::move(to_locals), std::move(from_locals));
+  auto exchange = std::make_shared<AllToAll>(hierarchy, signature, std::move(sent), std::move(received), counts);
   return {std::move(counts), std::move(exchange)};
 }
 

@@ -15,10 +15,10 @@ namespace cpulaunch {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
-// `data` becomes the reduction over all ranks, in place.  With Wire::bfloat16, sums of float32 are rounded where there
-// are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.
-OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, size_t bytes, NumberType type, Reduction reduction,
-                             Wire wire = Wire::exact);
+// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  With
+// Wire::bfloat16, sums of float32 are rounded where there are several hosts (host_exchange.hpp); other reductions are
+// as with Wire::exact.
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
 // `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
 OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
@@ -30,8 +30,10 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
 
-// The ranks exchange what each has for each other one.  These are two operations, to be started one after the other.
-std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received);
+// The ranks exchange what each has for each other one, which may be nothing.  These are two operations, to be started
+// one after the other.
+std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
+                                          Signature signature = {Signature::Kind::all_to_all});
 
 // Those that the functions above make where there is a fabric.
 OperationPtr make_fabric_all_gather(Hierarchy& hierarchy, const Signature& signature, const char* input,

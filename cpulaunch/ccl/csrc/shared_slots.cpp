@@ -38,6 +38,25 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
   return rings_begin(locals, shape) + sizeof(SharedSlots::Ring) * locals * locals;
 }
 
+// How a signature of each Kind reads.
+struct Call {
+  const char* name;
+  bool reduces = false, has_size = false;  // the same on all ranks
+  const char* before_root = nullptr;
+};
+
+constexpr Call kCalls[] = {
+    {"all_reduce", true, true},
+    {"reduce", true, true, " to rank "},
+    {"reduce_scatter", true, true},
+    {"all_gather", false, true},
+    {"broadcast", false, true, " from rank "},
+    {"all_to_all"},
+    {"gather", false, false, " to rank "},
+    {"scatter", false, false, " from rank "},
+    {"barrier"},
+};
+
 }  // namespace
 
 std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
@@ -48,14 +67,14 @@ bool Signature::operator==(const Signature& other) const {
 }
 
 std::string Signature::text() const {
-  static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"};
   const auto number = static_cast<size_t>(kind);
-  std::string text = number < std::size(kNames) ? kNames[number] : "unknown";
-  if (reduces()) text += std::string(" (") + name_of(reduction) + ")";
-  if (kind != Kind::all_to_all) text += " of " + in_bytes(bytes);
-  if (reduces()) text += std::string(" ") + name_of(type);
+  const Call call = number < std::size(kCalls) ? kCalls[number] : Call{"unknown"};
+  std::string text = call.name;
+  if (call.reduces) text += std::string(" (") + name_of(reduction) + ")";
+  if (call.has_size) text += " of " + in_bytes(bytes);
+  if (call.reduces) text += std::string(" ") + name_of(type);
   if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
-  if (root >= 0) text += " from rank " + std::to_string(root);
+  if (call.before_root) text += call.before_root + std::to_string(root);
   return text;
 }
 

@@ -36,7 +36,17 @@ std::string in_bytes(uint64_t count);
 
 // What a rank calls.  The ranks of a group have to call the same.
 struct Signature {
-  enum class Kind : uint32_t { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all };
+  enum class Kind : uint32_t {
+    all_reduce,
+    reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    all_to_all,
+    gather,
+    scatter,
+    barrier
+  };
 
   Kind kind;
   NumberType type = NumberType::uint8;
@@ -52,9 +62,6 @@ struct Signature {
   std::string text() const;
   // What is wrong where `rank` calls this while this rank calls `own`.
   Mismatch mismatch(int rank, const Signature& own) const;
-
- private:
-  bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce_scatter; }
 };
 
 // Memory that a rank offers to the others of its host: a descriptor, in its process.

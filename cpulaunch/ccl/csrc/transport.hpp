@@ -43,6 +43,10 @@ class Transport {
   virtual Result all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) = 0;
   virtual Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) = 0;
   virtual Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) = 0;
+  // The token is one number.  oneCCL's own barrier would block its caller without a time limit.
+  virtual Result barrier(CclWork& work, const at::Tensor& token) {
+    return all_reduce(work, token, Op::MAX, Wire::exact);
+  }
 
   // Messages from one rank to another, in any order of tags.  `source` becomes the rank that the message came from;
   // `from` may be kAnySource.

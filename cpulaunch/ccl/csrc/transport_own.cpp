@@ -6,6 +6,14 @@ namespace cpulaunch {
 
 namespace {
 
+using Kind = Signature::Kind;
+
+Signature with_root(Kind kind, int root) {
+  Signature signature{kind};
+  signature.root = root;
+  return signature;
+}
+
 // A complex number is reduced as two of its parts.
 NumberType number_type_of(c10::ScalarType type) {
   switch (type) {
@@ -93,17 +101,31 @@ OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
   return all;
 }
 
-OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) {
+OwnTransport::Result OwnTransport::reduce_in_place(CclWork& work, const at::Tensor& data, Op op,
+                                                   Signature signature) {
   const auto type = data.scalar_type();
   if (!averages(type)) divide_average(work, op, data, hierarchy_->layout.size);
-  return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), data.nbytes(), number_type_of(type),
-                                           cpulaunch::reduction_of(op, type), wire));
+  signature.type = number_type_of(type);
+  signature.reduction = cpulaunch::reduction_of(op, type);
+  signature.bytes = data.nbytes();
+  return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), signature));
+}
+
+OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) {
+  Signature signature{Kind::all_reduce};
+  signature.wire = wire;
+  return reduce_in_place(work, data, op, signature);
 }
 
 // All ranks get the sum, in memory that all but the root throw away.
-OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op, int) {
+OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op,
+                                          int root) {
   if (!to.is_same(from)) to.copy_(from);
-  return all_reduce(work, to, op, Wire::exact);
+  return reduce_in_place(work, to, op, with_root(Kind::reduce, root));
+}
+
+OwnTransport::Result OwnTransport::barrier(CclWork& work, const at::Tensor& token) {
+  return reduce_in_place(work, token, Op::MAX, {Kind::barrier});
 }
 
 OwnTransport::Result OwnTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
@@ -126,22 +148,25 @@ OwnTransport::Result OwnTransport::reduce_scatter(CclWork& work, const at::Tenso
                                                number_type_of(type), cpulaunch::reduction_of(op, type)));
 }
 
-OwnTransport::Result OwnTransport::exchange(std::vector<Part> sent, std::vector<Part> received) {
-  return start(make_all_to_all(*hierarchy_, std::move(sent), std::move(received)));
+OwnTransport::Result OwnTransport::exchange(std::vector<Part> sent, std::vector<Part> received,
+                                            const Signature& signature) {
+  return start(make_all_to_all(*hierarchy_, std::move(sent), std::move(received), signature));
 }
 
 OwnTransport::Result OwnTransport::all_to_all(CclWork&, const Tensors& outputs, const Tensors& inputs) {
-  return exchange(parts_of(inputs), parts_of(outputs));
+  return exchange(parts_of(inputs), parts_of(outputs), {Kind::all_to_all});
 }
 
 OwnTransport::Result OwnTransport::gather(CclWork&, const Tensors& outputs, const at::Tensor& input, int root) {
   const int size = hierarchy_->layout.size;
-  return exchange(only(input, root, size), outputs.empty() ? std::vector<Part>(size) : parts_of(outputs));
+  return exchange(only(input, root, size), outputs.empty() ? std::vector<Part>(size) : parts_of(outputs),
+                  with_root(Kind::gather, root));
 }
 
 OwnTransport::Result OwnTransport::scatter(CclWork&, const at::Tensor& output, const Tensors& inputs, int root) {
   const int size = hierarchy_->layout.size;
-  return exchange(inputs.empty() ? std::vector<Part>(size) : parts_of(inputs), only(output, root, size));
+  return exchange(inputs.empty() ? std::vector<Part>(size) : parts_of(inputs), only(output, root, size),
+                  with_root(Kind::scatter, root));
 }
 
 OwnTransport::Result OwnTransport::send(const at::Tensor& tensor, int to, int tag) {

@@ -26,6 +26,7 @@ class OwnTransport : public Transport {
   Result all_to_all(CclWork& work, const Tensors& outputs, const Tensors& inputs) override;
   Result gather(CclWork& work, const Tensors& outputs, const at::Tensor& input, int root) override;
   Result scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs, int root) override;
+  Result barrier(CclWork& work, const at::Tensor& token) override;
 
   bool has_messages() const override { return true; }
   Result send(const at::Tensor& tensor, int to, int tag) override;
@@ -41,7 +42,9 @@ class OwnTransport : public Transport {
 
  private:
   Result start(std::vector<OperationPtr> operations);
-  Result exchange(std::vector<Part> sent, std::vector<Part> received);
+  // `signature` says what the caller has called; type, reduction and size are those of the tensor.
+  Result reduce_in_place(CclWork& work, const at::Tensor& data, Op op, Signature signature);
+  Result exchange(std::vector<Part> sent, std::vector<Part> received, const Signature& signature);
 
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<PointToPoint> messages_;

@@ -106,8 +106,9 @@ Running Rank::all_reduce(const Call& call) {
     std::memcpy(shared.get(), data->data(), data->bytes());
   }
   char* to = shared ? shared.get() : data->data();
-  auto operation =
-      make_all_reduce(*own_, to, data->bytes(), call.source.type, call.source.reduction, call.wire);
+  const Signature signature{Signature::Kind::all_reduce, call.source.type, call.source.reduction,
+                            call.wire,                   -1,               data->bytes()};
+  auto operation = make_all_reduce(*own_, to, signature);
   const size_t result = results_++;
   return run(call, {operation}, [=] {
     if (shared) std::memcpy(data->data(), shared.get(), data->bytes());
