@@ -94,12 +94,14 @@ def main() -> None:
             found.append((tokenized([text for text, _ in some]), labels))
         return found
 
-    known, asked = (batches(texts) for texts in data())
-    known = known[: KNOWN // options.batch]
+    every = batches([text for texts in data() for text in texts])
+    first = max(1, KNOWN // options.batch)
+    known, mine = every[:first], cpulaunch.shard(every[first:])[: options.steps]
+    if not mine:
+        raise SystemExit(f"{len(every)} batches of {options.batch} texts are not enough for every instance")
     samples = [inputs for inputs, _ in known]
     features = Features(pretrained(), FEW_LAYERS if options.small else LAYERS)
     model = NearestMean(features, samples, torch.cat([labels for _, labels in known]))
-    mine = cpulaunch.shard(asked)[: options.steps]
     with torch.inference_mode():
         in_fp32 = statistics.mean(right(model(*inputs), labels) for inputs, labels in mine)
     run = ways.prepared(model, samples[:8], options.precision, options.engine)
