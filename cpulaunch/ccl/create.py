@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import secrets
 from contextlib import ExitStack, suppress
@@ -41,7 +42,7 @@ def create(options: Any, backend_options: Any) -> Any:
         return _by_bindings(there, options, backend_options)
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
-    store = PrefixStore("cpulaunch-ccl", options.store)
+    store = _store(options)
     meeting = Meeting(store, rank, size, timeout)
     peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
     if not _state.ready:
@@ -82,12 +83,21 @@ def create(options: Any, backend_options: Any) -> Any:
     return group
 
 
+def _store(options: Any) -> Any:
+    """The group's own.
+
+    torch names groups by their number: where ranks 0 and 1 make a group of themselves while ranks 2 and 3
+    make another one, both have the same name.
+    """
+    members = hashlib.sha256(repr(options.global_ranks_in_group).encode()).hexdigest()[:16]
+    return PrefixStore(f"cpulaunch-ccl/{members}", options.store)
+
+
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
     """A group of Intel's bindings, whose oneCCL is set up when the first one is made."""
     if _state.bindings is None:
         rank = options.group_rank
-        store = PrefixStore("cpulaunch-ccl", options.store)
-        meeting = Meeting(store, rank, options.group_size, options.timeout)
+        meeting = Meeting(_store(options), rank, options.group_size, options.timeout)
         peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
         os.environ.update(load.settings(load.Neighbours.of(rank, peers), os.environ, bindings=True))
         meeting.end()

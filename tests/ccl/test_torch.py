@@ -53,6 +53,11 @@ def test_a_subgroup_made_and_used_by_some_ranks_only(three: Ranks) -> None:
     assert three.call("pairs") == ["ok"] * 3
 
 
+def test_pairs_that_make_their_own_group_alone_do_not_meet_each_other(four: Ranks) -> None:
+    for _ in range(3):
+        assert four.call("own_pair") == [3, 3, 7, 7]
+
+
 def test_bitwise_reductions_and_monitored_barrier(ranks: Ranks) -> None:
     everyone = (1 << ranks.size) - 1
     assert ranks.call("bitwise") == [[everyone, 0, everyone]] * ranks.size
