@@ -166,9 +166,10 @@ bool Network::begin_message(int from) {
   const auto& header = peer.header;
   const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
   const auto operation = std::find_if(peer.expected.begin(), peer.expected.end(), same_operation);
-  if (operation != peer.expected.end() && operation->signature != header.signature) {
-    throw header.signature.mismatch(from, operation->signature);
-  }
+  // Messages come operation by operation, as they are expected.  So one of another operation is wrong, too: its sender
+  // has another root, for instance, and this rank is past that operation, for which nothing was expected.
+  const auto& wanted = operation == peer.expected.end() ? peer.expected.front() : *operation;
+  if (wanted.signature != header.signature) throw header.signature.mismatch(from, wanted.signature);
   const auto found = std::find_if(peer.expected.begin(), peer.expected.end(),
                                   [&](const Expected& one) { return one.tag == header.tag; });
   if (found == peer.expected.end()) return false;

@@ -232,6 +232,18 @@ void run_other_part(const Arguments& given) {
   run_unlike(given, sum_of(1000, Call::Kind::all_to_all), sum_of(1001, Call::Kind::all_to_all));
 }
 
+// Each rank takes itself for the root, so that none waits for the others before the next operation.
+void run_other_root(const Arguments& given) {
+  Meeting meeting(given.host_of, 1);
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    Call call = sum_of(1000, Call::Kind::broadcast);
+    call.root = rank;
+    ranks.start(call).wait(kLimit);
+    ranks.start(sum_of(1000)).wait(kLimit);
+  });
+}
+
 // The last rank calls nothing, so that the others wait for it: also the one that only sends.
 void run_absent(const Arguments& given) {
   narrow_connections();
@@ -347,6 +359,7 @@ constexpr Program kPrograms[] = {
     {"another size", run_other_size},
     {"another wire", run_other_wire},
     {"another part", run_other_part},
+    {"another root", run_other_root},
     {"absent", run_absent},
     {"few descriptors", run_few_descriptors},
     {"enough descriptors", run_enough_descriptors},
