@@ -17,10 +17,10 @@ namespace cpulaunch {
 
 namespace {
 
-// A piece has so many bytes for each rank, and at most so many in all: enough that a step costs more than the wait for
-// it, and few enough that two slots, of which one is filled while the other is read, stay in a core's cache beside the
-// tensor.  Both are measured.
-constexpr size_t kPartSize = 64 << 10, kMaxSlotSize = 256 << 10;
+// A piece has at most so many bytes: few enough that two slots, of which one is filled while the other is read, stay
+// in the caches beside the tensor, and enough that a step costs more than the wait for it.  With other hosts, smaller
+// ones keep the network busy, too.  Both are measured.
+constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfHosts = 256 << 10;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
 constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
@@ -89,8 +89,8 @@ Mismatch Signature::mismatch(int rank, const Signature& own) const {
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
-    : slots(layout.hosts == 1 ? 2 : kMaxSlots), slot_size(fabric ? kFabricSlotSize : kMaxSlotSize) {
-  if (layout.hosts == 1) slot_size = std::min(slot_size, layout.lanes * kPartSize);
+    : slots(layout.hosts == 1 ? 2 : kMaxSlots),
+      slot_size(fabric ? kFabricSlotSize : layout.hosts == 1 ? kSlotSize : kSlotSizeOfHosts) {
   const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
   slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
 }
