@@ -42,7 +42,8 @@ def lose(state: State, rank: Rank) -> None:
     """Its host has fallen silent."""
     silence = state.now - rank.heard_at
     state.move(rank, RankState.LOST)
-    error = f"no sign of life from host {rank.host} for {silence:.0f} s: it, or its network, is down"
+    why = "it, its network or its agents have stopped"
+    error = f"no sign of life from host {rank.host} for {silence:.0f} s: {why}"
     mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, rank.heard_at)
 
 
@@ -58,6 +59,7 @@ def end_ranks(state: State, number: int, spare: int | None = None) -> None:
         return
     grace = state.watching.grace_period
     state.end_at = state.now if state.end_at is None else state.end_at
+    state.stalls.end()
     state.end = messages.End(int(number), grace, failed=state.interrupted is None)
     for rank in state.ranks:
         if rank.rank != spare:
@@ -111,7 +113,9 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         elif not rank.state.final:
             state.move(rank, RankState.ENDED_BY_LAUNCHER)
     succeeded = [
-        (rank.exit.at + rank.clock, rank.rank) for rank in state.ranks if rank.exit and rank.exit.code == 0
+        (rank.exit.at + rank.clock, rank.rank)
+        for rank in state.ranks
+        if rank.exit and rank.exit.code == 0 and rank.exit.own
     ]
     failures = [found for rank in state.ranks if (found := rank.candidate()) and not _is_over(state, found)]
     cause = root_cause(failures, succeeded, independent=state.watching.independent)

@@ -56,6 +56,10 @@ class InstanceStalls:
             its.forgive(asleep, now)
             self._wake_at[number] = its.wake_at
 
+    def end(self) -> None:
+        for its in self._watched.values():
+            its.end()
+
     @property
     def wake_at(self) -> float | None:
         at = min((at for at in self._wake_at.values() if at is not None), default=inf)

@@ -11,7 +11,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.messages import VERSION, Challenge, Welcome
 from cpulaunch.supervise import observer_messages as protocol
 from cpulaunch.supervise.dumps import ANSWER_WITHIN, Stacks
-from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_here
+from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_here, is_stopped
 from cpulaunch.wire import Lines, MessageError, same
 
 CONNECT_WITHIN = 5.0
@@ -129,6 +129,10 @@ class Observer:
         )
 
     def _error(self, why: str) -> HostError:
+        if is_stopped(self._contact):
+            return HostError(
+                f"{self._launcher} is stopped", hint=f"`fg` or `kill -CONT {self._contact.pid}` lets it go on"
+            )
         hint = "it may have ended, be another version of cpulaunch, or answer too many others"
         return HostError(f"{self._launcher} does not answer: {why}", hint=hint)
 

@@ -34,6 +34,10 @@ DUE = 2.9
 MIN_NATIVE = 0.8
 """Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""
 
+AGAIN, ASKED = 1.0, 16
+"""Seconds after which so many ranks are asked once more whether a job goes on that was reported: beats are
+further apart."""
+
 MOMENT = 0.1
 """Seconds by which clocks of hosts may be wrong."""
 
@@ -132,6 +136,10 @@ class Stalls:
             self._second.again(now)
             self._until = self._second.due
 
+    def end(self) -> None:
+        """The job's ranks are being ended: nothing counts as a stall any more."""
+        self.settings = self.settings._replace(timeout=0)
+
     def stalled(self, now: float) -> str:
         """What is known of a stall that was reported and lasts; empty where none does."""
         if self._phase is not Phase.STALLED:
@@ -158,7 +166,7 @@ class Stalls:
         if self._phase is Phase.FINISHED and self._second:
             return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
-            return self._look_again(self._second, now) if self._second else []
+            return self._look_again(self._second, now) if self._second else self._ask_whether_on(now)
         if self._waiting and now < self._until:
             return []
         if self._phase is Phase.ASKING:
@@ -223,7 +231,7 @@ class Stalls:
             return []
         wanted = self.settings.action != REPORT
         acts = wanted and (self._pauses.begun or explanation.certain)
-        self._second, self._until = None, inf
+        self._second, self._until = None, now + AGAIN
         if wanted and not acts:
             explanation = self._not_yet(explanation, now)
         return self._say(explanation, seen, paused, acts=acts)
@@ -312,6 +320,13 @@ class Stalls:
             return []
         second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
         return [Send(rank, asked) for rank in self._running()]
+
+    def _ask_whether_on(self, now: float) -> list[Action]:
+        """Some ranks, as they wait for each other: what one of them does shows that all can go on."""
+        if now < self._until:
+            return []
+        self._until = now + AGAIN
+        return [Send(rank, AskProgress()) for rank in self._running()[:ASKED]]
 
     def _renew(self, found: Explanation, now: float) -> list[Action]:
         """Others are waited for than those that were reported, or nobody is any more."""

@@ -13,7 +13,7 @@ from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End
 from cpulaunch.supervise.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.pauses import ABORT, StallSettings
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.stalls import DUE, LEAST, MIN_NATIVE, Stalls
+from cpulaunch.supervise.stalls import AGAIN, DUE, LEAST, MIN_NATIVE, Stalls
 
 
 def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> None:
@@ -27,6 +27,22 @@ def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> Non
     assert job.told == ["the job continues, after 300 s without progress"]
     assert job.stalls.stalls[0].seconds == 300
     assert len(job.reports) == 1
+
+
+def test_a_job_that_goes_on_is_said_to_before_its_next_beat() -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.until(33)
+    job.steps(1)
+    job.until(33 + AGAIN)
+    assert job.told == ["the job continues, after 33 s without progress"]
+
+
+def test_nothing_counts_as_a_stall_once_the_ranks_are_being_ended() -> None:
+    job = Job(StallSettings(15), steps=1)
+    job.until(14)
+    job.stalls.end()
+    job.until(60)
+    assert job.reports == []
 
 
 def test_a_second_stall_is_reported_too_and_auto_learns_from_the_first() -> None:
