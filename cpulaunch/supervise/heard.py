@@ -14,8 +14,8 @@ from cpulaunch.supervise import outcome as kinds
 from cpulaunch.supervise.events import Action, ActOnStall, HideStderr, Record, ReportStall, Write
 from cpulaunch.supervise.outcome import WITHOUT_A_WORD, Failure
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.root_cause import Candidate
-from cpulaunch.supervise.sides import Sides, aborted_by_gloo, may_differ, may_miss_one
+from cpulaunch.supervise.root_cause import Candidate, says_host_is_lost
+from cpulaunch.supervise.sides import Sides, aborted_by_gloo, is_about_others
 from cpulaunch.supervise.state import State
 
 STDOUT = 1
@@ -115,7 +115,10 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         rank.raised = rank.raised or message
         # Its traceback is shown at the end if it is the cause.
         state.actions.append(HideStderr(rank.rank))
-        if may_differ(message.error) or may_miss_one(message.error, state.ranks):
+        if says_host_is_lost(message.error):  # which may well be back before it counts as lost for us
+            for silent in state.silent(state.two_beats):
+                ending.lose(state, silent)
+        elif is_about_others(message.error):
             _ask_for_sides(state, rank)
         # The others needn't wait until it has printed its traceback and exited.
         if not state.watching.go_on:

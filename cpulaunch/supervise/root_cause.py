@@ -21,6 +21,11 @@ _PEER_HAS_GONE = re.compile(
 """What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
 
 
+def says_host_is_lost(error: str) -> bool:
+    """Whether an exception says that a host has fallen silent."""
+    return bool(_HOST_IS_SILENT.search(error))
+
+
 class Candidate(NamedTuple):
     """A failure that the launcher hasn't asked for.  ``at`` is in seconds, on the launcher's clock.
 
@@ -32,6 +37,14 @@ class Candidate(NamedTuple):
     exit_code: int
     failure: Failure
     by_signal: bool = False
+
+
+_HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
+"""What our ccl group says of a host that it has lost."""
+
+SLACK = 1.0
+"""Seconds by which an end may be noted later than what follows from it: a process that ends closes its
+connections before its parent knows, and clocks of hosts differ."""
 
 
 def is_consequence(error: str | None) -> bool:
@@ -58,13 +71,12 @@ def root_cause(
         if not candidate.by_signal and (independent or not is_consequence(candidate.failure.error)):
             return candidate
     first = ordered[0]
-    before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at]
+    before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]
     if not before:
         return first
     at, rank = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    seconds = f"{first.at - at:.1f}"
-    when = "just before" if seconds == "0.0" else f"{seconds} s earlier"
+    when = f"{first.at - at:.1f} s earlier" if first.at - at >= 0.05 else "just before"
     note = f"rank {rank}{others} had exited with code 0, {when}"
     left = tuple(rank for _, rank in before)
     return first._replace(failure=replace(first.failure, note=note, ranks=left))

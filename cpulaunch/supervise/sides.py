@@ -34,18 +34,10 @@ REQUEST = 0
 _DIFFER = re.compile(r"\brank \d+ (?:of the group )?calls |\bis ahead: it calls ")
 """What ccl says."""
 
-_PEER_HAS_GONE = re.compile(r"gloo/transport/.*Connection (reset|closed) by peer")
-"""What gloo says."""
 
-
-def may_differ(error: str) -> bool:
-    """Whether an exception can come of ranks that call different operations."""
-    return bool(_DIFFER.search(error) or _PEER_HAS_GONE.search(error))
-
-
-def may_miss_one(error: str, ranks: Sequence[Rank]) -> bool:
-    """Whether an exception can come of a rank that has ended with exit code 0."""
-    return is_consequence(error) and any(rank.exit and rank.exit.code == 0 for rank in ranks)
+def is_about_others(error: str) -> bool:
+    """Whether an exception can come of what other ranks do: they call something else, or have left."""
+    return bool(_DIFFER.search(error)) or is_consequence(error)
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:
@@ -83,7 +75,7 @@ class Sides:
     def noted(self, failure: Failure) -> Failure:
         """``failure`` with a line for each side, if it may come of it, and more than one is known."""
         error = failure.error or ""
-        if failure.signal != SIGABRT and not may_differ(error):
+        if failure.signal != SIGABRT and not is_about_others(error):
             return failure
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
         said = bool(_DIFFER.search(error))

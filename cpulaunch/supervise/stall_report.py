@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
@@ -12,7 +13,7 @@ from cpulaunch.supervise import whereabouts
 from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import Frame, outlives
 from cpulaunch.supervise.stall_words import MAX_SITUATIONS, Words, has_or_have, waits_or_wait, what
-from cpulaunch.supervise.waiting import Wait, waits
+from cpulaunch.supervise.waiting import Wait, disagreements, waits
 from cpulaunch.wording import counted, shortened
 
 _NO_LEDGER = "programs that cpulaunch doesn't run as Python, or without a process group, keep no ledger"
@@ -57,7 +58,9 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     differ, be it in something that the ledger doesn't have, such as a root.
     """
     found = _waits(seen, failed=True)
-    differing = [wait for wait in found if len(wait.kinds()) > 1]
+    # Who has not waited for the others may have gone on to the next operations.
+    earlier = disagreements(_groups(seen), len(seen)) if said else []
+    differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
     words = Words(seen)
     lines = [words.sides(wait) for wait in candidates if len(wait.operations) > 1]
@@ -95,8 +98,11 @@ def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") 
 
 
 def _waits(seen: Sequence[Seen], *, failed: bool = False) -> Sequence[Wait]:
-    groups = {each.rank: each.dump.groups for each in seen if each.dump}
-    return waits(groups, len(seen), failed=failed)
+    return waits(_groups(seen), len(seen), failed=failed)
+
+
+def _groups(seen: Sequence[Seen]) -> dict[int, list[dict[str, Any]]]:
+    return {each.rank: each.dump.groups for each in seen if each.dump}
 
 
 class _Case:

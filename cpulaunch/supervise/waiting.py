@@ -74,8 +74,8 @@ class Wait(NamedTuple):
 
     @property
     def operation(self) -> Operation:
-        """The one that waits."""
-        return self.operations[self.waiting[0]]
+        """The one that waits, or where none does, a rank's."""
+        return next(self.operations[rank] for rank in (*self.waiting, *self.operations))
 
     @property
     def meets(self) -> bool:
@@ -90,22 +90,16 @@ class Wait(NamedTuple):
     @property
     def roots_differ(self) -> bool:
         """Whether ranks are known to have called it with different roots."""
-        return len({op.root for op in self.operations.values()} - {-1}) > 1
+        return _differ(op.root for op in self.operations.values())
 
     @property
     def reductions_differ(self) -> bool:
         """Whether ranks are known to reduce in different ways."""
-        return len({op.reduction for op in self.operations.values()} - {""}) > 1
+        return _differ(op.reduction for op in self.operations.values())
 
-    def kinds(self) -> dict[tuple[str, str, int, int, str], list[int]]:
-        """The ranks by kind, type, bytes, root and reduction of what they call, those of most first."""
-        found: dict[tuple[str, str, int, int, str], list[int]] = {}
-        for rank, op in sorted(self.operations.items()):
-            size = op.bytes if op.kind in _SAME_SIZE else -1
-            root = op.root if self.roots_differ else -1
-            by = op.reduction if self.reductions_differ else ""
-            found.setdefault((op.kind, op.type, size, root, by), []).append(rank)
-        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+    def kinds(self) -> dict[_Call, list[int]]:
+        """The ranks by what they call, those of most first."""
+        return _kinds(self.operations)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Ranks that wait, and for whom, as the process group says; only those that wait for each other, \
@@ -118,6 +112,34 @@ where there are any."""
         }
         mutual = {(a, b) for a, b in waits if (b, a) in waits}
         return sorted((a, b) for a, b in mutual if a < b) or sorted(waits)
+
+
+class _Call(NamedTuple):
+    """What ranks have to agree on: of what isn't known of all, or may differ, nothing."""
+
+    kind: str
+    type: str
+    bytes: int
+    root: int
+    reduction: str
+
+
+def _kinds(operations: Mapping[int, Operation]) -> dict[_Call, list[int]]:
+    """The ranks by what they call, those of most first."""
+    roots_differ = _differ(op.root for op in operations.values())
+    reductions_differ = _differ(op.reduction for op in operations.values())
+    found: dict[_Call, list[int]] = {}
+    for rank, op in sorted(operations.items()):
+        size = op.bytes if op.kind in _SAME_SIZE else -1
+        root = op.root if roots_differ else -1
+        by = op.reduction if reductions_differ else ""
+        found.setdefault(_Call(op.kind, op.type, size, root, by), []).append(rank)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _differ(known: Iterable[int | str]) -> bool:
+    """Whether ranks say different things, but for those of which it isn't known."""
+    return len(set(known) - {-1, ""}) > 1
 
 
 def numbers(text: str) -> list[int]:
@@ -137,17 +159,35 @@ def waits(
     by_group = list(_by_group(groups))
     made = {(member.rank, member.group.name) for members in by_group for member in members if member.made}
     for members in by_group:
-        names = {member.group.rank: member.rank for member in members}
-        size = members[0].group.size
-        if said := members[0].group.members:
-            names = dict(enumerate(CoreSet.parse(said)))
-        elif size == world_size:
-            names = {number: names.get(number, number) for number in range(size)}
+        names = _names(members, world_size)
         # Who has made the group by now is not missed where others still do.
         there = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
         found += _collective(members, names, states, there)
         found += _messages(members, names)
     return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
+
+
+def disagreements(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int) -> list[Wait]:
+    """Of each group the first collective that ranks have called in different ways, be it completed by now."""
+    found = []
+    for members in _by_group(groups):
+        for sequence in sorted({op.sequence for member in members for op in member.collectives}):
+            wait = _wait(members, _names(members, world_size), sequence, (ENQUEUED, STARTED, FAILED))
+            if len(wait.kinds()) > 1:
+                found.append(wait)
+                break
+    return found
+
+
+def _names(members: list[Member], world_size: int) -> dict[int, int]:
+    """A rank of the group → one of the job."""
+    names = {member.group.rank: member.rank for member in members}
+    size = members[0].group.size
+    if said := members[0].group.members:
+        return dict(enumerate(CoreSet.parse(said)))
+    if size == world_size:
+        return {number: names.get(number, number) for number in range(size)}
+    return names
 
 
 def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[list[Member]]:
@@ -173,12 +213,22 @@ def _collective(
     if not sequences:
         return
     sequence = min([n for n in sequences if not _is_behind(n, members, open_ones)] or sequences)
+    yield _wait(members, names, sequence, states, there)
+
+
+def _wait(
+    members: list[Member],
+    names: Mapping[int, int],
+    sequence: int,
+    states: tuple[int, ...],
+    there: Collection[int] = (),
+) -> Wait:
     called = {member.rank: op for member in members if (op := member.record(sequence))}
-    waiting = [rank for rank, ops in open_ones.items() if any(op.sequence == sequence for op in ops)]
+    waiting = [rank for rank, op in called.items() if op.state in states]
     missing = [member.rank for member in members if member.reached < sequence]
     known = {member.group.rank for member in members} | set(there if members[0].group.members else ())
     unknown = [number for number in range(members[0].group.size) if number not in known]
-    yield Wait(
+    return Wait(
         members[0].group,
         sequence,
         called,
@@ -191,14 +241,15 @@ def _collective(
 
 
 def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, list[Operation]]) -> bool:
-    """Whether all others have completed this collective and wait in a later one, so that it isn't the cause.
+    """Whether all others have completed this collective, which was the same one for all, and wait in a later
+    one, so that it isn't the cause.
 
     gloo's completions are noted up to a second late, and not at all once a rank is stopped.
     """
-    kinds = {op.kind for member in members if (op := member.record(sequence))}
+    calls = {member.rank: op for member in members if (op := member.record(sequence))}
     others = [member for member in members if all(op.sequence != sequence for op in open_ones[member.rank])]
     later = any(op.sequence > sequence for member in others for op in open_ones[member.rank])
-    return later and len(kinds) == 1 and all(member.has_completed(sequence) for member in others)
+    return later and len(_kinds(calls)) == 1 and all(member.has_completed(sequence) for member in others)
 
 
 def _messages(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:

@@ -11,6 +11,7 @@ from support.played import GLOO, SSH, TIMEOUT, Played, running
 from cpulaunch import messages
 from cpulaunch.supervise.events import Write
 
+LOST = "torch.distributed.DistBackendError: all_reduce of rank 0 of 4 cannot complete: host node2 (rank 2) has given no sign of life for 15 s"
 CCL = "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed"
 NO_PYTHON = (
     "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n"
@@ -117,6 +118,18 @@ def host_falls_silent() -> Played:
     return job
 
 
+def group_loses_host_first() -> Played:
+    """Its link is cut for a while: the others' ccl group gives it up, and it is back before we would."""
+    job = running()
+    job.falls_silent(2)
+    job.until(6.0)
+    job.raises(0, LOST)
+    job.beating.add(2)
+    job.obeys(0, 1, 3)
+    job.to_the_end()
+    return job
+
+
 def host_cannot_be_reached(text: str, launcher: str = "mpich") -> Callable[[], Played]:
     """By ssh, or by mpiexec, which then waits for ever."""
 
@@ -170,6 +183,7 @@ ROWS = [
     ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
     ("all fail at once", all_fail_at_once, "error", 1, "ValueError: 2"),
     ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 7 s"),
+    ("link cut for a while", group_loses_host_first, "node_lost", 4, "no sign of life from host node2 for"),
     ("packets dropped at start", host_cannot_be_reached(SSH), "start_failed", 3, "on node2: Connection timed out"),
     ("Python missing", host_cannot_be_reached(NO_PYTHON), "start_failed", 3, "on node2: /v/python (No such file)"),
     ("Python missing (Intel)", intel_says_nothing_but_the_host, "start_failed", 3, "on node2: Unable to run"),

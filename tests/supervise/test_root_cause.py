@@ -67,6 +67,9 @@ def test_consequences_alone_name_those_who_left_before() -> None:
     found = root_cause([failed(0, 5.0, GLOO)], [(4.99, 1)])
     assert found
     assert found.failure.note == "rank 1 had exited with code 0, just before"
+    found = root_cause([failed(0, 5.0, GLOO)], [(5.4, 1)])  # its connections were closed before it was over
+    assert found
+    assert found.failure.note == "rank 1 had exited with code 0, just before"
     found = root_cause([failed(0, 5.0, "ValueError: x")], [(3.5, 2)])
     assert found
     assert found.failure.note is None

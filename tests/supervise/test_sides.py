@@ -161,12 +161,6 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
 
 
-def test_where_no_rank_has_left_an_error_of_the_group_ends_all_at_once() -> None:
-    job = running()
-    job.raises(0, HAS_ENDED, groups=groups(0))
-    assert all(job.sent(rank, End) for rank in (1, 2, 3))
-
-
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))

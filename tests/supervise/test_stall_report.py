@@ -89,6 +89,28 @@ def test_a_ledger_that_is_behind_is_no_news() -> None:
     assert found.ranks == (3,)
 
 
+def test_one_for_which_an_operation_with_another_root_is_complete_is_no_sign_that_it_is() -> None:
+    """As a ledger of gloo may have it: two ranks take different ones for the root, and the third has gone on."""
+    roots = {0: 0, 1: 1}
+    two = [seen(rank, [group(rank, operation(6, "broadcast", root=roots[rank]), size=3)]) for rank in roots]
+    third = [operation(6, "broadcast", root=0, done=93), operation(7)]
+    found = explained(*two, seen(2, [group(2, *third, size=3)]))
+    assert found.headline == "ranks call different operations as #6 of group 0"
+    assert (found.ranks, found.mutual) == ((0, 1, 2), True)
+
+
+def test_sides_that_are_said_to_differ_are_the_first_ones_that_do() -> None:
+    """Both roots have gone on to the same operation, in which their messages are found out."""
+    ranks = [
+        seen(rank, [group(rank, operation(6, "broadcast", root=rank, done=5), operation(7), size=2)])
+        for rank in range(2)
+    ]
+    lines = sides(ranks, said=True)
+    assert [line.partition(", 25 MB")[0] for line in lines] == [
+        f"rank {rank} on node{rank}: broadcast #6 from rank {rank} of group 0" for rank in range(2)
+    ]
+
+
 def test_one_that_has_completed_another_operation_and_gone_on_is_shown_too() -> None:
     """As the root of a broadcast may."""
     other = seen(1, [group(1, operation(7, "broadcast", done=93), operation(8))])
