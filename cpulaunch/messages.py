@@ -228,7 +228,7 @@ class Failure(NamedTuple):
     """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then.
 
     ``groups`` are those of its ledger, as in ``Dump``; of ``ccl``, which knows when an operation has ended,
-    only operations that have failed or were under way, and groups that have any.
+    only groups in which one has failed or was under way.
     """
 
     error: str

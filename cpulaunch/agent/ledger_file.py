@@ -43,24 +43,20 @@ def close(fd: int | None) -> None:
 def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened.
 
-    ``unfinished``: of ``ccl``, operations that have failed or are under way, and groups that have any.
-    Others don't say which have failed.
+    ``unfinished``: of ``ccl``, groups in which an operation has failed or is under way.  Others don't say
+    which have failed.
     """
     found = ledger.groups(kept) if kept else []
     if unfinished:
-        found = [
-            group._replace(operations=operations)
-            for group in found
-            if (operations := tuple(each for each in group.operations if _counts(group, each)))
-        ]
+        found = [group for group in found if _is_unfinished(group)]
     return [
         {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
         for group in found
     ]
 
 
-def _counts(group: ledger.Group, operation: ledger.Operation) -> bool:
-    return group.backend != "ccl" or operation.state != ledger.COMPLETED
+def _is_unfinished(group: ledger.Group) -> bool:
+    return any(group.backend != "ccl" or each.state != ledger.COMPLETED for each in group.operations)
 
 
 def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:

@@ -65,9 +65,11 @@ class Words:
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
         """Where ranks have called it, or where they are now, if it is complete for all of them.
 
-        What is complete for a rank that has raised an error may well have failed.
+        What is complete for a rank that has raised an error may well have failed, but for ``ccl``'s.
         """
-        if there := [rank for rank in ranks if rank in wait.waiting or self.seen[rank].raised_at]:
+        knows = wait.group.backend == "ccl"
+        raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
+        if there := [rank for rank in ranks if rank in wait.waiting or rank in raised]:
             return self.at(wait, there)
         return self.at(wait, ranks).replace(", at ", ", which is complete there; now at ", 1)
 

@@ -135,6 +135,19 @@ def test_operations_that_differ_are_shown_with_their_hosts(
     assert any(usual in side for side in note), note
 
 
+def test_roots_that_differ_are_shown_though_all_have_gone_on_to_the_next_operation(
+    cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("-f", four, "-ppn", "1", "--stall-timeout", "30", "--grace-period", "1")
+    done = cpulaunch("run", *options, "train.py", "ccl", "own_root")
+    first = outcome(tmp_path)["first_failure"]
+    assert (done.returncode, first["disagree"]) == (1, True), done.stderr
+    note = first["note"].splitlines()
+    assert any(line.startswith("rank 2 on node2: broadcast #3 from rank 2 of group 0") for line in note), note
+    assert any("node0" in line and ": broadcast #3 from rank 0 of group 0" in line for line in note), note
+
+
 ALL_REDUCE = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")

@@ -310,6 +310,11 @@ def all_destroyed():
     dist.destroy_process_group()
     load_batch()
 
+def own_root():
+    steps(3)
+    dist.broadcast(ones, rank if is_culprit else 0)
+    step()
+
 globals()[case]()
 dist.destroy_process_group()
 """
