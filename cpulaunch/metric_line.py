@@ -17,7 +17,7 @@ LARGEST = 1e100
 """The largest value, so that sums of very many are finite."""
 
 _NAME = re.compile(r"[\w.:/%@-]{1,64}")
-_UNIT = re.compile(r"(?=.{0,32}$)(\S+( per \S+| ?/ ?\S+)?)?")
+_UNIT = re.compile(r"(?=.{0,32}$)(per \S+|\S+( per \S+| ?/ ?\S+)?)?")
 _STATED = re.compile(r"(?P<name>[^=\s]*)=(?P<value>\S+)(?:\s+(?P<unit>.*))?")
 
 _NAMES = "letters, digits and _ . : / % @ -, at most 64"
@@ -33,13 +33,14 @@ class Stated(NamedTuple):
 
 
 def metric_line(stated: Stated) -> str:
-    """The line, without its end.  Raises UsageError where a reader couldn't take it for one."""
+    """The line, without its end, also where the value is no finite number: a reader says so, and goes on.
+
+    Raises UsageError where name or unit can't be read.
+    """
     if not _NAME.fullmatch(stated.name):
         raise UsageError(f"{stated.name!r} can't be the name of a metric", hint=_NAMES)
     if not _UNIT.fullmatch(stated.unit):
         raise UsageError(f"{stated.unit!r} can't be the unit of a metric", hint=_UNITS)
-    if not abs(stated.value) <= LARGEST:  # nor NaN
-        raise UsageError(f"the metric {stated.name} is {stated.value}", hint=f"at most {LARGEST:g}")
     return f"{BEGINS}{stated.name}={stated.value:.10g} {stated.unit}".rstrip()
 
 

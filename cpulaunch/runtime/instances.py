@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
 from typing import Any, TypeVar
 
 from cpulaunch import variables
@@ -41,8 +42,20 @@ def metric(name: str, value: Any, unit: str = "") -> None:
     """State a figure, which cpulaunch adds to those of the other instances: docs/inference.md says how.
 
     It is a line on stdout, ``CPULAUNCH_METRIC name=value unit``, which other programs may print, too.
-    ``value`` is anything that ``float`` takes.  Raises UsageError for a name with a space in it, and for a
-    value that is not finite.
+    ``value`` is anything that ``float`` takes.  One that is not finite does no harm: cpulaunch says so, and
+    counts the others.  Raises UsageError for a value that is no number, and for a name with a space in it.
     """
-    sys.stdout.write(metric_line(Stated(name, float(value), unit)) + "\n")
+    for what, text in (("name", name), ("unit", unit)):
+        if not isinstance(text, str):
+            raise UsageError(f"cpulaunch.metric: the {what} is text, not {text!r}")
+    try:
+        number = float(value)
+    except OverflowError:  # of an int
+        number = inf if value > 0 else -inf
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+        raise UsageError(
+            f"cpulaunch.metric: the value of {name!r} is a number, not this {type(value).__name__}",
+            hint="anything that float() takes, such as a tensor of one element",
+        ) from None
+    sys.stdout.write(metric_line(Stated(name, number, unit)) + "\n")
     sys.stdout.flush()

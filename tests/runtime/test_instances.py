@@ -1,0 +1,38 @@
+"""What a program says of itself, with many instances of it or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cpulaunch
+from cpulaunch.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "1"), ("2.5", "2.5"), (float("nan"), "nan"), (float("inf"), "inf"), (1e200, "1e+200"),
+     (10**400, "inf"), (-(10**400), "-inf")],
+)  # fmt: skip
+def test_a_metric_is_a_line_whatever_its_value(
+    capsys: pytest.CaptureFixture[str], value: Any, text: str
+) -> None:
+    cpulaunch.metric("loss", value, "ms")
+    assert capsys.readouterr().out == f"CPULAUNCH_METRIC loss={text} ms\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("loss", None), "the value of 'loss' is a number, not this NoneType"),
+        (("loss", "much"), "the value of 'loss' is a number, not this str"),
+        (("loss", [1.0]), "the value of 'loss' is a number, not this list"),
+        ((3, 1.0), "the name is text, not 3"),
+        (("loss", 1.0, None), "the unit is text, not None"),
+        (("a b", 1.0), "'a b' can't be the name of a metric"),
+    ],
+)
+def test_what_is_no_metric_is_refused_in_a_sentence(arguments: Any, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        cpulaunch.metric(*arguments)
