@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from random import Random
 
 from cpulaunch import metric_line
 from cpulaunch.metric_line import WORD, named_in, read_metric, why_unread
@@ -32,7 +33,7 @@ MAX_METRICS = 1000
 """Metrics of a job, by names and units, that are kept."""
 
 MAX_VALUES = 10_000
-"""Values of a rank and metric kept for median and percentile; of more, every second one, and so on."""
+"""Values of a rank and metric kept for median and percentile; of more, so many that chance has chosen."""
 
 _TIME = r"([nuµμm]?s|([nµμum]|nano|micro|milli)?sec(ond)?s?|min(ute)?s?|h|hrs?|hours?)"
 _TIMES = re.compile(_TIME, re.IGNORECASE)
@@ -43,23 +44,35 @@ _CUT = b"-"
 
 
 class Values:
-    """One rank's values of one metric: all of them in number and sum, and a sample for the rest."""
+    """One rank's values of one metric: all of them in number and sum, and a sample for the rest.
 
-    def __init__(self) -> None:
+    Chance chooses the sample, each value with the same likelihood, as values may come in a pattern.  ``seed``
+    makes it the same one in another run.
+    """
+
+    def __init__(self, seed: int) -> None:
         self.count, self.sum = 0, 0.0
         self.least, self.most = float("inf"), float("-inf")
         self.sample = array("d")
-        self.every = 1  # of so many values, one is in it
+        self._seed = seed
+        self._chance: Random | None = None  # it takes 2 kB
 
     def add(self, value: float) -> None:
-        if self.count % self.every == 0:
-            self.sample.append(value)
-            if len(self.sample) > MAX_VALUES:
-                del self.sample[1::2]
-                self.every *= 2
         self.count += 1
         self.sum += value
         self.least, self.most = min(self.least, value), max(self.most, value)
+        if self.count <= MAX_VALUES:
+            self.sample.append(value)
+            return
+        self._chance = self._chance or Random(self._seed)
+        at = int(self._chance.random() * self.count)  # Vitter's Algorithm R
+        if at < MAX_VALUES:
+            self.sample[at] = value
+
+    @property
+    def weight(self) -> float:
+        """How many values each one of the sample stands for."""
+        return self.count / len(self.sample)
 
 
 class Metrics:
@@ -83,6 +96,11 @@ class Metrics:
         if rest:
             self._rest[rank] = rest if len(rest) <= MAX_LINE else _CUT + rest[-MAX_LINE:]
 
+    def finish(self, rank: int) -> Iterator[str]:
+        """``rank`` prints nothing more, so that its last line has ended, too."""
+        if (rest := self._rest.pop(rank, b"")) and LINE in rest:
+            yield from self._line(rank, rest)
+
     def _line(self, rank: int, line: bytes) -> Iterator[str]:
         """A metric may follow something that has no line end of its own, such as a progress bar."""
         before, _, after = line.rpartition(LINE)
@@ -99,7 +117,7 @@ class Metrics:
             said = f" stated more than {MAX_METRICS} metrics, of which no more are kept"
             yield from self._tell(rank, "", said, said)
             return
-        self._found.setdefault(key, {}).setdefault(rank, Values()).add(stated.value)
+        self._found.setdefault(key, {}).setdefault(rank, Values(rank)).add(stated.value)
 
     def _tell(self, rank: int, name: str, cause: str, said: str) -> Iterator[str]:
         """Once for each name and cause."""
@@ -125,9 +143,8 @@ class Metrics:
 
 
 def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
-    count = sum(each.count for each in ranks)
-    every = max(each.every for each in ranks)  # powers of two
-    sample = sorted(value for each in ranks for value in each.sample[:: every // each.every])
+    count, sampled = sum(each.count for each in ranks), sum(len(each.sample) for each in ranks)
+    sample = sorted((value, each.weight) for each in ranks for value in each.sample)
     return Metric(
         name,
         unit,
@@ -139,18 +156,31 @@ def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
         _quantile(sample, 0.99),
         min(each.least for each in ranks),
         max(each.most for each in ranks),
+        sampled if sampled < count else None,
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this ``share`` of all lie below, between two neighbours by their distance."""
-    at = share * (len(ordered) - 1)
-    below = int(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
+    """The value that this ``share`` of all lie below, between two neighbours by their distance.
+
+    ``ordered`` are values, each with how many of all it stands for, and is in the middle of.
+    """
+    at = share * (sum(weight for _, weight in ordered) - 1)
+    below, there = ordered[0][0], 0.0
+    before = 0.0
+    for value, weight in ordered:
+        here = before + (weight - 1) / 2
+        if here >= at:
+            return value if here == there else below + (at - there) / (here - there) * (value - below)
+        below, there = value, here
+        before += weight
+    return below
 
 
 # ---- in words
+
+MANY = 1e15
+"""From this number on, powers of ten stand for its digits."""
 
 BRIEF = 2
 """Figures that a job's line has."""
@@ -193,6 +223,8 @@ def _words(metric: Metric, noun: str) -> str:
         of += f", {number_text(metric.least)} to {number_text(metric.most)}"
     what, number = what_counts(metric)
     main = with_unit(number, metric)
+    if what == "median" and metric.sample is not None:
+        of += f"; percentiles of a sample of {metric.sample:,}"
     if what == "in all":
         return f"{main} {what} ({of})"
     if what == "median":
@@ -201,5 +233,7 @@ def _words(metric: Metric, noun: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Four digits, or all before the decimal point: ``"203,520"``, ``"0.0584"``."""
+    """Four digits, or all before the decimal point, unless these are many: ``"203,520"``, ``"0.0584"``."""
+    if abs(value) >= MANY:
+        return f"{value:.4g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

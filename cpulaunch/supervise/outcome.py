@@ -128,7 +128,7 @@ class Metric:
 
     ``ranks`` of them have, ``values`` times in all.  ``total`` is the sum over the ranks of each one's mean;
     None for what is no rate.  ``median`` and ``p99``, the 99th percentile, ``mean``, ``least`` and ``most``
-    are those of all values; of very many, the first two are those of a part.
+    are those of all values.  Of very many, the first two are those of a ``sample`` of so many.
     """
 
     name: str
@@ -141,6 +141,7 @@ class Metric:
     p99: float
     least: float
     most: float
+    sample: int | None = None
 
 
 @dataclass(frozen=True)

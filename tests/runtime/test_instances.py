@@ -13,7 +13,7 @@ from cpulaunch.errors import UsageError
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "1"), ("2.5", "2.5"), (float("nan"), "nan"), (float("inf"), "inf"), (1e200, "1e+200"),
-     (10**400, "inf"), (-(10**400), "-inf")],
+     pytest.param(10**400, "inf", id="much"), pytest.param(-(10**400), "-inf", id="little")],
 )  # fmt: skip
 def test_a_metric_is_a_line_whatever_its_value(
     capsys: pytest.CaptureFixture[str], value: Any, text: str

@@ -9,7 +9,7 @@ import pytest
 
 from cpulaunch.errors import UsageError
 from cpulaunch.metric_line import Stated, metric_line, read_metric
-from cpulaunch.supervise.metrics import MAX_LINE, MAX_METRICS, MAX_VALUES, Metrics, metrics_table
+from cpulaunch.supervise.metrics import MAX_LINE, MAX_METRICS, MAX_VALUES, Metrics, metrics_table, number_text
 from cpulaunch.supervise.outcome import Metric
 
 
@@ -31,7 +31,7 @@ def only(metrics: Metrics) -> Metric:
 
 
 @pytest.mark.parametrize(
-    "unit", ["samples/s", "tokens/sec", "images per second", "GB/min", "img/S", "fps", "QPS", "ips", "Hz"]
+    "unit", ["samples/s", "tokens/sec", "images per second", "per second", "/s", "GB/min", "img/S", "fps", "QPS", "ips", "Hz"]
 )
 def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
     metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
@@ -116,8 +116,17 @@ def test_lines_may_come_in_pieces_of_any_size_and_ranks_mixed() -> None:
         assert (metric.total, metric.values) == (6, 6)
 
 
-def test_a_line_without_an_end_is_none_yet() -> None:
-    assert found((0, "CPULAUNCH_METRIC x=1 it/s")).summary() == ()
+def test_a_line_without_an_end_is_none_until_nothing_more_comes() -> None:
+    metrics = found((0, "50 %\rCPULAUNCH_METRIC x=1 it/s"))
+    assert metrics.summary() == ()
+    assert list(metrics.finish(0)) == []
+    assert (only(metrics).total, list(metrics.finish(0))) == (1, [])
+
+
+def test_a_last_line_without_an_end_that_can_not_be_read_is_told() -> None:
+    (problem,) = found((0, "CPULAUNCH_METRIC x=fast")).finish(0)
+    assert "its value is not a number" in problem
+    assert list(found((0, "done")).finish(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,32 @@ def test_of_very_many_values_a_part_stands_for_all() -> None:
     assert len(metrics._found["x", "ms"][0].sample) <= MAX_VALUES
 
 
+def test_that_part_is_none_that_a_pattern_of_the_values_could_bias() -> None:
+    """Every second value is 100, and one in 128 is 1000."""
+    metrics = Metrics()
+    for number in range(4 * MAX_VALUES + 4):
+        value = 1000 if number % 128 == 0 else 100 if number % 2 else 1
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+    sample = metrics._found["x", "ms"][0].sample
+    assert sum(value == 1000 for value in sample) == pytest.approx(MAX_VALUES / 128, rel=0.2)
+    assert sum(value == 100 for value in sample) == pytest.approx(MAX_VALUES / 2, rel=0.03)
+
+
+def test_the_line_says_that_they_are_of_a_sample_and_another_run_says_the_same() -> None:
+    def once() -> Metric:
+        metrics = Metrics()
+        for rank, count in ((0, MAX_VALUES + 8), (1, 8)):
+            for value in range(count):
+                assert list(metrics.feed(rank, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+        return only(metrics)
+
+    metric = once()
+    assert metrics_table([metric], "instance").endswith(
+        " (10,016 values of 2 instances, 0 to 10,007; percentiles of a sample of 10,008)\n"
+    )
+    assert once() == metric
+
+
 def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
     metrics = Metrics()
     for _ in range(4 * MAX_VALUES):
@@ -180,6 +215,15 @@ def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
     for _ in range(MAX_VALUES // 50):  # half a per cent
         assert list(metrics.feed(1, b"CPULAUNCH_METRIC x=9 ms\n")) == []
     assert only(metrics).p99 == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(203520.4, "203,520"), (0.05841, "0.05841"), (123456789012345.0, "123,456,789,012,345"), (1e15, "1e+15"),
+     (-1.23456e99, "-1.235e+99"), (0.0, "0")],
+)  # fmt: skip
+def test_a_number_has_as_many_digits_as_can_be_read(value: float, text: str) -> None:
+    assert number_text(value) == text
 
 
 class TestTheLine:
