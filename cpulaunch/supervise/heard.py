@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from signal import SIGKILL, SIGTERM
 
@@ -92,8 +92,12 @@ def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
     about_stalls(state, state.stalls.printed(rank, state.now))
     state.actions.append(Write(rank.rank, stream, data))
     if stream == STDOUT:
-        for problem in state.metrics.feed(rank.rank, data):
-            state.notes.add(rank, f"{state.watching.names.one(rank.rank)}{problem}", state.now)
+        _note_problems(state, rank, state.metrics.feed(rank.rank, data))
+
+
+def _note_problems(state: State, rank: Rank, problems: Iterable[str]) -> None:
+    for problem in problems:
+        state.notes.add(rank, f"{state.watching.names.one(rank.rank)}{problem}", state.now)
 
 
 def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
@@ -155,6 +159,8 @@ def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
     rank.tidy = True
     rank.exit = end
+    if end.signal is None:  # else it may have been killed in the middle of a line
+        _note_problems(state, rank, state.metrics.finish(rank.rank))
     if not end.own and end.code != 0:
         state.move(rank, RankState.ENDED_BY_LAUNCHER)
     else:

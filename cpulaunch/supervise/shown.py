@@ -57,9 +57,9 @@ class WithoutFigures:
         return b"".join([*shown, data[start:cut]])
 
     def finish(self) -> bytes:
-        """What was held back, and won't become a figure."""
+        """What was held back, and is no figure."""
         held, self._held = self._held, b""
-        return held
+        return b"" if is_metric(held) else held
 
 
 class ShownLines:

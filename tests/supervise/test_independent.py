@@ -161,3 +161,14 @@ def test_what_they_state_is_in_the_outcome() -> None:
     (note,) = job.told
     assert note.startswith("localhost: instances 0-2 printed a metric that can't be read: expected ")
     assert note.endswith("; it was 'CPULAUNCH_METRIC broken'")
+
+
+def test_a_figure_on_a_last_line_without_an_end_counts_unless_the_program_was_killed_in_it() -> None:
+    job = instances()
+    for rank in range(3):
+        job.says(rank, messages.Output(1, wire.pack(b"CPULAUNCH_METRIC x=%d ms" % rank)))
+    job.exits(0)
+    job.exits(1)
+    job.exits(2, code=None, signal=9)
+    (metric,) = job.outcome().metrics
+    assert (metric.ranks, metric.most) == (2, 1)

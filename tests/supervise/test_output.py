@@ -188,3 +188,10 @@ class TestFigures:
             output.feed(rank, 1, b"CPULAUNCH_METRIC x=1\na\nCPULAUNCH")
             output.finish(rank)
         assert b"".join(d for _, d in screen.put_in) == b"[0] a\n[0] CPULAUNCH\n[1] a\n[1] CPULAUNCH\n"
+
+    def test_a_last_one_may_have_no_line_end(self) -> None:
+        output, screen = output_of(1, fold=False)
+        output.leave_out_figures()
+        output.feed(0, 1, b"a\nCPULAUNCH_METRIC x=1")
+        output.finish(0)
+        assert b"".join(d for _, d in screen.put_in) == b"a\n"
