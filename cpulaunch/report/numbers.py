@@ -203,9 +203,12 @@ class Numbers:
         if self.loss is not None and np.isfinite(self.loss).any():
             last = float(self.loss[np.isfinite(self.loss)][-1])
             yield "last loss", f"{last:.4g}", last
-        for metric in end.metrics[:STATED] if end else ():
-            value = what_counts(metric)[1]
-            yield f"{metric.name}, as stated", with_unit(value, metric), value
+        stated = end.metrics if end else ()
+        for metric in stated[:STATED]:
+            what, value = what_counts(metric)
+            yield f"{metric.name}, as stated ({what})", with_unit(value, metric), value
+        if len(stated) > STATED:
+            yield "others, as stated", f"{len(stated) - STATED} more: outcome.json", None
         if end and end.restarts:
             yield "restarts", str(end.restarts), float(end.restarts)
         if stalls := sum(mark.kind == "stall" for mark in job.marks):

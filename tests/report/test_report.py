@@ -8,12 +8,15 @@ import re
 import resource
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run
 from support.telemetry import JOB, SECRET, write_job
 
+from cpulaunch.report.findings import in_words
+from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.page import render
 from cpulaunch.report.read import read_job
 from cpulaunch.report.secrets import masked, masked_words
@@ -207,9 +210,9 @@ FIGURES = [
 ]  # fmt: skip
 
 
-def with_figures(place: Path) -> Path:
+def with_figures(place: Path, figures: Sequence[object] = FIGURES) -> Path:
     outcome = json.loads((place / "outcome.json").read_text())
-    (place / "outcome.json").write_text(json.dumps({**outcome, "metrics": FIGURES}))
+    (place / "outcome.json").write_text(json.dumps({**outcome, "metrics": figures}))
     return place
 
 
@@ -225,5 +228,16 @@ def test_figures_that_programs_have_stated_are_a_table(tmp_path: Path) -> None:
     ]  # fmt: skip
     two = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
     page = render([read_job(one), read_job(with_figures(two))], "", "test")
-    assert "<td>throughput, as stated</td><td>203,520 samples/s</td><td>203,520 samples/s (1.00×)" in page
+    name = "throughput, as stated (in all)"
+    assert f"<td>{name}</td><td>203,520 samples/s</td><td>203,520 samples/s (1.00×)" in page
     assert page.count("What the ranks have stated") == 2
+
+
+def test_a_terminal_shows_a_few_of_the_stated_figures_and_says_of_what_they_are(tmp_path: Path) -> None:
+    one = with_figures(write_job(tmp_path / "a"), FIGURES * 5)
+    lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as stated" in line]
+    assert [" ".join(line.split()) for line in lines[:2]] == [
+        "throughput, as stated (in all) 203,520 samples/s",
+        "<b>latency, as stated (median) 0.0584 ms",
+    ]
+    assert (len(lines), lines[-1].split("stated")[1].split()) == (9, ["2", "more:", "outcome.json"])

@@ -31,7 +31,20 @@ def only(metrics: Metrics) -> Metric:
 
 
 @pytest.mark.parametrize(
-    "unit", ["samples/s", "tokens/sec", "images per second", "per second", "/s", "GB/min", "img/S", "fps", "QPS", "ips", "Hz"]
+    "unit",
+    [
+        "samples/s",
+        "tokens/sec",
+        "images per second",
+        "per second",
+        "/s",
+        "GB/min",
+        "img/S",
+        "fps",
+        "QPS",
+        "ips",
+        "Hz",
+    ],
 )
 def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
     metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
