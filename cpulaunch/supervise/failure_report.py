@@ -112,7 +112,8 @@ def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
     if names.noun != INSTANCE or failure.rank is None:
         return f"cpulaunch: the job was ended: {failure.error}\n"
     others = "; ".join(_others(outcome, failure.rank, names))
-    line = f"cpulaunch: {names.one(failure.rank)} was ended: {failure.error}\n"
+    who = f"{names.one(failure.rank)} on {failure.host}"
+    line = f"cpulaunch: {who} was ended: {failure.of(who)}\n"
     return line + (f"cpulaunch: {others}\n" if others else "")
 
 

@@ -178,7 +178,10 @@ def _program_failed(state: State, rank: Rank) -> None:
     if not state.watching.go_on:
         ending.end_others(state)
     elif not state.ending and (found := rank.candidate()):
-        state.failures.add(rank, found.failure.summary, state.now)
+        why = found.failure.summary
+        if found.kind == kinds.STALLED:
+            why = found.failure.of(f"{state.watching.names.one(rank.rank)} on {rank.host}")
+        state.failures.add(rank, why, state.now)
 
 
 def _ask_for_sides(state: State, first: Rank) -> None:

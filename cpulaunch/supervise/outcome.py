@@ -62,6 +62,10 @@ class Failure:
             return self.error + (f" at {self.file}:{self.line}" if self.file else "")
         return f"exit code {self.exit_code}" if self.signal is None else signal_name(self.signal)
 
+    def of(self, name: str) -> str:
+        """Its error in a line that has named the program already, as ``name``; a stall's says the place."""
+        return (self.error or "").replace(f": {name} ", ": it ", 1)
+
 
 @dataclass(frozen=True)
 class RankOutcome:

@@ -40,14 +40,17 @@ def stacks_text(report: ReportStall, names: Names) -> str:
 
 
 def _story(report: ReportStall) -> list[str]:
+    """What follows the title, which may be all that there is to say of a single program."""
     found = report.explanation
-    return [*found.lines, *([found.advice] if found.advice else [])]
+    lines = found.lines[1:] if found.lines[:1] == (found.headline,) else found.lines
+    return [*lines, *([found.advice] if found.advice else [])]
 
 
 def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
-    yield from _story(report)
+    story = _story(report)
+    yield from [*story, ""] if story else ()
     where = list(stacks.places(_seen(report, names), dict(_called(report, names))))
-    yield from ("", "Who is where:", *where[:MAX_WHERE])
+    yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
     yield from ("", f"stacks: {_shown(kept)}")

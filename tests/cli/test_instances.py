@@ -279,6 +279,9 @@ def test_one_that_hangs_is_shown_and_ended_while_the_other_works(cpulaunch: Run,
     stalls = ("--stall-timeout", "4", "--stall-action", "abort")
     done = cpulaunch("run", "--instances", "2", *stalls, "hang.py", cwd=tmp_path)
     assert done.returncode == 4
-    assert "instance 1 on localhost is at hang.py:4" in done.stderr
-    assert re.search(r"^cpulaunch: instance 1 was ended: no progress for ", done.stderr, re.M)
+    title, lines = box(done.stderr)
+    assert re.fullmatch(r"no progress for \d+ s: instance 1 on localhost is at hang.py:4 <module>", title)
+    assert lines[0] == "Who is where:"
+    end = r"no progress for \d+ s: it is at hang.py:4 <module>"
+    assert re.search(rf"^cpulaunch: instance 1 on localhost was ended: {end}$", done.stderr, re.M)
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "ended by launcher"]

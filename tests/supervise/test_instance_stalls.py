@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
 import pytest
 from support.played import Played, running
+from support.seen import LOAD, process
 
 from cpulaunch import messages, wire
 from cpulaunch.messages import AskDump, Dump, End
@@ -28,8 +30,8 @@ def prints(job: Played, *ranks: int, text: bytes = b"CPULAUNCH_METRIC latency=3 
         job.says(rank, messages.Output(1, wire.pack(text)))
 
 
-def work(job: Played, *ranks: int, until: float) -> None:
-    """These print every second, and all agents answer what they are asked."""
+def work(job: Played, *ranks: int, until: float, processes: Sequence[Any] = ()) -> None:
+    """These print every second, and all agents answer what they are asked, with these ``processes``."""
     answered = set()
     while job.now < until and not job.state.finished:
         job.until(job.now + 0.25)
@@ -39,7 +41,7 @@ def work(job: Played, *ranks: int, until: float) -> None:
             for at, asked in job.sent(rank, AskDump):
                 if (rank, at, asked.request) not in answered:
                     answered.add((rank, at, asked.request))
-                    job.says(rank, Dump(asked.request, job.clock(rank), [], [], "not looked at"))
+                    job.says(rank, Dump(asked.request, job.clock(rank), [], [*processes], "not looked at"))
 
 
 def titles(job: Played) -> list[str]:
@@ -107,6 +109,21 @@ def test_aborting_ends_it_alone_and_the_others_go_on() -> None:
     outcome = job.outcome()
     assert (outcome.kind, outcome.exit_code) == ("stalled", 4)
     assert [rank.status for rank in outcome.ranks] == ["exit 0", "ended by launcher", "exit 0"]
+
+
+def test_the_place_of_the_one_that_is_ended_is_said_once() -> None:
+    job = instances(action=ABORT)
+    work(job, 0, 2, until=20.0, processes=[process(LOAD)])
+    job.exits(1, None, 15, by_launcher=True)
+    work(job, 0, 2, until=40.0)
+    (told,) = job.told
+    assert told == (
+        "instance 1 on localhost failed: no progress for 8 s: it is at train.py:88 load_batch; the others go on"
+    )
+    ((_, report),) = job.of(ReportStall)
+    assert "instance 1 on localhost is at train.py:88 load_batch" in title(report)
+    box = stall_box(report, Path("stacks-1.txt"), Names(INSTANCE))
+    assert [line.strip("│ ") for line in box.splitlines()][1] == "Who is where:"
 
 
 def test_with_fail_fast_aborting_ends_all() -> None:
