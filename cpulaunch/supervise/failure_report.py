@@ -39,6 +39,9 @@ TITLES = {
     NODE_LOST: "host {0.host} was lost",
     START_FAILED: "{1} on {0.host} was not started",
 }
+NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
+"""The title where a program has run before it was found elsewhere than planned."""
+
 FATAL = "Fatal Python error: "
 """How faulthandler's report begins."""
 
@@ -94,7 +97,7 @@ def failure_report(
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
         return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
     name = names.one(failure.rank)
-    title, head = TITLES.get(outcome.kind, "{1} on {0.host} failed first").format(failure, name), []
+    title, head = _title(outcome, failure, name), []
     others = "; ".join(_others(outcome, failure.rank, names))
     kept = last_output(failure.rank)
     log = names.log(failure.rank)
@@ -106,6 +109,14 @@ def failure_report(
         failure = replace(failure, note=None)
     story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
     return box(title, [*head, *story]) + (f"cpulaunch: {others}\n" if others else "")
+
+
+def _title(outcome: Outcome, failure: Failure, name: str) -> str:
+    has_run = any(rank.pid is not None for rank in outcome.ranks if rank.rank == failure.rank)
+    title = TITLES.get(outcome.kind, "{1} on {0.host} failed first")
+    if outcome.kind == START_FAILED and has_run:
+        title = NOT_AS_PLANNED
+    return title.format(failure, name)
 
 
 def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.jobs import box
 
+from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise import box as boxes
 from cpulaunch.supervise.directory import JobDirectory
 from cpulaunch.supervise.failure_report import failure_report
@@ -40,6 +41,17 @@ def test_the_box_shows_an_error_once(
     rank = RankOutcome(0, "a", 1, "0", "failed")
     outcome = Outcome(1, "error", 1.0, failure, (rank,))
     assert box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))[1] == shown
+
+
+@pytest.mark.parametrize(
+    ("pid", "title"), [(None, "was not started"), (7, "was started, but not as planned")]
+)
+def test_the_title_says_whether_it_had_been_started(tmp_path: Path, pid: int | None, title: str) -> None:
+    failure = Failure(1, "a", error="rank 1 was put on CPUs 0, but is on 1")
+    ranks = (RankOutcome(0, "a", 6, "0", "failed"), RankOutcome(1, "a", pid, "0", "failed to start"))
+    outcome = Outcome(3, "start_failed", 1.0, failure, ranks)
+    shown = failure_report(outcome, JobDirectory(tmp_path), nothing_kept, Names(INSTANCE))
+    assert box(shown)[0] == f"instance 1 on a {title}"
 
 
 def test_of_a_rank_whose_agent_was_killed_the_last_output_is_shown(tmp_path: Path) -> None:
