@@ -7,6 +7,7 @@ where the plan only assumed one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -359,12 +360,25 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     if request.bind_numa:
         want += ", each within a NUMA node,"
     sharing = "" if request.oversubscribe else f", or let {request.noun}s share cores (--oversubscribe)"
-    fewer = "instances (--instances)" if request.instances else "ranks (-n, -ppn)"
+    fewer = "instances (--instances, or lines of --each)" if request.instances else "ranks (-n, -ppn)"
     hint = f"Ask for fewer {fewer} or fewer cores each{sharing}."
     widest = max(len(node) for node in nodes)
-    if request.instances and isinstance(size, int) and size > total:
+    if request.instances and isinstance(size, int) and ranks > 1:
+        hint = _what_fits(nodes, ranks, size, request) or hint
+    elif request.instances and isinstance(size, int) and size > total:
         hint = f"--cores-per-instance {widest} fits here; none of more than {counted(total, 'core')} does."
     return PlanError(f"{want} {verb} not fit on {have}", hint=hint)
+
+
+def _what_fits(nodes: list[list[Core]], ranks: int, size: int, request: BindingRequest) -> str:
+    """As many instances with fewer cores, and fewer with as many; empty where neither fits."""
+    smaller = _size(nodes, ranks, replace(request, cores_per_rank="auto"))
+    total = 0 if request.bind_numa else sum(len(node) for node in nodes)
+    fewer = max(_room(nodes, size), total // size)
+    option = f" (--cores-per-instance {smaller})"
+    ways = [f"{counted(ranks, 'instance')} of {counted(smaller, 'core')}{option}"] if smaller else []
+    ways += [f"{counted(fewer, 'instance')} of {counted(size, 'core')}"] if fewer else []
+    return f"{' or '.join(ways)} would fit here." if ways else ""
 
 
 def _spanning_note(ranks: Sequence[RankBinding], noun: str) -> str:

@@ -20,8 +20,8 @@ from cpulaunch.wording import counted
 NO_BACKEND = "none"
 """The backend of programs that have no process group."""
 
-THROUGHPUT_MODE = "throughput-mode"
-"""The option by which each instance gets a NUMA node, without its dashes."""
+THROUGHPUT_MODE, LATENCY_MODE = "throughput-mode", "latency-mode"
+"""The options by which each instance gets a NUMA node, and as many as fit a few cores, without dashes."""
 
 # Settings of ranks, each with what an error says to use instead.
 _OF_RANKS = {
@@ -45,11 +45,7 @@ def as_instances(config: Config, lines: int = 0) -> Config:
     Raises ConfigError for settings that contradict each other and are equally strong; of others, the stronger
     one counts.
     """
-    ranks_said = _ranks_are_said(config, lines)
-    if ranks_said:
-        config = _without_instances(config)
-    elif not are_wanted(config):
-        config = _counted_by_others(config, lines)
+    config = with_their_number(config, lines)
     if not are_wanted(config):
         _refuse_what_needs_instances(config)
         return config
@@ -76,6 +72,19 @@ def as_instances(config: Config, lines: int = 0) -> Config:
     for key, value in changed.items():
         config = _reset(config, key, value)
     return config
+
+
+def with_their_number(config: Config, lines: int = 0) -> Config:
+    """``config`` with the number of instances that other settings stand for, or none of them.
+
+    That number is none where a number of ranks is asked for by a stronger source.  ``lines`` as above.
+    """
+    if _ranks_are_said(config, lines):
+        return _without_instances(config)
+    mode = config.origins["instances.cores_per_instance"]
+    if mode.lstrip("-") == LATENCY_MODE and _strength(config.origins["instances.count"]) < _strength(mode):
+        config = _reset(config, "instances.count", "none")
+    return config if are_wanted(config) else _counted_by_others(config, lines)
 
 
 def _ranks_are_said(config: Config, lines: int) -> bool:

@@ -222,7 +222,7 @@ class TestAScriptThatMakesAGroup:
 @pytest.mark.parametrize(
     ("arguments", "said", "hint"),
     [
-        ("--instances 4096", "4096 instances do not fit on", "Ask for fewer instances (--instances)"),
+        ("--instances 4096", "4096 instances do not fit on", "Ask for fewer instances (--instances, or lines of --each)"),
         ("--instances 0", "--instances: '0' is not valid for instances.count", None),
         ("--instances 2 -n 2", "hosts.nproc (-n) contradicts instances.count (--instances)", "leave it out"),
         ("--instances 2 --nnodes 1:2 --hosts a,b", "hosts.nnodes (--nnodes) contradicts", "--nnodes N"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.machines import machine
@@ -201,6 +202,14 @@ class TestContradictions:
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
+    @pytest.mark.parametrize("said", [{"instances.count": 2}, {"instances.count": "auto"}])
+    def test_of_latency_mode_with_a_weaker_number_are_none(self, tmp_path, said: dict[str, Any]) -> None:
+        text = yaml_text({**said, "instances.cores_per_instance": 7})
+        mode = [("instances.cores_per_instance", "4", "--latency-mode")]
+        config = load(mode, file=tmp_path / "c.yaml", text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "3"})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
+        assert as_instances(config, 5)["instances.count"] == 5  # a line of --each for each
+
     def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
         text = yaml_text({"instances.cores_per_instance": 4})
         none = [("instances.count", "none", "--instances")]
@@ -254,6 +263,42 @@ def test_a_hint_names_the_cores_that_there_are() -> None:
         make_plan(load(wanted, environ={}), Facts(like=BIG), PROGRAM)
     assert e.value.hint
     assert e.value.hint.startswith("--cores-per-instance 28 fits here; ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        (
+            ["instances.count=4", "instances.cores_per_instance=28"],
+            "4 instances of 14 cores (--cores-per-instance 14) or 2 instances of 28 cores would fit here.",
+        ),
+        (["instances.count=60", "instances.cores_per_instance=14"], "4 instances of 14 cores would fit here."),
+        (
+            ["instances.count=3", "instances.cores_per_instance=60"],
+            "3 instances of 18 cores (--cores-per-instance 18) would fit here.",
+        ),
+        (
+            ["instances.count=3", "instances.cores_per_instance=28", "cpu.bind_numa=true"],
+            "3 instances of 14 cores (--cores-per-instance 14) or 2 instances of 28 cores would fit here.",
+        ),
+        (["instances.count=57"], "Ask for fewer instances (--instances, or lines of --each) or "),
+    ],
+)  # fmt: skip
+def test_a_hint_suggests_what_fits(settings: list[str], hint: str) -> None:
+    with pytest.raises(PlanError) as e:
+        make(*settings)
+    assert e.value.hint
+    assert e.value.hint.startswith(hint)
+
+
+def test_what_instances_change_is_no_default_of_a_setting() -> None:
+    rows = {row["key"]: row for row in make("instances.cores_per_instance=1").settings}
+    for key in ("cpu.cores_per_rank", "training.backend"):
+        assert rows[key] == {"key": key, "value": "auto", "origin": "default"}
+    assert (rows["instances.count"]["value"], rows["instances.count"]["origin"]) == (
+        "auto",
+        "--instances.cores_per_instance",
+    )
 
 
 def test_the_only_one_has_notes_of_its_own_alone() -> None:
