@@ -18,6 +18,7 @@ from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.plan.instances import with_their_number
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import counted, did_you_mean
 
@@ -179,7 +180,7 @@ def _show(arguments: list[str]) -> int:
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
     add_settings(parser)
     options = parser.parse(arguments)
-    config = load_config(options)
+    config = with_their_number(load_config(options))
     lines = [f"cpulaunch: {SCHEMA}"]
     for section, settings in groupby(SETTINGS.values(), key=lambda s: s.section):
         if section:

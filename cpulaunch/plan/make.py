@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cpulaunch import launchers, variables
-from cpulaunch.config.config import Config
+from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.base import Launcher
@@ -81,8 +81,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided = {
-        **({} if instances else {"hosts.master_addr": master_addr}),
-        "training.backend": backend.backend,
+        **({} if instances else {"hosts.master_addr": master_addr, "training.backend": backend.backend}),
         "training.precision": precision.precision,
         **({"ccl.transport": job.transport} if job.transport else {}),
     }
@@ -291,6 +290,8 @@ def _settings(config: Config, found: dict[str, Any]) -> tuple[dict[str, Any], ..
     rows = []
     for key, value in config.values.items():
         origin = config.origins[key]
+        if origin == DEFAULT:
+            value = SETTINGS[key].default  # also where instances are planned with another one
         if key in found and found[key] != value:
             value, origin = found[key], "detected"
         rows.append(

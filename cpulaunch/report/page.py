@@ -9,6 +9,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from cpulaunch.model.names import INSTANCE
 from cpulaunch.report import figures
 from cpulaunch.report.figures import Spec, TimeAxis
 from cpulaunch.report.findings import findings
@@ -150,7 +151,8 @@ def _header(numbers: Numbers) -> str:
 def _context(job: Job) -> str:
     """What it ran with, in a line."""
     values = {key: value for key, value, _ in job.settings}
-    backend, precision = values.get("training.backend"), job.head.get("precision")
+    backend = None if job.names.noun == INSTANCE else values.get("training.backend")
+    precision = job.head.get("precision")
     precision = precision or values.get("training.precision")
     transport = f"{backend} over {job.transport}" if backend and job.transport else backend
     return " · ".join(filter(None, (size(job), values.get("launcher"), transport, precision)))

@@ -148,6 +148,13 @@ def test_show_says_where_each_value_is_from(cpulaunch: Run, tmp_path: Path) -> N
     assert origins["strategy: scatter"] == "default"
 
 
+def test_show_says_how_many_instances_other_settings_stand_for(cpulaunch: Run) -> None:
+    cores = ("config", "show", "--origin", "--cores-per-instance", "1")
+    assert "  count: auto                             # --cores-per-instance\n" in cpulaunch(*cores).stdout
+    ranks = cpulaunch("config", "show", "-n", "2", env={"CPULAUNCH_INSTANCES_COUNT": "3"})
+    assert "  count: none\n" in ranks.stdout
+
+
 # ---- validate
 
 
