@@ -165,10 +165,9 @@ def _metrics(value: object) -> Iterator[Metric]:
         known = [figure for figure in figures if figure is not None]
         if ranks and values and len(known) == len(figures):
             name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _figure(each.get("total"))
-            sample = _figure(each.get("sample"))
-            yield Metric(
-                name, unit, int(ranks), int(values), total, *known, None if sample is None else int(sample)
-            )
+            part = _figure(each.get("sample"))
+            sample = None if part is None else int(part)
+            yield Metric(name, unit, int(ranks), int(values), total, *known, sample=sample)
 
 
 def _figure(value: object) -> float | None:
