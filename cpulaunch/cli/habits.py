@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from cpulaunch.config.kinds import Variables, Words
+from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import UsageError
 
 TORCHRUN, ACCELERATE, HYDRA, OPENMPI, SRUN = "torchrun", "accelerate", "Intel MPI, MPICH", "Open MPI", "srun"
@@ -135,7 +137,10 @@ def ranks_per_node(option: str, value: str) -> str:
 
 
 def instance(option: str, value: str) -> str:
-    """An instance's number, or all of them, as -1 says elsewhere."""
+    """An instance's number, or all of them, as -1 says elsewhere; not ipexrun's list of them."""
+    if "," in value:
+        raise UsageError(f"{option} {value}: either one instance is started, or all of them are",
+                         hint="start a job for each number, or leave it out")  # fmt: skip
     return "all" if value == "-1" else value
 
 
@@ -175,6 +180,10 @@ _HAND_ON = "pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD
 _LABELS = "with several ranks, every line begins with its rank"
 _ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
 _IN_SCRIPT = "set it up in the script itself"
+_OPTIMIZE = (
+    "call ipex.optimize in the script, as examples/inference/bert.py does by --engine ipex and --precision; "
+    "options of the script come after it"
+)
 _ONE_PROGRAM = "all ranks run the same program"
 
 TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
@@ -226,6 +235,9 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Means(IPEXRUN, "--instance-idx", key="instances.only", read=instance),
     Means(RUN_CPU, "--rank", key="instances.only", read=instance),
     Means(f"{IPEXRUN}, {RUN_CPU}", "--skip-cross-node-cores", values=0, key="cpu.bind_numa"),
+    Refused(IPEXRUN, "--auto-ipex --auto-ipex-verbose --disable-ipex-graph-mode --dtype",
+            why="the script runs as it is, while ipexrun rewrites it to call ipex.optimize",
+            instead=_OPTIMIZE),
     Ignored(IPEXRUN, "--multi-task-manager", values=1, why="instances are bound without such a program"),
     # ---- environment and directory
     Means(HYDRA, "-genv -env", values=2, key="env"),
@@ -379,7 +391,8 @@ def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     """``given`` without what a stronger option beside it overrules, and the lines that say so.
 
     A mode stands for a number of instances, or of their cores: UsageError where such a number is beside it,
-    or another mode.  ``--multi-instance`` doesn't say how many, so that a number beside it wins.
+    or another mode.  ``--multi-instance`` doesn't say how many, so that a number beside it wins.  UsageError,
+    too, where two options of other programs give a setting different values.
     """
     modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
     if len(modes) > 1:
@@ -389,6 +402,7 @@ def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     for mode in modes:
         for key, text, option in numbers:
             raise UsageError(f"{mode} contradicts {_typed(option, text)}", hint=_HINTS[mode, key])
+    _refuse_contradictions(given)
     counts = [_typed(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
     if not counts or not any(option == MULTI for _, _, option in given):
         return list(given), []
@@ -406,6 +420,30 @@ _HINTS = {
 }
 
 
+def _refuse_contradictions(given: Sequence[Given]) -> None:
+    """Of one option that is repeated, and of what a setting of cpulaunch adds, the last one counts."""
+    first: dict[str, tuple[str, str]] = {}
+    for key, text, option in given:
+        if option not in _FOREIGN or option == MULTI or isinstance(SETTINGS[key].kind, (Variables, Words)):
+            continue
+        before = first.get(key, ("", ""))
+        if before[0] not in ("", option) and before[1] != text:
+            raise UsageError(f"{_as_typed(*before)} contradicts {_as_typed(option, text)}",
+                             hint=f"both mean {key}: leave out one of the two")  # fmt: skip
+        first[key] = option, text
+
+
+def of_run_cpu(options: Sequence[str]) -> tuple[str, str] | None:
+    """The first of ``options``, as `Parser.split` returns them, that only run_cpu and ipexrun have, and whose
+    it is.  None where there is none, and for those by which ipexrun starts ranks."""
+    names = (option.partition("=")[0] for option in options)
+    return next(((name, _OF_RUN_CPU[name]) for name in names if name in _OF_RUN_CPU), None)
+
+
+def _as_typed(option: str, text: str) -> str:
+    return option if _FOREIGN[option].values == 0 else _typed(option, text)
+
+
 def _typed(option: str, text: str) -> str:
     return f"{option}={text}" if option.startswith("--set ") else f"{option} {text}"
 
@@ -415,6 +453,18 @@ def refusal(name: str) -> Refused | None:
     return _EXACT.get(name) or next((row for head, row in _BEGINNINGS if name.startswith(head)), None)
 
 
+_OUR_FLAGS = {flag for setting in SETTINGS.values() for flag in setting.flags}
+_FOREIGN = {
+    name: row for row in TABLE if isinstance(row, Means) for name in row.spellings if name not in _OUR_FLAGS
+}
+_OF_RUN_CPU = {
+    name: row.programs.replace(", ", " and ")
+    for row in TABLE
+    if set(row.programs.split(", ")) <= {IPEXRUN, RUN_CPU} and not isinstance(row, Refused)
+    if not (isinstance(row, Means) and row.key.startswith(("hosts.", "ccl.")))
+    for name in row.spellings
+    if name not in _OUR_FLAGS
+}
 _REFUSED = [row for row in TABLE if isinstance(row, Refused)]
 _EXACT = {name: row for row in _REFUSED for name in row.spellings if not name.endswith("*")}
 _BEGINNINGS = [(name[:-1], row) for row in _REFUSED for name in row.spellings if name.endswith("*")]

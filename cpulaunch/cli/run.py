@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpulaunch.cli import habits
 from cpulaunch.cli.each import read_each
 from cpulaunch.cli.main import say
 from cpulaunch.cli.nested import refuse_within_a_launcher
@@ -96,6 +97,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(why, hint="leave out one of the two")
     if config["hosts.nnodes"] not in ("all", 1):
         refuse_restricted(options)
+    _tell_of_ranks(config, words)
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     if config["watch.profile"] != "none" and not program.python:
         why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
@@ -108,6 +110,26 @@ def main(arguments: list[str]) -> int:
         went = f"{', '.join(ours)} came after the script, so the script got it"
         say(f"{went}: options of cpulaunch run come before the script")
     return code
+
+
+def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
+    """Say that ranks are started where an option is of a program that would start the script as it is."""
+    asked = (
+        "instances.count",
+        "hosts.nproc",
+        "hosts.nproc_per_node",
+        "hosts.nnodes",
+        "hosts.list",
+        "hosts.hostfile",
+    )
+    if are_wanted(config) or any(config.is_set(key) for key in asked):
+        return
+    if found := habits.of_run_cpu(words):
+        option, programs = found
+        say(
+            f"{option} is an option of {programs}; without --instances, this starts ranks of one job: "
+            "--instances 1 starts one independent program"
+        )
 
 
 @contextmanager

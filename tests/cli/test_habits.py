@@ -68,8 +68,9 @@ def ipexruns_options() -> list[str]:
     directory = os.environ.get("CPULAUNCH_TEST_INTEL")
     if not directory:
         pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
-    launch = "lib/python3*/site-packages/intel_extension_for_pytorch/cpu/launch/launch*.py"
-    source = "".join(file.read_text() for file in Path(directory).parent.glob(launch))
+    package = "lib/python3*/site-packages/intel_extension_for_pytorch/cpu"
+    files = (f"{package}/launch/launch*.py", f"{package}/auto_ipex.py")
+    source = "".join(file.read_text() for names in files for file in Path(directory).parent.glob(names))
     return re.findall(r'^ +"(--[\w-]+)",$', source, re.M)
 
 
@@ -216,6 +217,51 @@ def test_what_run_cpu_and_ipexrun_take_as_not_given_is_not(
     assert given == {"instances.count": 1}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--np 2 --np 1",
+        "--np 1 --ntasks 1",
+        "--skip_cross_node_cores --bind-numa-node",
+        "-genv A 1 -env A 2",
+        "--multi_instance --throughput_mode",
+        "--enable_tcmalloc --allocator default",
+    ],
+)
+def test_what_comes_to_the_same_or_is_said_last_contradicts_nothing(
+    script: None, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    assert settings_of(arguments.split(), capsys)
+
+
+RANKS_ARE_STARTED = "without --instances, this starts ranks of one job: --instances 1 starts one independent"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--node_id 0", "--node-id is an option of torch's run_cpu; "),
+        ("--disable_numactl", "--disable-numactl is an option of torch's run_cpu; "),
+        ("--ninstances -1", "--ninstances is an option of ipexrun and torch's run_cpu; "),
+        ("--memory-allocator default", "--memory-allocator is an option of ipexrun; "),
+        ("--node_id 0 --ninstances 1", ""),
+        ("--disable_numactl --throughput_mode", ""),
+        ("--node_id 0 -n 1", ""),
+        ("--node_id 0 --instances none", ""),
+        ("--nprocs_per_node 1 --nodes-list 0", ""),
+        ("--allocator default --numa-nodes 0", ""),
+        ("--mixed_precision no", ""),
+    ],
+)
+def test_a_line_says_that_ranks_are_started_where_run_cpu_would_start_a_program(
+    script: None, capsys: pytest.CaptureFixture[str], arguments: str, said: str
+) -> None:
+    assert main(["run", *arguments.split(), "--dry-run", "--format", "shell", "train.py"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if RANKS_ARE_STARTED in line]
+    assert bool(lines) == bool(said)
+    assert all(line.startswith(f"cpulaunch: {said}") for line in lines)
+
+
 @pytest.mark.parametrize("option", ["-hostfile", "-machinefile", "--mpirun_hostfile", "--default-hostfile"])
 def test_a_hostfile_is_named_as_elsewhere(
     script: None, capsys: pytest.CaptureFixture[str], option: str
@@ -264,7 +310,8 @@ def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) ->
     "arguments",
     ["--standalone", "--cpu", "--use_cpu", "--multi-cpu", "--allow-run-as-root", "-l", "--role trainer",
      "--start_method spawn", "--monitor-interval 5", "-q", "-genvall", "-prepend-rank", "--run-path", "--use_env",
-     "--multi_task_manager taskset", "--log-file-prefix run", "--multi_instance --ninstances 1"],
+     "--multi_task_manager taskset --ninstances 1", "--log-file-prefix run --ninstances 1",
+     "--multi_instance --ninstances 1"],
 )  # fmt: skip
 def test_an_option_without_meaning_is_ignored_in_one_line(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
@@ -372,6 +419,24 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
             "as many as fit",
         ),
         ("--latency-mode --throughput-mode", "--latency-mode contradicts --throughput-mode", "leave out one"),
+        (
+            "--enable_tcmalloc --enable_jemalloc",
+            "--enable-tcmalloc contradicts --enable-jemalloc",
+            "both mean cpu.allocator",
+        ),
+        (
+            "--use-default-allocator --memory-allocator tcmalloc",
+            "--use-default-allocator contradicts --memory-allocator tcmalloc",
+            "leave out one of the two",
+        ),
+        ("--np 2 --ntasks 3", "--np 2 contradicts --ntasks 3", "both mean hosts.nproc"),
+        (
+            "--ninstances 2 --instance_idx 0,1",
+            "--instance-idx 0,1: either one instance is started, or all",
+            "a job for each number",
+        ),
+        ("--auto_ipex", "--auto-ipex: the script runs as it is, while ipexrun", "call ipex.optimize in the"),
+        ("--dtype bfloat16", "--dtype: the script runs as it is", "options of the script come after it"),
         ("--mca btl tcp", "--mca: it is an option of mpiexec itself", "--mpi-args"),
         ("-nolocal", "-nolocal: ranks run on the listed hosts", "--exclude"),
     ],
