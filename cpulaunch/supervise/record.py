@@ -165,9 +165,10 @@ def _metrics(value: object) -> Iterator[Metric]:
         known = [figure for figure in figures if figure is not None]
         if ranks and values and len(known) == len(figures):
             name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _figure(each.get("total"))
+            mean, median, p99, least, most = known
             part = _figure(each.get("sample"))
             sample = None if part is None else int(part)
-            yield Metric(name, unit, int(ranks), int(values), total, *known, sample=sample)
+            yield Metric(name, unit, int(ranks), int(values), total, mean, median, p99, least, most, sample)
 
 
 def _figure(value: object) -> float | None:
