@@ -14,6 +14,8 @@ _LAUNCHERS = {
     "torchrun": (),
     "accelerate": ("launch",),
     "cpulaunch": ("run",),
+    "ipexrun": ("cpu",),
+    "run_cpu": (),  # torch's, a module
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), ()),
 }
 """Program → the commands of it that start ranks."""
@@ -22,8 +24,14 @@ _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
+    "intel_extension_for_pytorch.cpu.launch": "ipexrun",
+    "torch.backends.xeon.run_cpu": "run_cpu",
 }
 """The same, as ``python -m`` runs them."""
+
+_OF_INSTANCES = ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu")
+_DEVICES = ("cpu", "xpu")
+"""What ipexrun is told first."""
 
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
@@ -52,7 +60,11 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, 
     module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
     program = PurePath(words[0]).name
     if module in _MODULES:
-        what = f"{module} starts ranks itself, as cpulaunch does"
+        what = (
+            f"{module} starts {'instances' if module in _OF_INSTANCES else 'ranks'} itself, as cpulaunch does"
+        )
+    elif words[0] in _DEVICES and len(words) > 1:
+        what = f"{words[0]} is not a script, but what ipexrun is told first: cpulaunch starts all on CPUs"
     elif _PYTHON.fullmatch(program):
         what = f"{words[0]} is not a script: cpulaunch runs the script with its own Python"
     elif program in _LAUNCHERS:
@@ -70,6 +82,8 @@ def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
     """``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
     options: list[str] = []
     rest = list(words)
+    if rest[0] in _DEVICES:
+        rest[0] = "ipexrun"
     while rest:
         program = PurePath(rest[0]).name
         if _PYTHON.fullmatch(program):
