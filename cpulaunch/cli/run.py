@@ -45,9 +45,6 @@ BEGINNING = 1024
 LAST_WORDS = 1.0
 """Seconds that terminal and disk have to take what is left of an interrupted job."""
 
-WRONG_USAGE = 2
-"""Exit code of scripts that don't know an option; argparse's."""
-
 MODULE = ("-m", "--module")
 
 FRUITLESS = 3
@@ -104,12 +101,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError(why, hint="leave out --no-python, or --profile")
     if config["watch.restartable"] and not options.dry_run:
         with _signals_lose_nothing():
-            return _plan_and_run(options, config, program)
-    code = _plan_and_run(options, config, program)
-    if code == WRONG_USAGE and (ours := parser.own_options(rest[1:])):
-        went = f"{', '.join(ours)} came after the script, so the script got it"
-        say(f"{went}: options of cpulaunch run come before the script")
-    return code
+            return _plan_and_run(options, config, program, parser.own_options(rest[1:]))
+    return _plan_and_run(options, config, program, parser.own_options(rest[1:]))
 
 
 def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
@@ -165,7 +158,8 @@ def _may_come_back(exit_code: int) -> bool:
     return False
 
 
-def _plan_and_run(options: argparse.Namespace, config: Config, program: Program) -> int:
+def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
+    """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
     from cpulaunch.cli.facts import gather
     from cpulaunch.discovery.installation import installation_here
@@ -206,7 +200,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program)
                                 verbose=config["output.verbose"], unicode=has_unicode())  # fmt: skip
             print(text, end="")
         return 0
-    return _run(plan, commands, config, facts, program)
+    return _run(plan, commands, config, facts, program, alike)
 
 
 def _picture(plan: Plan, facts: Facts) -> str:
@@ -304,7 +298,15 @@ def _check_script(directory: Path, shown: str) -> None:
         raise UsageError(f"{shown}: cannot be read: {e.strerror}", hint="check its permissions") from None
 
 
-def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, program: Program) -> int:
+def _run(
+    plan: Plan,
+    commands: Sequence[Command],
+    config: Config,
+    facts: Facts,
+    program: Program,
+    alike: Sequence[str],
+) -> int:
+    from cpulaunch.cli.misplaced import complained_of, went_astray
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempt import first_attempt
     from cpulaunch.supervise.execute import execute
@@ -368,6 +370,9 @@ def _run(plan: Plan, commands: Sequence[Command], config: Config, facts: Facts, 
 
         readable = directory if written else None
         screen.say(failure_report(outcome, readable, output.last_output, plan.names))
+    first = outcome.first_failure
+    if first and first.rank is not None and (unknown := complained_of(output.last_output(first.rank), alike)):
+        tell(went_astray(unknown))
     if outcome.metrics:
         from cpulaunch.supervise.metrics import metrics_table
 
