@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import shlex
+from argparse import ArgumentParser
 from pathlib import Path
 
-from cpulaunch.errors import ConfigError
+from cpulaunch.config.config import Config
+from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.plan.instances import are_wanted, as_instances
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 
 _EXPECTED = "it has a line of arguments per instance"
+
+
+def add_each(parser: ArgumentParser) -> None:
+    """The option."""
+    parser.add_argument(
+        "--each", metavar="FILE", type=_named, help="further arguments for each instance: a line of this file"
+    )
+
+
+def _named(text: str) -> Path:
+    if not text:
+        raise UsageError("--each: the file's name is empty", hint=_EXPECTED)
+    return Path(text)
+
+
+def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple[str, ...], ...]]:
+    """``config`` as `as_instances` makes it, and the further arguments of each instance: a line of ``path``.
+
+    Raises ConfigError, and UsageError where there are arguments, and no instances.
+    """
+    each = read_each(path) if path else ()
+    config = as_instances(config, len(each))
+    if each and not are_wanted(config):
+        why = f"--each: the job has no instances, as {config.where('instances.count')} is none"
+        raise UsageError(why, hint="leave out one of the two")
+    return config, each
 
 
 def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
@@ -17,7 +46,7 @@ def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
     Raises ConfigError with the place where the file can't be read, or isn't such a list.
     """
     try:
-        text = read_user_file(path, SETTINGS_LIMIT).decode()
+        text = read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
     except OSError as e:
         raise ConfigError(f"--each {path}: cannot be read: {e.strerror}", hint=_EXPECTED) from None
     except UnicodeDecodeError:

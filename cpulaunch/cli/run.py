@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpulaunch.cli import habits
-from cpulaunch.cli.each import read_each
+from cpulaunch.cli.each import add_each, instances_of
 from cpulaunch.cli.main import say
 from cpulaunch.cli.nested import refuse_within_a_launcher
 from cpulaunch.cli.not_scripts import refuse_launcher, refuse_shell_script
@@ -29,7 +29,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
-from cpulaunch.plan.instances import are_wanted, as_instances
+from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plugins import ENGINE_PACKAGES
 
@@ -87,11 +87,7 @@ def main(arguments: list[str]) -> int:
     config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
-    each = read_each(options.each) if options.each else ()
-    config = as_instances(config, len(each))
-    if each and not are_wanted(config):
-        why = f"--each: the job has no instances, as {config.where('instances.count')} is none"
-        raise UsageError(why, hint="leave out one of the two")
+    config, each = instances_of(config, options.each)
     if config["hosts.nnodes"] not in ("all", 1):
         refuse_restricted(options)
     _tell_of_ranks(config, words)
@@ -232,9 +228,7 @@ def run_parser() -> Parser:
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
-    parser.add_argument(
-        "--each", metavar="FILE", type=Path, help="further arguments for each instance: a line of this file"
-    )
+    add_each(parser)
     parser.add_argument(
         "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
         help="working directory of the ranks, to which the script's path is relative; default: this one",

@@ -105,13 +105,15 @@ def plan_as_text(
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
     lines += ["", f"Environment of every {plan.noun}", *_environment_as_text(plan, names)]
-    if plan.instances and (plan.program.each or any(NUMBER in word for word in plan.program.argv)):
+    differ = plan.instances and (plan.program.each or any(NUMBER in word for word in plan.program.argv))
+    if differ:
         lines += ["", "Arguments", *_arguments_as_text(plan)]
     if verbose:
         lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
         lines += _masks_as_text(plan, names)
     of_one = f" of {plan.noun} 0 (those of the others differ in the {plan.noun})"
-    lines += ["", "Command" if len(commands) == 1 else f"Command{of_one}"]
+    filled_in = ", which fills in the arguments" if differ else ""
+    lines += ["", f"Command{'' if len(commands) == 1 else of_one}{filled_in}"]
     lines += [f"  {line}" for line in _folded(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]

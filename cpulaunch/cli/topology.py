@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.each import add_each, instances_of
 from cpulaunch.cli.facts import gather
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cli.preview import picture_of_first_host
@@ -29,11 +30,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--facts", metavar="F", type=Path, help="draw the first host that this facts file describes"
     )
+    add_each(parser)
     add_settings(parser, ("hosts", "instances", "ccl", "cpu", "training"))
     options = parser.parse(arguments)
-    config = load_config(options)
+    config, each = instances_of(load_config(options), options.each)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu)
-    made = make_plan(config, facts, Program((sys.executable,), False, os.getcwd(), sys.executable))
+    program = Program((sys.executable,), False, os.getcwd(), sys.executable, each)
+    made = make_plan(config, facts, program)
     width = terminal.width()
     print(
         picture_of_first_host(

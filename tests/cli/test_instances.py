@@ -229,6 +229,7 @@ class TestAScriptThatMakesAGroup:
         ("--instance 1", "instances.only (--instance): the job has no instances", "--instances N"),
         ("--instances 1 --instance 1", "there is no instance 1", "the instances are 0 to 0"),
         ("--fail-fast", "instances.fail_fast (--fail-fast): the job has no instances", "--instances N"),
+        ("--each=", "--each: the file's name is empty", "a line of arguments per instance"),
         ("--each nowhere", "--each nowhere: cannot be read: No such file", "a line of arguments per instance"),
         ("--each empty", "--each empty: has no line of arguments", None),
         ("--each broken", "broken:2: no closing quotation", "as a shell would"),
@@ -260,9 +261,26 @@ def test_a_dry_run_shows_what_each_one_is_given(cpulaunch: Run, infer: Path, tmp
     lines = cpulaunch(*dry, infer, "part-{instance}").stdout.splitlines()
     assert {"  instance 0: part-0 --out 0.csv", "  instance 1: part-1 'b c'"} <= set(lines)
     assert {"  CPULAUNCH_INSTANCE: its number, from 0", "  CPULAUNCH_INSTANCES=2"} <= set(lines)
+    assert any(line.endswith(", which fills in the arguments") for line in lines if "Command" in line)
     lines = cpulaunch(*dry[:-1], "--instance", "1", "--dry-run", infer).stdout.splitlines()
     assert "  instance 1: 'b c'" in lines
     assert not [line for line in lines if "instance 0" in line]
+
+
+def test_a_file_of_arguments_may_begin_with_a_byte_order_mark(
+    cpulaunch: Run, infer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "each").write_bytes(b"\xef\xbb\xbf# first\n--a 1 # 2\n")
+    lines = cpulaunch("run", "--each", "each", "--dry-run", infer).stdout.splitlines()
+    assert "  instance 0: --a 1 '#' 2" in lines
+
+
+def test_topology_takes_a_file_of_arguments(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "each").write_text("a\nb\nc\n")
+    drawn = ("topology", "--lscpu", REPOSITORY / "tests/plan/2x28.lscpu")
+    assert cpulaunch(*drawn, "--each", "each").stdout == cpulaunch(*drawn, "--instances", "3").stdout
+    refused = cpulaunch(*drawn, "--each", "each", "--instances", "none")
+    assert (refused.returncode, "--each: the job has no instances" in refused.stderr) == (2, True)
 
 
 @needs_two_cores
