@@ -109,7 +109,8 @@ def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:
     missing = CoreSet(set(wanted or ()) - set(there))
     if missing and there:
         missed = Names(names.noun).several(missing)
-        raise UsageError(f"the job in {directory} has no {missed}", hint=f"its {names.noun}s are {there}")
+        hint = f"its only {names.noun} is {there}" if len(there) == 1 else f"its {names.noun}s are {there}"
+        raise UsageError(f"the job in {directory} has no {missed}", hint=hint)
 
 
 def _show(data: bytes) -> None:

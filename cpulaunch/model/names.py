@@ -29,6 +29,11 @@ class Names(NamedTuple):
         numbers = CoreSet(map(self.number, ranks))
         return f"{self.noun}{'' if len(numbers) == 1 else 's'} {numbers}"
 
+    def all_of(self, count: int) -> str:
+        """``"the ranks are 0 to 3"``, ``"the only instance is 5"``."""
+        first, last = self.number(0), self.number(count - 1)
+        return f"the only {self.noun} is {first}" if count == 1 else f"the {self.noun}s are {first} to {last}"
+
     def log(self, rank: int) -> str:
         """The name of its log."""
         return f"{self.noun}-{self.number(rank)}.log"

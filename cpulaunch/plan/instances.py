@@ -13,6 +13,7 @@ from typing import Any
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import ConfigError, PlanError
+from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.plan.plan import HostPlan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.wording import counted
@@ -169,7 +170,7 @@ def only_one(
     if number >= len(every):
         raise PlanError(
             f"{config.where('instances.only')}: there is no instance {number}",
-            hint=f"the instances are 0 to {len(every) - 1}",
+            hint=Names(INSTANCE).all_of(len(every)),
         )
     host, rank = every[number]
     binding = replace(request.binding, cores=rank.cores, cores_per_rank="auto")

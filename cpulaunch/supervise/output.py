@@ -42,9 +42,7 @@ def shown_ranks(tee: str, world_size: int, *, strict: bool = True, names: Names 
     ranks = frozenset(number - names.first for number in CoreSet.parse(tee))
     if strict and not ranks <= everybody:
         hint = f"leave it out to see the output of all {names.noun}s"
-        last = names.number(world_size - 1)
-        why = f"--tee {tee}: the {names.noun}s are {names.first} to {last}"
-        raise ConfigError(why, hint=hint, part=tee)
+        raise ConfigError(f"--tee {tee}: {names.all_of(world_size)}", hint=hint, part=tee)
     return ranks & everybody
 
 

@@ -57,8 +57,7 @@ def cannot_be_traced(
         return f"{steps} steps can't be traced: 1 to {MAX_STEPS} can"
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(ranks):
         wrong = wanted[-1] if wanted[-1] >= len(ranks) else wanted[0]
-        last = names.number(len(ranks) - 1)
-        return f"there is no {names.one(wrong)}: the {names.noun}s are {names.first} to {last}"
+        return f"there is no {names.one(wrong)}: {names.all_of(len(ranks))}"
     if len(wanted) > MAX_RANKS:
         too_many = f"{len(wanted)} {names.noun}s would be traced, and {MAX_RANKS} can be"
         return f"{too_many}: choose by --ranks, such as 0-7"

@@ -43,7 +43,7 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
         ([GOOD, None], [0], 5, ""),
         ([GOOD], [0], 0, "0 steps can't be traced: 1 to 1000 can"),
         ([GOOD], [0], 1001, "1001 steps can't be traced"),
-        ([GOOD], [0, 1], 5, "there is no rank 1: the ranks are 0 to 0"),
+        ([GOOD], [0, 1], 5, "there is no rank 1: the only rank is 0"),
         ([GOOD], [-3, 0], 5, "there is no rank -3"),
         ([GOOD, None], [0, 1], 5, "rank 1 can't be traced yet: its program hasn't imported torch"),
         (
