@@ -68,4 +68,4 @@ def test_a_rank_that_has_ended_can_not_be_traced() -> None:
 
 def test_instances_go_by_their_own_numbers() -> None:
     why = cannot_be_traced(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
-    assert why == "there is no instance 4: the instances are 3 to 3"
+    assert why == "there is no instance 4: the only instance is 3"
