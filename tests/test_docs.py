@@ -146,7 +146,7 @@ def test_options_that_a_page_names_exist(page: Path, options_of: dict[str, set[s
                 f"cpulaunch {command} {o}" for o in options if o.replace("_", "-") not in options_of[command]
             ]
         elif option := re.match(r"--[a-z][\w-]*", code):
-            unknown += [option[0]] if option[0] not in every else []
+            unknown += [option[0]] if option[0].replace("_", "-") not in every else []
     assert unknown == []
 
 
