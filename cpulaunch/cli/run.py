@@ -95,10 +95,11 @@ def main(arguments: list[str]) -> int:
     if config["watch.profile"] != "none" and not program.python:
         why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
         raise UsageError(why, hint="leave out --no-python, or --profile")
+    alike = parser.own_options(rest[1:])
     if config["watch.restartable"] and not options.dry_run:
         with _signals_lose_nothing():
-            return _plan_and_run(options, config, program, parser.own_options(rest[1:]))
-    return _plan_and_run(options, config, program, parser.own_options(rest[1:]))
+            return _plan_and_run(options, config, program, alike)
+    return _plan_and_run(options, config, program, alike)
 
 
 def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:

@@ -20,10 +20,12 @@ _PEER_HAS_GONE = re.compile(
 )
 """What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
 
+_HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
+"""What our ccl group says of a host that it has lost."""
 
-def says_host_is_lost(error: str) -> bool:
-    """Whether an exception says that a host has fallen silent."""
-    return bool(_HOST_IS_SILENT.search(error))
+SLACK = 1.0
+"""Seconds by which an end may be noted later than what follows from it: a process that ends closes its
+connections before its parent knows, and clocks of hosts differ."""
 
 
 class Candidate(NamedTuple):
@@ -39,12 +41,9 @@ class Candidate(NamedTuple):
     by_signal: bool = False
 
 
-_HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
-"""What our ccl group says of a host that it has lost."""
-
-SLACK = 1.0
-"""Seconds by which an end may be noted later than what follows from it: a process that ends closes its
-connections before its parent knows, and clocks of hosts differ."""
+def says_host_is_lost(error: str) -> bool:
+    """Whether an exception says that a host has fallen silent."""
+    return bool(_HOST_IS_SILENT.search(error))
 
 
 def is_consequence(error: str | None) -> bool:

@@ -249,17 +249,6 @@ def subgroups() -> list[int | None]:
     return sums
 
 
-def own_pair() -> float:
-    """Each rank makes the group that it is in, and no other: torch has one name for both."""
-    first = dist.get_rank() // 2 * 2
-    group = dist.new_group([first, first + 1], timeout=LIMIT)
-    mine = torch.ones(100_000) * (1 + dist.get_rank())
-    dist.all_reduce(mine, group=group)
-    dist.destroy_process_group(group)
-    dist.barrier()
-    return mine[-1].item()
-
-
 def pairs() -> str:
     rank = dist.get_rank()
     if rank < 2:

@@ -210,3 +210,14 @@ def come_and_go(times: int) -> list[dict[str, Any]]:
         time.sleep(0.05)
     dist.barrier()
     return [before, after]
+
+
+def own_pair() -> float:
+    """Each rank makes the group that it is in, and no other: torch has one name for both."""
+    first = dist.get_rank() // 2 * 2
+    group = dist.new_group([first, first + 1], timeout=LIMIT)
+    mine = torch.ones(100_000) * (1 + dist.get_rank())
+    dist.all_reduce(mine, group=group)
+    dist.destroy_process_group(group)
+    dist.barrier()
+    return mine[-1].item()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,3 +64,15 @@ def ask(env: dict[str, str], tmp_path: Path) -> Ask:
         )
 
     return run
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory to be in, with ``train.py``, ``inside/other.py`` and a hostfile of two, and no settings."""
+    for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "hosts").write_text("a\nb\n")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "other.py").touch()

@@ -117,17 +117,6 @@ def test_the_page_is_the_tables() -> None:
     assert script["page"]() == page, "run scripts/coming_from_page.py"
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    (tmp_path / "hosts").write_text("a\nb\n")
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "other.py").touch()
-
-
 def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     """The settings of a dry run that the command line gives."""
     assert main(["run", *arguments, "--dry-run", "--format", "json", "train.py"]) == 0
@@ -466,69 +455,6 @@ def test_only_a_close_option_is_suggested(
     assert capsys.readouterr().err.splitlines()[0] == f"cpulaunch: error: {expected}"
 
 
-@pytest.mark.parametrize(
-    ("command", "instead"),
-    [
-        ("torchrun train.py", "train.py"),
-        ("torchrun --nproc_per_node 2 train.py --lr 1", "--nproc_per_node 2 train.py --lr 1"),
-        ("/usr/bin/torchrun -m pkg.train a", "-m pkg.train a"),
-        ("accelerate launch --num_processes 2 train.py", "--num_processes 2 train.py"),
-        ("mpirun -n 4 python train.py", "-n 4 train.py"),
-        ("-v mpiexec -np 4 -genv A 1 python3 -u train.py x", "-v -np 4 -genv A 1 train.py x"),
-        ("srun -n 2 python -m pkg", "-n 2 -m pkg"),
-        ("python -u -W ignore train.py", "train.py"),
-        ("python train.py", "train.py"),
-        (f"{sys.executable} train.py", "train.py"),
-        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
-        ("cpulaunch run -n 2 train.py", "-n 2 train.py"),
-        ("-m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
-        ("-m accelerate.commands.launch --cpu train.py", "--cpu train.py"),
-        ("torchrun", "train.py"),
-        ("cpu --ninstances 2 train.py --lr 1", "--ninstances 2 train.py --lr 1"),
-        ("xpu train.py", "train.py"),
-        ("ipexrun cpu --ninstances 2 train.py", "--ninstances 2 train.py"),
-        ("ipexrun --latency-mode train.py", "--latency-mode train.py"),
-        ("python -m torch.backends.xeon.run_cpu --ninstances 2 train.py", "--ninstances 2 train.py"),
-        ("-m intel_extension_for_pytorch.cpu.launch --node_id 0 train.py", "--node_id 0 train.py"),
-    ],
-)
-def test_a_launcher_in_the_scripts_place_is_taken_away(
-    script: None, capsys: pytest.CaptureFixture[str], command: str, instead: str
-) -> None:
-    assert main(["run", *command.split()]) == 2
-    error, hint = capsys.readouterr().err.splitlines()
-    known = (
-        "is not a script: cpulaunch ",
-        "starts ranks itself",
-        "starts instances itself",
-        "ipexrun is told",
-    )
-    assert any(words in error for words in known)
-    assert hint == f"cpulaunch: hint: type: cpulaunch run {instead}"
-
-
-def test_a_script_may_be_called_cpu(script: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("cpu").write_text("print()\n")
-    assert main(["run", "-n", "1", "--dry-run", "cpu", "train.py"]) == 0
-
-
-def test_the_command_that_is_suggested_may_be_typed(script: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "mpirun", "-n", "1", "-genv", "A", "-1", "python", "train.py"]) == 2
-    typed = capsys.readouterr().err.splitlines()[-1].partition("cpulaunch run ")[2].split()
-    assert main(["run", "--dry-run", "--format", "json", *typed]) == 0
-    assert json.loads(capsys.readouterr().out)["env"]["A"] == "-1"
-
-
-def test_a_launchers_option_that_is_refused_is_named_at_once(
-    script: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "torchrun", "--logs-specs", "x", "train.py"]) == 2
-    error, hint = capsys.readouterr().err.splitlines()
-    assert "torchrun is not a script" in error
-    assert "--logs-specs: each rank's output" in error
-    assert "--tee RANKS" in hint
-
-
 def test_a_file_of_accelerate_is_known_as_one(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\n")
     assert main(["run", "--config_file", "my a.yaml", "train.py"]) == 2
@@ -542,26 +468,3 @@ def test_a_host_that_is_listed_twice_is_found(script: None, capsys: pytest.Captu
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "cpulaunch: error: --hosts: localhost is named twice, as hosts 1 and 2"
     assert hint == "cpulaunch: hint: say how many ranks it takes: localhost:2"
-
-
-@pytest.mark.parametrize(
-    ("text", "shell"),
-    [
-        ("#!/bin/bash\n#SBATCH -N 4\nsrun python train.py\n", "bash"),
-        ("#!/bin/bash -l\nexit\n", "bash"),
-        ("#! /usr/bin/env zsh\nexit\n", "zsh"),
-        ("#!/bin/sh\nexit\n", "sh"),
-        ("#!/bin/sh\n'''exec' /venv/bin/python \"$0\" \"$@\"\n' '''\nprint()\n", ""),  # as pip writes them
-        ("#!/usr/bin/env python3\nprint()\n", ""),
-        ("#!/venv/bash-completion/bin/python\nprint()\n", ""),
-        ("print()  # !/bin/sh\n", ""),
-        ("", ""),
-    ],
-)
-def test_a_script_of_a_shell_is_no_script_for_ranks(
-    script: None, capsys: pytest.CaptureFixture[str], text: str, shell: str
-) -> None:
-    Path("job").write_text(text)
-    assert main(["run", "--launcher", "local", "-n", "1", "--dry-run", "job"]) == (2 if shell else 0)
-    said = f"job is a script of {shell}, and ranks run Python"
-    assert (said in capsys.readouterr().err) == bool(shell)
