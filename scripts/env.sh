@@ -13,10 +13,14 @@ install_torch() {
 }
 
 # cached_venv NAME PACKAGE...: prints the path of a venv that holds the packages; "torch" means ours.
-# Made once for each list of packages, Python and torch; a half-made one is made anew.
+# Versions are those of scripts/constraints/NAME-PYTHON.txt, where there is such a file, else the newest.
+# Made once for each list of packages, versions, Python and torch; a half-made one is made anew.
 cached_venv() {
   local name=$1; shift
-  local key; key=$( (echo "$@" "$TORCH"; "$PYTHON" -VV) | sha256sum | cut -c1-12)
+  local constraints; constraints=scripts/constraints/$name-$("$PYTHON" -c \
+    'import sys; print("%d.%d" % sys.version_info[:2])').txt
+  [ -e "$constraints" ] || constraints=/dev/null
+  local key; key=$( (echo "$@" "$TORCH"; cat "$constraints"; "$PYTHON" -VV) | sha256sum | cut -c1-12)
   local venv=$CACHE/$name-$key
   mkdir -p "$CACHE"
   (
@@ -28,7 +32,7 @@ cached_venv() {
     for package; do
       if [ "$package" = torch ]; then install_torch "$venv" >&2 || exit; else packages+=("$package"); fi
     done
-    "$venv/bin/pip" install -q "${packages[@]}" >&2 && touch "$venv/.ready"
+    "$venv/bin/pip" install -q -c "$constraints" "${packages[@]}" >&2 && touch "$venv/.ready"
   ) 9>"$CACHE/$name.lock" || return
   echo "$venv"
 }

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from support.command import clean_environment, intel_python
 
+from cpulaunch.runtime.engines import ipex
+
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 120.0  # seconds
 
@@ -84,6 +86,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         return one_rank(1, *arguments, options=("--precision", "fp32")).results[0]
 
     return start
+
+
+@pytest.fixture
+def fitting_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever transformers is installed, IPEX could be imported beside it."""
+    monkeypatch.setattr(ipex, "_unfit_transformers", lambda version: None)
 
 
 @pytest.fixture

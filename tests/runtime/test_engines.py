@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -108,10 +110,28 @@ def test_an_unknown_name_is_an_error_with_the_names_there_are() -> None:
         ("2.8.0", "2.8.0", None, None),
     ],
 )
+@pytest.mark.usefixtures("fitting_transformers")
 def test_where_ipex_can_be_used(version, torch_version, flags, expected) -> None:
     problem = IpexEngine(version).unavailable(torch_version, flags)
     assert (problem or "").startswith(expected or "")
     assert (problem is None) == (expected is None)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_ipex_is_not_imported_beside_a_transformers_that_it_cannot_stand(
+    tmp_path: Path, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "transformers"
+    package.mkdir()
+    for name in ("__init__.py", *(["modeling_attn_mask_utils.py"] if fits else [])):
+        (package / name).touch()
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = (
+        f"IPEX 2.8.0 can't be imported beside transformers {metadata.version('transformers')} "
+        "(pip install 'transformers<5.24')"
+    )
+    assert IpexEngine("2.8.0").unavailable("2.8.0", None) == (None if fits else expected)
 
 
 def test_what_ipex_cannot_take() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+from support.command import clean_environment, intel_python
 from support.marks import repeat
 
-from runtime.conftest import Start
+from runtime.conftest import LIMIT, Start
 from runtime.test_training import BF16_LOSS
 
 pytestmark = pytest.mark.slow
@@ -53,6 +56,17 @@ def test_an_optimizer_that_it_cannot_fuse_trains_natively(intel_job: Start) -> N
     assert [result["error"] for result in done.results] == ["", ""]
     expected = "Sequential gets the engine native: IPEX has no fused step for RMSprop; it has for Adam, AdamW"
     assert [line for line in done.ours() if line.startswith(expected)]
+
+
+def test_it_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
+    """Which is why cpulaunch asks for that module before it imports IPEX."""
+    hidden = "import sys; sys.modules['transformers.modeling_attn_mask_utils'] = None; "
+    done = subprocess.run(
+        [intel_python(), "-c", hidden + "import intel_extension_for_pytorch"],
+        env=clean_environment(), capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "NameError: name 'MoeModelOutputWithPast' is not defined" in done.stderr
 
 
 def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:

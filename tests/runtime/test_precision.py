@@ -11,6 +11,8 @@ from cpulaunch.runtime.precision import Choice, check_precision, choose
 from cpulaunch.runtime.settings import TrainingSettings
 from runtime.conftest import Start
 
+pytestmark = pytest.mark.usefixtures("fitting_transformers")
+
 AMX, AVX = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",)
 
 

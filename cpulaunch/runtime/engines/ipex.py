@@ -11,7 +11,8 @@ import logging
 import re
 import types
 from collections.abc import Collection
-from importlib import metadata
+from importlib import metadata, util
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class IpexEngine(Engine):
             )
         if cpu_flags is not None and not {"amx_bf16", "avx512_bf16"} & set(cpu_flags):
             return "IPEX does bf16 only on CPUs with instructions for it (amx_bf16, avx512_bf16)"
-        return None
+        return _unfit_transformers(version)
 
     def problem(self, model: nn.Module, optimizer: Optimizer | None) -> str | None:
         if type(optimizer) not in FUSED:
@@ -95,6 +96,20 @@ ENGINE = IpexEngine()
 def _series(version: str) -> str:
     """``"2.8"`` for ``"2.8.0+cpu"``."""
     return ".".join(re.findall(r"\d+", version)[:2])
+
+
+def _unfit_transformers(version: str) -> str | None:
+    """Why IPEX can't be imported beside the installed transformers; it can be without any.
+
+    Importing IPEX imports a module that transformers has until 5.23 (measured: NameError with 5.24).
+    """
+    spec = util.find_spec("transformers")
+    if spec is None or not spec.origin or Path(spec.origin).with_name("modeling_attn_mask_utils.py").exists():
+        return None
+    return (
+        f"IPEX {version} can't be imported beside transformers {metadata.version('transformers')} "
+        "(pip install 'transformers<5.24')"
+    )
 
 
 def _complete_ipex() -> None:

@@ -12,7 +12,7 @@ from cpulaunch.runtime.patches.base import Change
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
 
-TRIED = ("5.23.0",)
+TRIED = ("5.23.0", "5.24.0")
 
 
 def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
