@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def shared_and_freed(times: int) -> list[list[int]]:
         dist.all_reduce(tensor)
     del tensor
     return [before, blocks()]
+
+
+def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:
+    """Of the shared tensors of all ranks, each of so many MB: what this process maps, and by huge pages; in MB."""
+    tensor = torch.ones(megabytes << 18)
+    share_memory(tensor)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor)  # each rank has read, and so mapped, all of its part in the others
+    maps = re.findall(r"memfd:cpulaunch-ccl.*?(?=VmFlags)", Path("/proc/self/smaps").read_text(), re.DOTALL)
+    large = [one for one in maps if int(re.search(r"Size: *(\d+)", one)[1]) >= megabytes << 10]
+    return tuple(
+        sum(int(re.search(rf"{key}: *(\d+)", one)[1]) for one in large) >> 10
+        for key in ("Size", "ShmemPmdMapped")
+    )
 
 
 def shared_and_forked() -> str:

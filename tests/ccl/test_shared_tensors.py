@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
 from ranks import Ranks
 
@@ -13,6 +16,17 @@ def test_sums_have_the_same_bits_wherever_the_tensors_lie(ranks: Ranks) -> None:
 def test_nothing_is_left_of_them(ranks: Ranks) -> None:
     for before, after in ranks.call("shared_and_freed", 30):
         assert after == before
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 1),
+    reason="the kernel makes huge pages of shared memory on demand from 6.1 on",
+)
+def test_large_ones_are_mapped_by_huge_pages(two: Ranks) -> None:
+    """Both ranks' tensors, in both ranks; of the other's tensor a rank maps the half that it sums."""
+    for size, huge in two.call("mapped_by_huge_pages", 16):
+        assert size == 32
+        assert huge >= 16 + 6
 
 
 def test_a_forked_child_takes_nothing_from_the_others(two: Ranks) -> None:

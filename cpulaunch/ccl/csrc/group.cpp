@@ -1,6 +1,5 @@
 #include "group.hpp"
 
-#include <cstring>
 #include <future>
 
 #include <torch/version.h>
@@ -118,9 +117,8 @@ bool ProcessGroupCCL::share_memory(const at::Tensor& tensor) {
   const auto* from = static_cast<const char*>(storage->data());
   const size_t bytes = storage->nbytes();
   if (SharedBlocks::find(from, bytes)) return true;
-  char* memory = SharedBlocks::allocate(bytes);
+  char* memory = SharedBlocks::copy(from, bytes);
   if (!memory) return false;
-  std::memcpy(memory, from, bytes);
   const auto free = [](void* data) { SharedBlocks::free(static_cast<char*>(data)); };
   storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
   return true;

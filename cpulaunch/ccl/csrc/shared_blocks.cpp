@@ -47,7 +47,7 @@ Header& header_of(char* whole) { return *reinterpret_cast<Header*>(whole); }
 
 }  // namespace
 
-char* SharedBlocks::allocate(size_t bytes) {
+char* SharedBlocks::copy(const char* from, size_t bytes) {
   const size_t size = kHeaderSize + bytes;
   const int descriptor = create_shared_file(size);
   if (descriptor < 0) return nullptr;
@@ -56,8 +56,9 @@ char* SharedBlocks::allocate(size_t bytes) {
     close(descriptor);
     return nullptr;
   }
-  madvise(whole, size, MADV_HUGEPAGE);  // which the kernel grants where it is configured to
   char* memory = whole + kHeaderSize;
+  std::memcpy(memory, from, bytes);
+  use_huge_pages(whole, size);
   auto& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);
   const Block block{++all.last, descriptor, size};
@@ -107,7 +108,6 @@ char* MappedBlocks::at(int pid, const SharedBlocks::Place& place, size_t bytes) 
       throw std::runtime_error("this rank can't map a tensor that process " + std::to_string(pid) +
                                " shares: " + std::strerror(errno));
     }
-    madvise(whole, size, MADV_HUGEPAGE);
     found = mappings_.insert(mappings_.end(), {pid, place.block, whole, size});
   }
   // It may be another file: a number is given anew once its file is closed.

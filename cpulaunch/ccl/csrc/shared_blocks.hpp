@@ -23,9 +23,9 @@ class SharedBlocks {
     explicit operator bool() const { return block != 0; }
   };
 
-  // Memory that other processes may map, full of zeroes; null where there is none to be had.  Any thread may call
-  // these.
-  static char* allocate(size_t bytes);
+  // A copy of these bytes, in memory that other processes may map; null where there is none to be had.  Any thread may
+  // call these.
+  static char* copy(const char* from, size_t bytes);
   static void free(char* memory);
   static Place find(const char* memory, size_t bytes);
 };

@@ -7,11 +7,21 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 
 namespace cpulaunch {
 
 namespace {
+
+constexpr size_t kHugePage = 2 << 20;  // bytes
+constexpr int kCollapse = 25;          // MADV_COLLAPSE, of Linux 6.1, which older headers lack
+
+char* map_at(void* address, int descriptor, size_t size) {
+  const int flags = MAP_SHARED | (address ? MAP_FIXED : 0);
+  void* memory = mmap(address, size, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+}
 
 int open_in(int pid, int descriptor) {
   if (pid == getpid()) return fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
@@ -31,8 +41,22 @@ int create_shared_file(size_t size) {
 }
 
 char* map_shared_file(int descriptor, size_t size) {
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+  if (size < kHugePage) return map_at(nullptr, descriptor, size);
+  // A huge page of the file can be mapped as one only where its address is a multiple of its size.
+  void* reserved = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  char* begin = static_cast<char*>(reserved);
+  char* aligned = begin + (-reinterpret_cast<uintptr_t>(begin)) % kHugePage;
+  const size_t page = getpagesize(), used = (size + page - 1) / page * page;
+  if (aligned > begin) munmap(begin, aligned - begin);
+  munmap(aligned + used, begin + kHugePage - aligned);
+  char* memory = map_at(aligned, descriptor, size);
+  if (!memory) munmap(aligned, size);
+  return memory;
+}
+
+void use_huge_pages(char* memory, size_t size) {
+  madvise(memory, size / kHugePage * kHugePage, kCollapse);
 }
 
 std::pair<char*, size_t> open_shared_file(int pid, int descriptor) {
