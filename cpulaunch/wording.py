@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from errno import EAGAIN
+from pathlib import Path
 
 PORT_IS_TAKEN = "another job may have it: without --master-port, each takes a free one"
 """What to do about a MASTER_PORT that is in use."""
@@ -23,6 +24,12 @@ def counted(number: int, noun: str) -> str:
 def shortened(names: Sequence[str]) -> str:
     """Up to four of ``names``, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def shown_path(path: Path | str) -> str:
+    """``path``, relative to the working directory where it lies below it."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def closest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cpulaunch.cli.main import say
-from cpulaunch.cli.show import shown_path
 from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.wording import shown_path
 
 LOOK = 2.0
 """Seconds after which Slurm is asked once more how the job is; its daemon serves a whole cluster."""

@@ -17,7 +17,7 @@ from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
 from cpulaunch.plan.placement import NUMBER, own_arguments
 from cpulaunch.plan.plan import HostPlan, Plan
-from cpulaunch.wording import counted
+from cpulaunch.wording import counted, shown_path
 
 FEW = 3
 """Notes on the plan that a run shows unasked."""
@@ -222,8 +222,3 @@ def _names(hosts: Iterable[HostPlan], dots: str) -> str:
 
 def _pairs(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in env.items())
-
-
-def shown_path(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.cores import CoreSet
@@ -24,7 +23,7 @@ from cpulaunch.supervise.outcome import (
     signal_name,
 )
 from cpulaunch.supervise.output import SEPARATOR
-from cpulaunch.wording import counted
+from cpulaunch.wording import counted, shown_path
 
 MEANING = {
     4: "illegal instruction: built for another CPU?",
@@ -163,8 +162,7 @@ def _story(
     if directory is not None and logged is not None:
         yield ""
         code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
-        path = directory.path / log
-        yield f"{code}log: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
+        yield f"{code}log: {shown_path(directory.path / log)}"
 
 
 def _tail(directory: JobDirectory, log: str) -> bytes | None:

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch.launchers.command import Command, shell
@@ -19,7 +18,7 @@ from cpulaunch.supervise.pauses import RESTART
 from cpulaunch.supervise.rank import LONG_WAIT
 from cpulaunch.supervise.restarts import Restarts, Rules
 from cpulaunch.supervise.status import duration
-from cpulaunch.wording import counted, shortened
+from cpulaunch.wording import counted, shortened, shown_path
 
 
 class Without(NamedTuple):
@@ -134,8 +133,4 @@ def _failure(failure: Failure) -> str:
 
 
 def _place(failure: Failure) -> str:
-    if not failure.file:
-        return ""
-    path = Path(failure.file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f", at {shown}:{failure.line}"
+    return f", at {shown_path(failure.file)}:{failure.line}" if failure.file else ""

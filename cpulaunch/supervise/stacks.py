@@ -70,6 +70,11 @@ class Frame(NamedTuple):
         return not self.is_python and (built or bool(re.search(r"\.so\b[^/]*$", self.file)))
 
     @property
+    def has_line(self) -> bool:
+        """Whether its line is of code that a user has."""
+        return self.line > 0 and not self.is_libc
+
+    @property
     def is_standard(self) -> bool:
         """Whether it is of Python's own library."""
         return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)

@@ -12,6 +12,7 @@ from cpulaunch.supervise.box import box
 from cpulaunch.supervise.events import ReportStall
 from cpulaunch.supervise.observer_messages import RankSeen
 from cpulaunch.supervise.waiting import waits
+from cpulaunch.wording import shown_path
 
 MAX_WHERE = 12
 """Lines that say who is where."""
@@ -24,7 +25,7 @@ def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
 
 def stall_line(report: ReportStall, kept: Path) -> str:
     """A line in place of the box."""
-    return f"cpulaunch: {title(report)}; stacks: {_shown(kept)}\n"
+    return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
 
 
 def title(report: ReportStall) -> str:
@@ -53,7 +54,7 @@ def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
     yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
-    yield from ("", f"stacks: {_shown(kept)}")
+    yield from ("", f"stacks: {shown_path(kept)}")
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
@@ -61,11 +62,6 @@ def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
     groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
     for wait in waits(groups, len(report.seen)):
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
-
-
-def _shown(kept: Path) -> Path:
-    here = Path.cwd()
-    return kept.relative_to(here) if kept.is_relative_to(here) else kept
 
 
 def _seen(report: ReportStall, names: Names) -> list[RankSeen]:

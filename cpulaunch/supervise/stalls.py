@@ -24,6 +24,7 @@ from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stall_report import Explanation, explain
 from cpulaunch.supervise.stragglers import Straggler, Stragglers
 from cpulaunch.supervise.whereabouts import THROTTLED
+from cpulaunch.wording import shown_path
 
 LEAST = 0.8
 """Seconds that each answer is given at least, however late the launcher comes to ask."""
@@ -372,14 +373,14 @@ class Stalls:
     def _stall(self, explanation: Explanation, seconds: float, since: float) -> Stall:
         """As the job's state machine has it: ``since`` is on its clock."""
         first = explanation.ranks[0] if explanation.ranks else None
-        place = explanation.place
+        place = explanation.place if explanation.place and explanation.place.has_line else None
         return Stall(
             seconds=seconds,
             ranks=explanation.ranks,
             host=None if first is None else self._ranks[first].host,
             operation=explanation.operation,
             sequence=explanation.sequence,
-            file=place and place.file,
+            file=place and shown_path(place.file),
             line=place and place.line,
             text=explanation.headline,
             note="\n".join(explanation.lines),

@@ -69,7 +69,7 @@ def _place(frames: Stack) -> Frame | None:
 
 def at(frame: Frame) -> str:
     """``train.py:88 load_batch``."""
-    if not frame.line or frame.is_libc:
+    if not frame.has_line:
         return frame.function
     return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
 
