@@ -278,6 +278,16 @@ def scaled_sum() -> float:
     return tensor[3].item()
 
 
+def unsigned_averages() -> list[list[int]]:
+    """Of 2, 4, …, in types for which torch has no division."""
+    averages = []
+    for kind in (torch.uint16, torch.uint32, torch.uint64):
+        tensor = torch.full((3,), 2 + 2 * dist.get_rank()).to(kind)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        averages.append(tensor.tolist())
+    return averages
+
+
 def many_in_flight() -> str:
     size = dist.get_world_size()
     tensors = [torch.full((1 + 997 * (i % 50),), float(i)) for i in range(200)]
@@ -395,6 +405,8 @@ def misuse() -> list[str]:
             [torch.ones(2)], [[torch.ones(2), *(torch.ones(2).int() for _ in range(size - 1))]]
         ),
         lambda: backend.allreduce_coalesced([torch.ones(2).to_sparse()]),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist._make_nccl_premul_sum(0.5)),
+        lambda: dist.all_reduce(torch.ones(1).expand(5)),
     ]
     messages = []
     for attempt in attempts:

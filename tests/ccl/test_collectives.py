@@ -57,6 +57,11 @@ def oneccl(built: Built) -> Iterator[Ranks]:
     assert ranks.close() == [0, 0, 0]
 
 
+@pytest.mark.slow
+def test_oneccls_scaled_sum(oneccl: Ranks) -> None:
+    assert oneccl.call("scaled_sum") == [1.5] * 3
+
+
 few = settings(examples, max_examples=8)
 
 

@@ -115,6 +115,9 @@ OF_ONES = "of 36 bytes float32"
         ("gather(ones, both)", "scatter(ones)", "gather to rank 0", "scatter from rank 0"),
         ("gather(ones, both)", "gather(ones, both, dst=1)", "gather to rank 0", "gather to rank 1"),
         ("all_to_all(both, both)", "gather(ones)", "all_to_all", "gather to rank 0"),
+        ("all_reduce(ones)", "all_reduce(ones[:0])", f"all_reduce (sum) {OF_ONES}", "all_reduce (sum) of 0 bytes float32"),
+        ("reduce(ones, 0)", "reduce(ones[:0], 0)", f"reduce (sum) {OF_ONES} to rank 0", "reduce (sum) of 0 bytes float32 to rank 0"),
+        ("broadcast(ones, 0)", "broadcast(ones[:0], 0)", "broadcast of 36 bytes from rank 0", "broadcast of 0 bytes from rank 0"),
     ],
 )  # fmt: skip
 def test_an_error_says_what_each_rank_has_called(

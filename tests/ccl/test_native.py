@@ -228,6 +228,18 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, o
         ("1,1", "another movement", "rank 1 of the group calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes int32"),
         ("2", "another size", "rank 1 of the group calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
         ("1,1", "another size", "rank 1 of the group calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
+        *[
+            (layout, what, f"rank {last} of the group calls {call} of 0 bytes{rest}, this rank {call} of {most} bytes{rest}")
+            for layout, last in (("2", 1), ("1,1", 1), ("3,1", 3))
+            for what, call, most, rest in (
+                ("no sum", "all_reduce (sum)", 4000, " int32"),
+                ("no part of a sum", "reduce_scatter (sum)", 8000, " int32"),
+                ("no parts", "all_gather", 8000, ""),
+            )
+            if layout != "3,1" or what == "no sum"
+        ],
+        ("2", "no broadcast", "rank 1 of the group calls broadcast of 0 bytes from rank 0, this rank broadcast of 4000 bytes from rank 0"),
+        ("1,1", "no broadcast", "rank 0 of the group calls broadcast of 4000 bytes from rank 0, this rank broadcast of 0 bytes from rank 0"),
         ("2", "another wire", "rank 1 of the group calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
         ("1,1", "another wire", "rank 1 of the group calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
         ("2", "another part", "rank 1 of the group sends 4004 bytes to this rank, which expects 4000"),

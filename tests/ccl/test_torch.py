@@ -68,6 +68,10 @@ def test_scaled_sum(ranks: Ranks) -> None:
     assert ranks.call("scaled_sum") == [total / 4] * ranks.size
 
 
+def test_averages_of_unsigned_numbers(ranks: Ranks) -> None:
+    assert ranks.call("unsigned_averages") == [[[ranks.size + 1] * 3] * 3] * ranks.size
+
+
 def test_asynchronous_collectives_overlap_and_complete_out_of_order(ranks: Ranks) -> None:
     assert ranks.call("many_in_flight", limit=90) == ["ok"] * ranks.size
 
@@ -89,6 +93,8 @@ def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> No
         assert messages[4].startswith("ccl all_gather: expected a list of")
         assert "ccl reduce_scatter: invalid tensor type at index 1" in messages[5]
         assert "ccl all_reduce_coalesced: only supports dense tensors" in messages[6]
+        assert messages[7] == "ccl: tensors of type Int have no scaled sum"
+        assert messages[8].startswith("ccl: elements of this tensor share memory")
 
 
 def test_waiting_releases_the_interpreter(two: Ranks) -> None:

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "work.hpp"
@@ -60,6 +61,8 @@ inline at::Tensor to_receive(CclWork& work, const at::Tensor& tensor) {
     work.keep(tensor);
     return tensor;
   }
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+                    "ccl: elements of this tensor share memory, so that it can't be written to; clone() it");
   auto data = at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);
   work.keep(data);
   work.afterwards([tensor, data]() mutable { tensor.copy_(data); });

@@ -44,9 +44,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
   }
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    for (const auto& tensor : data) {
-      if (tensor.numel()) transfers.add(transport_->all_reduce(*work, tensor, opts.reduceOp, wire));
-    }
+    for (const auto& tensor : data) transfers.add(transport_->all_reduce(*work, tensor, opts.reduceOp, wire));
   });
 }
 
@@ -70,7 +68,6 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   }
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    if (from.numel() == 0) return;
     transfers.add(transport_->reduce(*work, from, to, opts.reduceOp, static_cast<int>(opts.rootRank)));
   });
 }

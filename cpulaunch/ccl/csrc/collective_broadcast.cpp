@@ -17,7 +17,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors, co
   const auto data = getRank() == opts.rootRank ? to_send(*work, tensor) : to_receive(*work, tensor);
   work->set_outputs(tensors);
   return run(work, opts.asyncOp, [&](CombinedTransfer& transfers) {
-    if (data.numel()) transfers.add(transport_->broadcast(*work, data, static_cast<int>(opts.rootRank)));
+    transfers.add(transport_->broadcast(*work, data, static_cast<int>(opts.rootRank)));
   });
 }
 

@@ -116,6 +116,7 @@ OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vecto
                              std::vector<size_t> sizes) {
   const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   const Signature signature{Signature::Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, all};
+  if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.fabric()) {
     return make_fabric_all_gather(hierarchy, signature, input, std::move(outputs), std::move(sizes));
   }

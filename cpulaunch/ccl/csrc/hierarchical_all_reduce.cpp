@@ -28,10 +28,10 @@ class AllReduce final : public Operation {
       : Operation(signature, piece_size(hierarchy, signature.bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
-        data_(data),
-        bytes_(signature.bytes),
+        data_(signature.bytes ? data : nothing_),
+        bytes_(signature.bytes ? signature.bytes : size_of(signature.type)),
         reduce_(reduce_for(signature.type, signature.reduction)) {
-    if (layout_.locals > 1) tensor = SharedBlocks::find(data, bytes_);
+    if (layout_.locals > 1) tensor = SharedBlocks::find(data_, bytes_);
   }
 
   uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
@@ -247,6 +247,7 @@ class AllReduce final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
+  char nothing_[sizeof(double)] = {};  // where there is no data, the ranks reduce a number without a meaning
   char* const data_;
   const size_t bytes_;
   Reduce* const reduce_;

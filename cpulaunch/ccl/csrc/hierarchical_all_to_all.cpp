@@ -1,7 +1,6 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <stdexcept>
 
 #include "copy.hpp"
 #include "operations.hpp"
@@ -49,7 +48,7 @@ class Counts final : public Operation {
       if (local == layout.local) sent = sent_;
       const auto comes = sent[layout.local].bytes;
       if (comes != received_[local]) {
-        throw std::runtime_error("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
+        throw Mismatch("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
                                  " of the group sends " + in_bytes(comes) +
                                  " to this rank, which expects " + std::to_string(received_[local]));
       }

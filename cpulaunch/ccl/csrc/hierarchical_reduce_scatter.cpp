@@ -177,6 +177,7 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
                                  std::vector<size_t> sizes, NumberType type, Reduction reduction) {
   const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
   const Signature signature{Signature::Kind::reduce_scatter, type, reduction, Wire::exact, -1, all};
+  if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.fabric()) {
     return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
   }

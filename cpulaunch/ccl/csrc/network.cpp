@@ -174,9 +174,8 @@ bool Network::begin_message(int from) {
                                   [&](const Expected& one) { return one.tag == header.tag; });
   if (found == peer.expected.end()) return false;
   if (found->bytes != header.bytes) {
-    throw std::runtime_error("rank " + std::to_string(from) + " of the group sends " + in_bytes(header.bytes) +
-                             " where this rank expects " + std::to_string(found->bytes) + ", in " +
-                             header.signature.text());
+    throw Mismatch("rank " + std::to_string(from) + " of the group sends " + in_bytes(header.bytes) +
+                   " where this rank expects " + std::to_string(found->bytes) + ", in " + header.signature.text());
   }
   std::rotate(peer.expected.begin(), found, found + 1);
   peer.in_header = false;

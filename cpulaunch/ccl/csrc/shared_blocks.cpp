@@ -57,7 +57,7 @@ char* SharedBlocks::copy(const char* from, size_t bytes) {
     return nullptr;
   }
   char* memory = whole + kHeaderSize;
-  std::memcpy(memory, from, bytes);
+  if (bytes) std::memcpy(memory, from, bytes);
   use_huge_pages(whole, size);
   auto& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);

@@ -16,7 +16,7 @@
 
 namespace cpulaunch {
 
-// The ranks call different operations; it says which.
+// The ranks call different operations, or with different sizes; it says which.
 struct Mismatch : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -140,9 +140,7 @@ ccl::reduction reduction_of(c10d::ReduceOp::RedOpType op, c10::ScalarType type) 
   switch (op) {
     case ReduceOp::SUM: return boolean ? ccl::reduction::max : ccl::reduction::sum;
     case ReduceOp::AVG:
-    case ReduceOp::PREMUL_SUM:
-      TORCH_CHECK_VALUE(!boolean, "ccl: bool tensors have no average and no scaled sum");
-      return ccl::reduction::sum;
+    case ReduceOp::PREMUL_SUM: return ccl::reduction::sum;
     case ReduceOp::PRODUCT: return boolean ? ccl::reduction::min : ccl::reduction::prod;
     case ReduceOp::MIN: return ccl::reduction::min;
     case ReduceOp::MAX: return ccl::reduction::max;
@@ -296,11 +294,13 @@ std::unique_ptr<Transfer> start_oneccl(c10::function_ref<ccl::event()> call) {
 }
 
 void check_oneccl_reduction(c10::ScalarType type, Transport::Op op) {
+  check_scaling(type, op);
   reduction_of(op, type);
   type_to_reduce(type, op);
 }
 
 OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire) {
+  if (data.numel() == 0) return done_at_once();
   divide_average(work, op, data, size_);
   const auto element = type_to_reduce(data.scalar_type(), op);
   const auto reduction = reduction_of(op, data.scalar_type());
@@ -312,6 +312,7 @@ OneCclTransport::Result OneCclTransport::all_reduce(CclWork& work, const at::Ten
 
 OneCclTransport::Result OneCclTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op,
                                                 int root) {
+  if (from.numel() == 0) return done_at_once();
   if (rank_ == root) divide_average(work, op, to, size_);
   const auto element = type_to_reduce(from.scalar_type(), op);
   const auto reduction = reduction_of(op, from.scalar_type());
@@ -322,6 +323,7 @@ OneCclTransport::Result OneCclTransport::reduce(CclWork& work, const at::Tensor&
 }
 
 OneCclTransport::Result OneCclTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
+  if (data.numel() == 0) return done_at_once();
   const auto element = type_to_move(data);
   return start_oneccl(
       [&] { return ccl::broadcast(data.data_ptr(), element.count(data), element.type, root, *communicator_); });

@@ -85,11 +85,9 @@ std::vector<size_t> sizes_of(const Transport::Tensors& tensors) {
 }  // namespace
 
 void OwnTransport::check_reduction(c10::ScalarType type, Op op) const {
-  using c10d::ReduceOp;
   const auto number = number_type_of(type);
   const auto reduction = cpulaunch::reduction_of(op, type);
-  TORCH_CHECK_VALUE(type != at::kBool || (op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM),
-                    "ccl: bool tensors have no average and no scaled sum");
+  check_scaling(type, op);
   TORCH_CHECK_VALUE(!c10::isComplexType(type) || reduction == Reduction::sum || reduction == Reduction::average,
                     "ccl: complex tensors can be reduced with SUM and AVG only");
   TORCH_CHECK_VALUE(reduce_for(number, reduction), "ccl: tensors of type ", type, " have no ", name_of(reduction));

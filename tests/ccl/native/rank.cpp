@@ -33,9 +33,9 @@ Call Call::any(std::mt19937_64& random, int ranks) {
     if (random() % 4) call.source.type = NumberType::float32, call.source.reduction = kReductions[random() % 2];
   }
   const size_t longest = kLongest[random() % std::size(kLongest)] / size_of(call.source.type);
-  call.count = 1 + random() % longest;
+  call.count = random() % 10 ? 1 + random() % longest : 0;
   const bool has_tensors = call.kind != Kind::all_reduce && call.kind != Kind::broadcast;
-  if (has_tensors) call.count = 1 + call.count / ranks;
+  if (has_tensors) call.count = (call.count + ranks - 1) / ranks;
   call.uneven = random() % 2;
   call.in_place = random() % 2;
   call.root = static_cast<int>(random() % ranks);
@@ -102,8 +102,7 @@ Running Rank::all_reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
   std::shared_ptr<char> shared;
   if ((call.source.seed >> rank_) % 2) {
-    shared.reset(SharedBlocks::allocate(data->bytes()), SharedBlocks::free);
-    std::memcpy(shared.get(), data->data(), data->bytes());
+    shared.reset(SharedBlocks::copy(data->data(), data->bytes()), SharedBlocks::free);
   }
   char* to = shared ? shared.get() : data->data();
   const Signature signature{Signature::Kind::all_reduce, call.source.type, call.source.reduction,
@@ -111,7 +110,7 @@ Running Rank::all_reduce(const Call& call) {
   auto operation = make_all_reduce(*own_, to, signature);
   const size_t result = results_++;
   return run(call, {operation}, [=] {
-    if (shared) std::memcpy(data->data(), shared.get(), data->bytes());
+    if (shared && data->bytes()) std::memcpy(data->data(), shared.get(), data->bytes());
     meeting_.compare(result, data->digest());
     if (static_cast<int>(call.source.seed % size_) != rank_) return;
     if (operation->signature.wire == Wire::bfloat16) {

@@ -222,6 +222,16 @@ void run_other_movement(const Arguments& given) {
 
 void run_other_size(const Arguments& given) { run_unlike(given, sum_of(1000), sum_of(1001)); }
 
+// One rank has nothing for a sum, and for what the ranks copy.
+template <Call::Kind kind>
+void run_nothing(const Arguments& given) {
+  Call some = sum_of(1000, kind);
+  some.root = 0;
+  Call nothing = some;
+  nothing.count = 0;
+  run_unlike(given, some, nothing);
+}
+
 void run_other_wire(const Arguments& given) {
   Call exact{Call::Kind::all_reduce, {1, NumberType::float32}, 1000}, compressed = exact;
   compressed.wire = Wire::bfloat16;
@@ -357,6 +367,10 @@ constexpr Program kPrograms[] = {
     {"another collective", run_other_collective},
     {"another movement", run_other_movement},
     {"another size", run_other_size},
+    {"no sum", run_nothing<Call::Kind::all_reduce>},
+    {"no part of a sum", run_nothing<Call::Kind::reduce_scatter>},
+    {"no parts", run_nothing<Call::Kind::all_gather>},
+    {"no broadcast", run_nothing<Call::Kind::broadcast>},
     {"another wire", run_other_wire},
     {"another part", run_other_part},
     {"another root", run_other_root},
