@@ -68,10 +68,17 @@ class SecondLook:
 
 
 def computes(before: Dump | None, after: Dump | None) -> bool:
-    """Whether a rank is known to have computed between two looks."""
+    """Whether a rank is known to have computed between two looks, or to have had to wait for a core."""
     if not (before and after) or (spent := _spent(before, after)) is None:
         return False
-    return spent >= max(TICKS, COMPUTES * (after.at - before.at))
+    return spent >= max(TICKS, COMPUTES * (after.at - before.at)) or bool(
+        _runnable(before) & _runnable(after)
+    )
+
+
+def _runnable(dump: Dump) -> set[int]:
+    """The processes whose main threads run, or would if they had a core: on a loaded machine, few do."""
+    return {each["pid"] for each in dump.processes if each["state"] == "R"}
 
 
 def _share(before: Dump | None, after: Dump | None) -> float | None:

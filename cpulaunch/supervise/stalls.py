@@ -198,17 +198,19 @@ class Stalls:
         return self._send(self._running(), self._ask_dump(native=False), until)
 
     def _look_closer(self, now: float) -> list[Action]:
-        found, native = explain(self._seen(now)), True
+        found = explain(self._seen(now))
         # Where none has a ledger, all may be what is waited for.
-        suspects = list(found.ranks if self.settings.ledgers else self._ranks)
-        if not suspects and found.operation is None and self._pauses.may_yet_begin:
-            suspects, native = list(self._ranks), False  # whether they compute is all that is asked
-        suspects = [rank for rank in suspects if self._ranks[rank].state is RankState.RUNNING]
+        native = set(found.ranks if self.settings.ledgers else self._ranks)
+        # Where none is waited for, any rank that computes says that the first step is still to come.
+        asks_all = found.operation is None and self._pauses.may_yet_begin
+        suspects = [rank for rank in self._running() if asks_all or rank in native]
         due = self._pauses.due + DUE
         if not suspects or found.disagree or due < now + MIN_NATIVE / 2:
             return self._report(now)
         self._phase, self._first, self._suspects = Phase.LOOKING_CLOSER, dict(self._dumps), suspects
-        return self._send(suspects, self._ask_dump(native=native), due)
+        asked = self._ask_dump(native=True)
+        self._waiting, self._until = set(suspects), due
+        return [Send(rank, asked._replace(native=rank in native)) for rank in suspects]
 
     def _ask_dump(self, *, native: bool) -> AskDump:
         self._request -= 1

@@ -198,6 +198,24 @@ def test_ranks_that_compute_after_a_first_barrier_have_yet_to_begin(count: int, 
     assert bool(job.reports) == bool(job.of(ActOnStall)) == reported
 
 
+@pytest.mark.parametrize("worker", [0, 1])
+def test_any_rank_that_computes_elsewhere_says_that_the_first_step_is_still_to_come(worker: int) -> None:
+    """The other one sleeps at another line, and neither waits for anybody."""
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until, job.worker = 0.3, inf, worker
+    job.beats, job.called, job.lines = few(1), {0: [], 1: []}, [1, 7]
+    job.until(150)
+    assert not job.reports
+
+
+@pytest.mark.parametrize(("state", "reported"), [("R", False), ("S", True)])
+def test_a_rank_that_gets_no_core_though_it_would_run_has_yet_to_begin(state: str, reported: bool) -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.states, job.beats = 0.3, ["S", state], few(1)
+    job.until(150)
+    assert bool(job.reports) == reported
+
+
 def test_a_job_that_began_later_counts_from_there() -> None:
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, inf

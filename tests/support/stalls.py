@@ -33,7 +33,9 @@ class Job:
             int, list[str]
         ] = {}  # what ranks have called in group 0 and wait in, if they are in it
         self.lines = [1, 1]  # of train.py, at which ranks are
-        self.works_until = 1.0  # rank 0 uses the CPU all the time up to then
+        self.works_until = 1.0  # the worker uses the CPU all the time up to then
+        self.worker = 0
+        self.states = ["S", "S"]  # of the ranks' processes
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT
@@ -98,7 +100,7 @@ class Job:
             if (called := self.called.get(rank.rank)) is not None:
                 operations = [{**operation, "kind": kind} for kind in called]
                 groups = [{**group, "name": "0", "backend": "gloo", "operations": operations}]
-            cpu = 1.0 if rank.rank else min(self.now, self.works_until)
+            cpu = min(self.now, self.works_until) if rank.rank == self.worker else 1.0
             frames = [["load", "/home/me/train.py", self.lines[rank.rank]]]
             thread = {
                 "id": 1,
@@ -111,7 +113,7 @@ class Job:
             program = {
                 "pid": 1000 + rank.rank,
                 "cpu": cpu,
-                "state": "S",
+                "state": self.states[rank.rank],
                 "word": "sleeping",
                 "threads": [thread],
             }
