@@ -25,7 +25,8 @@ class Explanation:
 
     ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
     ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
-    that none of them is to blame more than the others.  ``advice``: what becomes of it, or what can be done.
+    that none of them is to blame more than the others.  ``odd``: where none is waited for, those that are where
+    the fewest are, of whom frames of C may tell more.  ``advice``: what becomes of it, or what can be done.
     """
 
     headline: str
@@ -37,6 +38,7 @@ class Explanation:
     disagree: bool = False
     certain: bool = False
     mutual: bool = False
+    odd: tuple[int, ...] = ()
     advice: str = ""
 
 
@@ -302,8 +304,10 @@ class _Case:
             ranks = () if everybody else tuple(running)
             return Explanation(f"{who} {words} exit{why}", tuple(self.words.situations(running)), ranks)
         if fed := [rank for rank in programs if whereabouts.waits_for_input(programs[rank])]:
-            who = f"all {noun}s wait" if fed == running else f"{self.words.named(fed)} {waits_or_wait(fed)}"
-            return Explanation(f"{who} for input", tuple(self.words.situations(fed)), tuple(fed))
+            everybody = fed == running and len(running) > 1
+            who = f"all {noun}s wait" if everybody else f"{self.words.named(fed)} {waits_or_wait(fed)}"
+            ranks = () if everybody else tuple(fed)
+            return Explanation(f"{who} for input", tuple(self.words.situations(fed)), ranks)
         return self._somewhere(running)
 
     def _somewhere(self, running: Sequence[int]) -> Explanation:
@@ -311,9 +315,9 @@ class _Case:
         places: dict[str, list[int]] = {}
         for rank in running:
             places.setdefault(self.seen[rank].at, []).append(rank)
-        fewest = min(places.values(), key=len, default=[])
+        fewest = tuple(min(places.values(), key=len)) if len(places) > 1 else ()
         has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
-        ranks = tuple(fewest) if (len(places) > 1 and has_ledger) or len(running) == 1 else ()
+        ranks = tuple(running) if len(running) == 1 else ()
         if len(places) == 1 and (at := next(iter(places))):
             who = f"all {noun}s are" if len(running) > 1 else f"{self.words.named(running)} is"
             first = self.seen[running[0]]
@@ -326,7 +330,7 @@ class _Case:
         lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
         lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
-        return Explanation(headline, tuple(lines), ranks)
+        return Explanation(headline, tuple(lines), ranks, odd=fewest if has_ledger else ())
 
     def _why_no_groups(self) -> str:
         done = max(each.collectives for each in self.seen.values())

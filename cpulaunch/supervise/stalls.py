@@ -200,7 +200,7 @@ class Stalls:
     def _look_closer(self, now: float) -> list[Action]:
         found = explain(self._seen(now))
         # Where none has a ledger, all may be what is waited for.
-        native = set(found.ranks if self.settings.ledgers else self._ranks)
+        native = {*found.ranks, *found.odd} if self.settings.ledgers else set(self._ranks)
         # Where none is waited for, any rank that computes says that the first step is still to come.
         asks_all = found.operation is None and self._pauses.may_yet_begin
         suspects = [rank for rank in self._running() if asks_all or rank in native]

@@ -316,6 +316,7 @@ def test_all_that_wait_for_input_are_said_to() -> None:
     loader = ("_get_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
     found = explained(*(seen(rank, [group(rank)], process(loader, MAIN)) for rank in range(4)))
     assert found.headline == "all ranks wait for input"
+    assert (found.ranks, found.place and found.place.line) == ((), 91)
 
 
 def test_a_dead_lock_of_threads_is_named_with_their_lines() -> None:
@@ -368,7 +369,7 @@ def test_nobody_in_a_collective_is_said_with_all_places() -> None:
     done = [[group(rank, operation(6, done=93))] for rank in range(4)]
     found = explained(*(seen(rank, done[rank], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
     assert found.headline == "no rank waits in a collective"
-    assert found.ranks == (1,)
+    assert (found.ranks, found.place, found.odd) == ((), None, (1,))
 
 
 def test_without_a_ledger_nobody_is_blamed() -> None:
