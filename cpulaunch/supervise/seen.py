@@ -43,6 +43,10 @@ class Seen:
         """Where it is, or its thread with this number, which has called something."""
         return self.raised_at or (whereabouts.where(self.program, caller) if self.program else "")
 
+    def may_wait(self, caller: int) -> bool:
+        """Whether it, or its thread with this number, may wait in what it has called."""
+        return self.program is None or whereabouts.may_wait(self.program, caller)
+
     @property
     def runs(self) -> bool:
         return self.program is not None and whereabouts.runs(self.program)

@@ -25,8 +25,8 @@ class Explanation:
 
     ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
     ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
-    that none of them is to blame more than the others.  ``odd``: where none is waited for, those that are where
-    the fewest are, of whom frames of C may tell more.  ``advice``: what becomes of it, or what can be done.
+    that none of them is to blame more than the others.  ``odd``: where none is waited for, those at the
+    place of the fewest, of whom frames of C may tell more.  ``advice``: what becomes of it, or what can be done.
     """
 
     headline: str
@@ -147,20 +147,22 @@ class _Case:
 
     def _missing(self) -> Explanation | None:
         """Ranks have not called an operation that others wait in, and wait in no other themselves."""
-        waiting = {rank for wait in self.waits for rank in wait.waiting}
+        waiting = {rank for wait in self.waits for rank in self.words.waiting(wait)}
         candidates = []
         for wait in self.waits:
             if free := sorted(wait.absent - waiting):
                 candidates.append((wait, free))
         if not candidates:
             return None
-        wait, free = max(candidates, key=lambda each: len(each[0].waiting))
+        wait, free = max(
+            candidates, key=lambda each: (len(self.words.waiting(each[0])), len(each[0].waiting))
+        )
         left = [rank for rank in free if self.seen[rank].left]
         held = [rank for rank in free if self.seen[rank].held]
         first = left or held or free
         headline = self._of_absent(wait, free, left, held)
         others = [rank for rank in free if rank not in first]
-        lines = [self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
+        lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
         certain = bool(left) or bool(not held and self._locked(free))
         return replace(self._of(wait, headline, lines, first), certain=certain)
 
@@ -179,8 +181,11 @@ class _Case:
         if locked := self._locked(free):
             return f"threads of {self.words.named(locked)} wait for each other's locks"
         if len(free) > len(wait.waiting):
-            who = f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
-            return f"{who} in {name}, which {counted(len(free), 'rank')} {has_or_have(free)} not called"
+            does = f"{waits_or_wait(wait.waiting)} in"
+            if not self.words.waiting(wait):
+                does = f"{has_or_have(wait.waiting)} started"
+            who = f"{self.words.named(wait.waiting)} {does}"
+            return f"{who} {name}, which {counted(len(free), 'rank')} {has_or_have(free)} not called"
         return f"{self.words.named(free)} {has_or_have(free)} not called {name}"
 
     def _unmet(self) -> Explanation | None:
@@ -195,8 +200,8 @@ class _Case:
             who = f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)} in {name}"
             headline = f"{who}, {self.words.named(those[id(most)])} in {other}"
             lines = [
-                self.words.waiters(wait, ()),
-                *(self.words.of_these(each, those[id(each)]) for each in elsewhere),
+                *self.words.waiters(wait, ()),
+                *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
             ]
             found = self._of(wait, headline, lines, sorted({*wait.waiting, *wait.absent}))
             certain = not any(self.seen[rank].runs for rank in wait.absent)
@@ -226,7 +231,7 @@ class _Case:
         """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
         edges: dict[int, tuple[Wait, int]] = {}
         for wait in self.waits:
-            for rank in wait.waiting if wait.absent else ():
+            for rank in self.words.waiting(wait) if wait.absent else ():
                 edges.setdefault(rank, (wait, min(wait.absent)))
         for start in sorted(edges):
             path: dict[int, tuple[Wait, int]] = {}
@@ -250,7 +255,7 @@ class _Case:
                 if wait.meets and wait.group.size > len(self.seen):
                     ours = counted(len(self.seen), self.names.noun)
                     headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"
-                return self._of(wait, headline, [self.words.waiters(wait, ())], ())
+                return self._of(wait, headline, self.words.waiters(wait, ()), ())
         return None
 
     def _incomplete(self) -> Explanation | None:
@@ -315,7 +320,7 @@ class _Case:
         places: dict[str, list[int]] = {}
         for rank in running:
             places.setdefault(self.seen[rank].at, []).append(rank)
-        fewest = tuple(min(places.values(), key=len)) if len(places) > 1 else ()
+        fewest = min(places.values(), key=len, default=[]) if len(places) > 1 else []
         has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
         ranks = tuple(running) if len(running) == 1 else ()
         if len(places) == 1 and (at := next(iter(places))):
@@ -330,7 +335,7 @@ class _Case:
         lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
         lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
-        return Explanation(headline, tuple(lines), ranks, odd=fewest if has_ledger else ())
+        return Explanation(headline, tuple(lines), ranks, odd=tuple(fewest) if has_ledger else ())
 
     def _why_no_groups(self) -> str:
         done = max(each.collectives for each in self.seen.values())

@@ -73,16 +73,26 @@ class Words:
             return self.at(wait, there)
         return self.at(wait, ranks).replace(", at ", ", which is complete there; now at ", 1)
 
-    def waiters(self, wait: Wait, missing: Sequence[int]) -> str:
+    def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
         others = [rank for rank in self.seen if rank not in missing]
-        who = "all others wait" if list(wait.waiting) == others and missing and len(others) > 1 else None
-        if who is None:
+        if self.waiting(wait) != others or not missing or len(others) == 1:
             return self.of_these(wait, wait.waiting)
-        return f"{who} in {what(wait, wait.waiting[0])}{self.at(wait, wait.waiting)}"
+        return [f"all others wait in {what(wait, others[0])}{self.at(wait, others)}"]
 
-    def of_these(self, wait: Wait, ranks: Sequence[int]) -> str:
-        """What these ranks wait in, and where."""
-        return f"{self.named(ranks)} {waits_or_wait(ranks)} in {what(wait, ranks[0])}{self.at(wait, ranks)}"
+    def waiting(self, wait: Wait) -> list[int]:
+        """The ranks that may wait in it, and have not just started it."""
+        return [rank for rank in wait.waiting if self.seen[rank].may_wait(wait.operations[rank].thread)]
+
+    def of_these(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
+        """What these ranks wait in, and where, or what they have started, and where they are now."""
+        lines, waiting = [], self.waiting(wait)
+        if those := [rank for rank in ranks if rank in waiting]:
+            who = f"{self.named(those)} {waits_or_wait(those)}"
+            lines.append(f"{who} in {what(wait, those[0])}{self.at(wait, those)}")
+        if those := [rank for rank in ranks if rank not in waiting]:
+            at = self.at(wait, those).replace(", at ", f", and {is_or_are(those)} at ", 1)
+            lines.append(f"{self.named(those)} {has_or_have(those)} started {what(wait, those[0])}{at}")
+        return lines
 
     def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
@@ -178,6 +188,10 @@ def _why_unseen(seen: Seen) -> str:
 
 def has_or_have(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
+
+
+def is_or_are(ranks: Collection[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
 
 
 def waits_or_wait(ranks: Collection[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -13,6 +14,12 @@ _LOADS = ("_next_data", "_get_data", "_try_get_data")
 
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
 """What a DataLoader's worker runs, and where it waits for the next sample to load."""
+
+_IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel|futures)/|/torch/_ops\.py$")
+"""Files of torch whose functions wait in collectives."""
+
+_OF_GROUPS = re.compile(r"c10d::|gloo::|Ccl")
+"""What the names of functions in C++ have in common that wait in collectives."""
 
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """What the names of functions have in common that wait for a lock."""
@@ -58,6 +65,29 @@ def _thread(process: Process, caller: int) -> Process | None:
     if found is None or found["name"] == "MainThread":
         return None
     return found if any("/torch/" in frame.file for frame in stack(found)) else None
+
+
+def may_wait(process: Process, caller: int = 0) -> bool:
+    """Whether the ``caller`` of a collective, or the main thread, may wait in it, by what is known of it.
+
+    Who has started one that is asynchronous need not: then its innermost line is elsewhere.
+    """
+    threads = process.get("threads") or ()
+    main = next((each for each in threads if each["name"] == "MainThread"), None)
+    thread = next((each for each in threads if caller and each["id"] == caller), main)
+    frames = stack(thread) if thread else ()
+    python = [frame for frame in frames if frame.is_python]
+    if thread is None or thread.get("left_out") or not python:
+        return True
+    if any(_OF_GROUPS.search(frame.function) for frame in frames if not frame.is_python):
+        return True
+    caller_of_c = next((each for each in python if not each.is_standard and not each.is_ours), python[0])
+    if _IN_TORCH.search(caller_of_c.file) or caller_of_c.function == BACKWARD:
+        return True
+    # `wait` of an operation is C++, in which a thread sleeps at the caller's line.
+    asleep = thread["idle"] is not False and not (thread is main and process.get("state") == "R")
+    futex = thread is not main or "futex" in (process.get("wchan") or "futex")
+    return frames[0] == caller_of_c and asleep and futex
 
 
 def _place(frames: Stack) -> Frame | None:

@@ -193,6 +193,15 @@ def test_a_collective_of_another_thread_is_shown_with_its_line(
     assert " ".join(lines).startswith(whole)  # it may be folded
 
 
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_rank_that_computes_meanwhile_is_not_said_to_wait(backend: str, hang: Hang, tmp_path: Path) -> None:
+    title, lines, found = stall(tmp_path, hang("asynchronous", backend=backend))
+    assert "rank 1 on localhost has not called all_reduce #3" in title
+    started = "rank 0 on localhost has started all_reduce #3 of group 0, 4 kB float32, and is at train.py:"
+    assert re.fullmatch(rf"{re.escape(started)}\d+ compute", lines[0])
+    assert found["ranks"] == [1]
+
+
 def test_roots_that_differ_are_shown(hang: Hang, tmp_path: Path) -> None:
     """Where each waits for the other one's tensor."""
     _, lines, _ = stall(tmp_path, hang("roots", backend="gloo"), in_docs=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.seen import (
     LOAD,
     MAIN,
@@ -53,16 +54,73 @@ def test_the_line_of_a_thread_is_told_as_long_as_it_is_in_torch() -> None:
     exchange: Frame = ("exchange", "/home/me/train.py", 33)
     within = thread(TORCH, exchange, name="helper") | {"id": 5}
     idle = thread(("get", "/usr/lib/python3.12/queue.py", 9), exchange, name="helper") | {"id": 5}
-    for threads, at in (
-        ((main, within), "train.py:33 exchange, in its thread helper"),
-        ((main, idle), "train.py:91 main"),
-        ((main,), "train.py:91 main"),
+    for threads, does, at in (
+        ((main, within), "waits in", ", at train.py:33 exchange, in its thread helper"),
+        ((main, idle), "has started", ", and is at train.py:91 main"),
+        ((main,), "has started", ", and is at train.py:91 main"),
     ):
         waits = seen(0, [group(0, operation(7, thread=5), size=2)], process(threads=list(threads)))
         late = seen(1, [group(1, operation(6, done=93), size=2)], process(LOAD, MAIN))
         assert explained(waits, late).lines[0] == (
-            f"rank 0 on node0 waits in all_reduce #7 of group 0, 25 MB float32, at {at}"
+            f"rank 0 on node0 {does} all_reduce #7 of group 0, 25 MB float32{at}"
         )
+
+
+BACKWARD_PASS: Frame = (
+    "_engine_run_backward",
+    "/venv/lib/python3.12/site-packages/torch/autograd/graph.py",
+    9,
+)
+MATMUL: Frame = ("forward", "/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", 9)
+FSDP: Frame = ("forward", "/venv/lib/python3.12/site-packages/torch/distributed/fsdp/api.py", 9)
+SLEEPS = {"wchan": "hrtimer_nanosleep"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "waits"),
+    [
+        ([TORCH, MAIN], {}, True),
+        ([("wait", "/usr/lib/python3.12/threading.py", 9), TORCH, MAIN], {}, True),
+        ([BACKWARD_PASS, MAIN], {"state": "R"}, True),  # it may spin
+        ([LOAD, BACKWARD_PASS, MAIN], {"state": "R"}, False),
+        ([MATMUL, FSDP, MAIN], {"state": "R"}, False),
+        ([MAIN], {"wchan": "futex_do_wait"}, True),  # in `wait` of the operation
+        ([MAIN], {"state": "R"}, False),
+        ([MAIN], SLEEPS, False),
+        ([("c10d::Work::wait", "libtorch_cpu.so", 0), MAIN], {"state": "R"}, True),
+        ([("at::mm", "libtorch_cpu.so", 0), MAIN], {}, False),
+        ([], {}, True),
+    ],
+)
+def test_a_rank_that_has_started_a_collective_is_said_to_wait_only_if_it_may(
+    frames: list[Frame], state: dict[str, str], waits: bool
+) -> None:
+    started = seen(0, [group(0, operation(7), size=2)], process(*frames, **state))
+    found = explained(started, seen(1, [group(1, operation(6, done=93), size=2)], process(LOAD, MAIN)))
+    assert found.lines[0].startswith(
+        f"rank 0 on node0 {'waits in' if waits else 'has started'} all_reduce #7 "
+    )
+    assert (found.headline, found.ranks) == ("rank 1 on node1 has not called all_reduce #7", (1,))
+
+
+def test_one_of_the_others_that_has_only_started_it_has_a_line_of_its_own() -> None:
+    computes = seen(2, [group(2, operation(7))], process(MAIN, state="R"))
+    late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
+    assert explained(*others(2, 3), computes, late).lines[:2] == (
+        "ranks 0-1 on node0, node1 wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "rank 2 on node0 has started all_reduce #7 of group 0, 25 MB float32, and is at train.py:91 main",
+    )
+
+
+def test_who_has_only_started_something_does_not_wait_for_others() -> None:
+    """Rank 1 waits for it in another group."""
+    zero = seen(
+        0, [group(0, size=2, name="1"), group(0, operation(5), size=2, name="2")], process(LOAD, **SLEEPS)
+    )
+    one = seen(1, [group(1, operation(3), size=2, name="1"), group(1, size=2, name="2")])
+    found = explained(zero, one)
+    assert (found.headline, found.ranks) == ("rank 0 on node0 has not called all_reduce #3", (0,))
+    assert not found.certain
 
 
 def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:

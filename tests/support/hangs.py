@@ -310,6 +310,14 @@ def all_destroyed():
     dist.destroy_process_group()
     load_batch()
 
+def asynchronous():
+    steps(3)
+    if is_culprit:
+        load_batch()
+    work = dist.all_reduce(ones, async_op=True)
+    compute()
+    work.wait()
+
 def own_root():
     steps(3)
     dist.broadcast(ones, rank if is_culprit else 0)
