@@ -270,7 +270,7 @@ class _Case:
             return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
         pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
         if not pairs:
-            return self._of(wait, f"all have called {name}, but it does not complete", lines, ())
+            return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
         for a, b in pairs:
             by_hosts.setdefault(frozenset((self.seen[a].host, self.seen[b].host)), []).append((a, b))

@@ -139,7 +139,7 @@ def test_before_the_first_step_a_group_that_all_make_is_left_alone_and_looked_at
     job.waits(1)
     job.until(100)
     (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
-    assert report.explanation.headline == "all have called init_process_group, but it does not complete"
+    assert report.explanation.headline == "all have called init_process_group, but it has not completed"
     assert report.explanation.advice == (
         "the job is left alone: before the first step, --stall-action abort ends it only for a rank that the "
         "others wait for"

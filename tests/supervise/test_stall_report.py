@@ -163,7 +163,7 @@ def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
 
 def test_ranks_of_a_gather_may_have_different_sizes() -> None:
     ranks = [seen(rank, [group(rank, operation(7, "gather", bytes=rank))]) for rank in range(4)]
-    assert explained(*ranks).headline == "all have called gather #7, but it does not complete"
+    assert explained(*ranks).headline == "all have called gather #7, but it has not completed"
 
 
 def test_crossed_groups_are_shown_with_both_lines() -> None:
