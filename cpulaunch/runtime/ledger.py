@@ -164,6 +164,8 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         from cpulaunch.runtime.last_words import nothing_said
 
+        for mirror in mirrors:
+            mirror.look_before_end()
         try:
             with nothing_said():
                 return destroy(*args, **kwargs)

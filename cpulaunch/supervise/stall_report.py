@@ -26,7 +26,7 @@ class Explanation:
     ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
     ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
     that none of them is to blame more than the others.  ``odd``: where none is waited for, those at the
-    place of the fewest, of whom frames of C may tell more.  ``advice``: what becomes of it, or what can be done.
+    place of the fewest, of whom frames of C may tell more.  ``advice``: what becomes of it, or can be done.
     """
 
     headline: str

@@ -473,3 +473,15 @@ def test_programs_that_have_finished_are_ended_with_a_word(cpulaunch: Run, tmp_p
     said = map(json.loads, events.read_text().splitlines())
     ends = [(each["code"], each["by_launcher"], each["finished"]) for each in said if each["type"] == "exit"]
     assert ends == [(0, True, True)] * 2
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_thread_that_never_ends_is_named_though_the_group_was_destroyed(
+    backend: str, hang: Hang, tmp_path: Path
+) -> None:
+    done = hang("thread_outlives", backend=backend)
+    result = outcome(tmp_path)
+    assert (done.returncode, result["kind"], len(result["stalls"])) == (0, "ok", 1), done.stderr
+    title, lines = box(done.stderr)
+    assert title.endswith("rank 1 on localhost has finished, but doesn't exit: threads have not ended")
+    assert lines[0].endswith(" load_batch, in its thread Thread-1 (load_batch)")

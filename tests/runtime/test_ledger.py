@@ -274,6 +274,18 @@ def test_a_group_of_ours_says_whose_it_is(tmp_path: Path, python: str) -> None:
         ranks.go_on()
 
 
+@each_torch_and_backend
+def test_what_a_group_has_completed_counts_though_it_is_destroyed_at_once(
+    tmp_path: Path, python: str, backend: str
+) -> None:
+    """Before the thread that copies gloo's groups has looked once."""
+    program = "for _ in range(3): dist.all_reduce(x)\ndist.destroy_process_group()\npause()\n"
+    with Ranks(tmp_path, python, backend, program) as ranks:
+        ranks.paused(0, 1)
+        assert [ranks.progress(rank).collectives for rank in range(2)] == [3, 3]
+        ranks.go_on()
+
+
 @each_backend
 def test_groups_share_the_room(tmp_path: Path, backend: str) -> None:
     program = (

@@ -318,6 +318,11 @@ def asynchronous():
     compute()
     work.wait()
 
+def thread_outlives():
+    steps(3)
+    if is_culprit:
+        threading.Thread(target=load_batch).start()
+
 def own_root():
     steps(3)
     dist.broadcast(ones, rank if is_culprit else 0)
