@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cpulaunch.errors import UsageError
+from cpulaunch.errors import HostError, UsageError
+from cpulaunch.supervise.observer import Observer
 from cpulaunch.supervise.record import State, age, jobs_below, state_of
 from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here, listed_jobs, read_contact
 
@@ -78,20 +79,11 @@ def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
 def find_job(named: str | None) -> Running:
     """The job that the user has named, by its id, its beginning or a directory.
 
-    Else the newest one of ``usual_places()`` that runs on this host, or where there is none, of elsewhere.
-    Raises UsageError.
+    Else the newest one of ``usual_places()`` that runs on this host, or else can be asked from it, or where
+    there is none, of elsewhere.  Raises UsageError.
     """
     if named is None:
-        places = usual_places()
-        jobs = [running for running in running_jobs(places) if not is_gone(running[1])]
-        here = [running for running in jobs if is_here(running[1])]
-        for running in (*(each for each in here if _is_of(each[0], places)), *here):
-            return running
-        hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
-        for _, elsewhere in jobs:
-            hint = f"`cpulaunch stacks {elsewhere.job}` asks the one on {elsewhere.host}"
-            break
-        raise UsageError("no job of yours is running on this host", hint=hint)
+        return _newest(usual_places())
     if os.path.isdir(directory := Path(named)):
         for place in _places(directory):
             if (contact := read_contact(place)) and not is_gone(contact):
@@ -105,6 +97,28 @@ def find_job(named: str | None) -> Running:
     for place in _ended(named):
         raise _not_running(named, place)
     raise UsageError(f"{named}: no such running job", hint="`cpulaunch jobs` lists those that are running")
+
+
+def _newest(places: Sequence[Path]) -> Running:
+    """Those of ``places`` come before others, and those on this host before others of these."""
+    jobs = [running for running in running_jobs(places) if not is_gone(running[1])]
+    jobs.sort(key=lambda running: (not _is_of(running[0], places), not is_here(running[1])))
+    for directory, contact in jobs:
+        if is_here(contact) or (_is_of(directory, places) and _answers(contact)):
+            return directory, contact
+    hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
+    for _, elsewhere in jobs[:1]:
+        hint = f"`cpulaunch stacks {elsewhere.job}` asks the one on {elsewhere.host}"
+    raise UsageError("no job of yours is running on this host", hint=hint)
+
+
+def _answers(contact: Contact) -> bool:
+    """Whether a launcher on another host can be asked from here."""
+    try:
+        with Observer(contact):
+            return True
+    except HostError:
+        return False
 
 
 def _not_running(named: str, directory: Path) -> UsageError:

@@ -37,10 +37,20 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         assert ask("jobs", "runs").stdout.splitlines()[1:] == [f"    {Path('runs', directory.name)}", what]
         env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
         # As it would be if it had been launched on another host, where the same home is.
-        for file in (directory / "control.json", *Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")):
+        control = directory / "control.json"
+        for file in (control, *Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")):
             file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another", "machine": "x"}))
+        said = json.loads(control.read_text())
+        assert ask("stacks").stdout.startswith(f"job {directory.name} in ")  # as it can be reached
+        control.write_text(json.dumps({**said, "address": "@there"}))
+        (other := tmp_path / "elsewhere" / "runs" / "other").mkdir(parents=True)
+        (other / "control.json").write_text(json.dumps({**said, "job": "newer", "started": time.time()}))
+        listed = {"schema": 1, "job": "newer", "directory": str(other), "host": "another", "machine": "x"}
+        (Path(env["XDG_RUNTIME_DIR"]) / "cpulaunch/jobs/newer.json").write_text(json.dumps(listed))
         hint = f"`cpulaunch stacks {directory.name}` asks the one on another"
-        assert hint in ask("stacks").stderr
+        assert hint in ask("stacks").stderr  # and not one of another directory
+        control.write_text(json.dumps(said))
+        shutil.rmtree(other)
         assert ask("jobs").stdout.splitlines()[0].endswith(" · launched on another")
         (tmp_path / "go").touch()
         launcher.wait(TIMEOUT)

@@ -57,8 +57,10 @@ def test_stacks_of_four_hosts(cluster: Cluster, cpulaunch: Run, four: Path, tmp_
     with job(cluster, four, tmp_path) as (_, pids):
         cluster.run("node1", ["kill", "-STOP", str(pids[2])])
         try:
-            for on, where in (("login", []), ("node3", ["runs"])):
-                done = cpulaunch("stacks", *where, on=on, **state)
+            # One has the list of jobs that were started on this host, the others see the directory alone.
+            away = {"XDG_STATE_HOME": str(tmp_path / "another")}
+            for on, where, home in (("login", [], {}), ("node3", ["runs"], away), ("node3", [], away)):
+                done = cpulaunch("stacks", *where, on=on, **{**state, **home})
                 assert done.returncode == 0, done.stderr
                 assert "[5] on node2: load_batch at program.py:5\n" in done.stdout
                 assert "[0-4,6-7] until_told at program.py:3\n" in done.stdout
