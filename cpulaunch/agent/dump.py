@@ -220,7 +220,7 @@ class Look:
 
     def _start(self, process: dict[str, Any]) -> None:
         if self._py_spy is None:
-            self._fall_back(process, "py-spy is not installed")
+            self._fall_back(process, "py-spy was not found")
             return
         pid, stop = process["pid"], _can_be_stopped(process)
         argv = [self._py_spy, "dump", "--json", "--pid", str(pid)]
@@ -318,7 +318,7 @@ class _Writing:
         if size:
             text = os.pread(self._fd, min(size, MAX_TEXT), 0).decode(errors="replace")
             self.process["threads"] = from_faulthandler(text)
-            self.process["stacks"] = "faulthandler"
+            self.process["stacks"] = f"faulthandler: {self.process['stacks'].removeprefix('none: ')}"
         return True
 
 

@@ -222,6 +222,18 @@ def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyTyp
         yield f"{who(those, seen)} {found}"
 
 
+def lacking(seen: Sequence[RankSeen]) -> Iterator[str]:
+    """Why programs have written their stacks themselves, and what these lack; a line for each reason."""
+
+    def why(each: RankSeen) -> str:
+        how, _, reason = str(_program(each).get("stacks")).partition(": ")
+        return reason if how == "faulthandler" else ""
+
+    for reason, those in _folded([each for each in seen if each.processes], why):
+        if reason:
+            yield f"{who(those, seen)} {reason}: stacks have no frames of C, and threads no names"
+
+
 def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
     for how, those in _folded([each for each in seen if each.left], lambda each: each.left):
         yield f"{who(those, seen)} {'has' if len(those) == 1 else 'have'} left: {how}"
@@ -231,6 +243,7 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
     for why, those in _folded([each for each in seen if each.processes is not None], lambda each: each.error):
         if why:
             yield f"{who(those, seen)} {why}"
+    yield from lacking(seen)
     programs = [each for each in seen if each.processes]
     for said, those in _folded(programs, lambda each: tuple(states(_program(each)))):
         for words in said:

@@ -50,11 +50,12 @@ def _story(report: ReportStall) -> list[str]:
 def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
     story = _story(report)
     yield from [*story, ""] if story else ()
-    where = list(stacks.places(_seen(report, names), dict(_called(report, names))))
+    seen = _seen(report, names)
+    where = list(stacks.places(seen, dict(_called(report, names))))
     yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
-    yield from ("", f"stacks: {shown_path(kept)}")
+    yield from ("", *stacks.lacking(seen), f"stacks: {shown_path(kept)}")
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cpulaunch.supervise.observer_messages import RankSeen
-from cpulaunch.supervise.stacks import Frame, place, places, report, states
+from cpulaunch.supervise.stacks import Frame, lacking, place, places, report, states
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 START = [
@@ -50,6 +50,15 @@ def process(*threads: Any, **different: Any) -> dict[str, Any]:
 
 def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
     return RankSeen(rank, host or f"node{rank // 4}", processes)
+
+
+def test_why_a_program_has_written_its_stacks_itself_is_said() -> None:
+    written = process(thread(ALL_REDUCE), stacks="faulthandler: py-spy was not found")
+    line = "[0-1] py-spy was not found: stacks have no frames of C, and threads no names"
+    ranks = [seen(0, written), seen(1, written), seen(2, process(thread(LOAD)))]
+    assert list(lacking(ranks)) == [line]
+    assert line in report(ranks).splitlines()
+    assert not list(lacking(ranks[2:]))
 
 
 def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
