@@ -301,7 +301,7 @@ class Stalls:
         if second.has_told or not second.ranks:
             return []
         second.has_told = True
-        alone = f"--stall-action {self.settings.action} leaves {self._who} alone"
+        alone = f"--stall-action {self.settings.action} leaves {self._who} alone, Ctrl-C ends it"
         return [Tell(f"{second.named} {second.are} at work: {alone}")]
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:

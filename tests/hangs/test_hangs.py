@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: P
     assert "Received data size doesn't match expected size." in "".join(lines)
     assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies the recorder
     assert "last_words" not in "".join(lines)
+
+
+def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path: Path) -> None:
+    """By gloo, nothing fails, and the numbers are wrong."""
+    assert hang("other_type", backend="gloo").returncode == 0
+    assert outcome(tmp_path)["stalls"] == []
+    shutil.rmtree(tmp_path / "runs")
+    assert hang("other_type", "--stall-timeout", "30").returncode == 1
+    called = [line.partition(", at ")[0] for line in outcome(tmp_path)["first_failure"]["note"].splitlines()]
+    assert called == [
+        f"rank {rank} on localhost: all_reduce #3 of group 0, 4 kB {name}"
+        for rank, name in ((0, "float32"), (1, "int32"))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_before_the_first_step_a_rank_that_does_nothing_is_ended_and_one_at_work
     job.waits(1)
     job.works_until = inf
     job.until(90)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone"]
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
     assert not job.of(ActOnStall)
     job.works_until = job.now
     job.until(200)
@@ -110,7 +110,7 @@ def test_before_the_first_step_the_line_is_that_of_the_last_look() -> None:
     job.waits(1)
     job.works_until = 50
     job.until(45)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone"]
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
     job.lines[0] = 9
     job.until(100)
     (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]

@@ -323,6 +323,10 @@ def thread_outlives():
     if is_culprit:
         threading.Thread(target=load_batch).start()
 
+def other_type():
+    steps(3)
+    step(ones.int() if is_culprit else ones)
+
 def own_root():
     steps(3)
     dist.broadcast(ones, rank if is_culprit else 0)
