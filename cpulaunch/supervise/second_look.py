@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.dumps import Answers
+from cpulaunch.supervise.whereabouts import held
 
 AT_WORK = 0.005
 """Share of a core from which on a rank is at work."""
@@ -77,8 +78,11 @@ def computes(before: Dump | None, after: Dump | None) -> bool:
 
 
 def _runnable(dump: Dump) -> set[int]:
-    """The processes whose main threads run, or would if they had a core: on a loaded machine, few do."""
-    return {each["pid"] for each in dump.processes if each["state"] == "R"}
+    """The processes whose main threads run, or would if others left them a core.
+
+    A quota that takes it is what the report is to name.
+    """
+    return {each["pid"] for each in dump.processes if each["state"] == "R" and not held(each)}
 
 
 def _share(before: Dump | None, after: Dump | None) -> float | None:

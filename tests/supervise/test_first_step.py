@@ -208,10 +208,15 @@ def test_any_rank_that_computes_elsewhere_says_that_the_first_step_is_still_to_c
     assert not job.reports
 
 
-@pytest.mark.parametrize(("state", "reported"), [("R", False), ("S", True)])
-def test_a_rank_that_gets_no_core_though_it_would_run_has_yet_to_begin(state: str, reported: bool) -> None:
+@pytest.mark.parametrize(
+    ("state", "throttled", "reported"), [("R", 0.0, False), ("S", 0.0, True), ("R", 0.9, True)]
+)
+def test_a_rank_that_gets_no_core_though_it_would_run_has_yet_to_begin(
+    state: str, throttled: float, reported: bool
+) -> None:
+    """But for one that its cgroup throttles, which is said."""
     job = Job(StallSettings(20, ABORT))
-    job.slow, job.states, job.beats = 0.3, ["S", state], few(1)
+    job.slow, job.states, job.beats, job.throttled = 0.3, ["S", state], few(1), throttled
     job.until(150)
     assert bool(job.reports) == reported
 

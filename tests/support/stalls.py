@@ -36,6 +36,7 @@ class Job:
         self.works_until = 1.0  # the worker uses the CPU all the time up to then
         self.worker = 0
         self.states = ["S", "S"]  # of the ranks' processes
+        self.throttled = 0.0  # the share of the time that a quota takes of each
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT
@@ -115,6 +116,7 @@ class Job:
                 "cpu": cpu,
                 "state": self.states[rank.rank],
                 "word": "sleeping",
+                "throttled": {"share": self.throttled},
                 "threads": [thread],
             }
             dump = Dump(message.request, self.now, groups, [program], "")
