@@ -37,6 +37,9 @@ SHARE = 1e-3
 PATIENCE = 0.5
 """Seconds that one look waits for another one to end."""
 
+MOMENT = 0.1
+"""Seconds by which the recorder may be behind the return of an operation, at most."""
+
 _TYPES = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
     "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1),
@@ -172,8 +175,14 @@ class Mirror(threading.Thread):
 
     def look_before_end(self) -> None:
         """Before groups are destroyed: nobody could count what they have completed since the last look."""
+        until = time.monotonic() + MOMENT
         with contextlib.suppress(Exception):  # which the thread has said, or says next time
             self.look()
+            while time.monotonic() < until and any(
+                each.completed < each.collectives for each in tuple(self._groups.values())
+            ):
+                time.sleep(MOMENT / 20)
+                self.look()
 
     def _look(self, failed: bool) -> None:
         now = time.monotonic_ns()
