@@ -20,6 +20,9 @@ _PEER_HAS_GONE = re.compile(
 )
 """What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
 
+_SAYS_WHY = re.compile(r"\brank \d+ of the group (calls|sends) ")
+"""What our ccl group says of ranks that call different operations, or with different sizes."""
+
 _HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
 """What our ccl group says of a host that it has lost."""
 
@@ -48,7 +51,7 @@ def says_host_is_lost(error: str) -> bool:
 
 def is_consequence(error: str | None) -> bool:
     """Whether an exception says no more than that somebody else has gone."""
-    return bool(error and _PEER_HAS_GONE.search(error))
+    return bool(error and _PEER_HAS_GONE.search(error) and not _SAYS_WHY.search(error))
 
 
 def root_cause(

@@ -31,6 +31,16 @@ def failed(
         ("FileNotFoundError: [Errno 2] No such file or directory: 'shard-1.npz'", False),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
         (None, False),
+        (
+            "torch.distributed.DistBackendError: all_to_all_single of group '0', rank 0 of 4 failed: rank 3 of the group "
+            "sends 44 bytes where this rank expects 40, in all_to_all",
+            False,
+        ),
+        (
+            "torch.distributed.DistBackendError: recv failed: rank 0 of the group sends 40 bytes, this rank receives 80; "
+            "the group's store cannot be reached: the process that holds it, mostly rank 0, has ended",
+            False,
+        ),
     ],
 )
 def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
