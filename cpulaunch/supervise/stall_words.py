@@ -167,10 +167,15 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
     if wait.roots_differ and op.root >= 0:
         way = "to" if op.kind in ("reduce", "gather") else "from"
         name += f" {way} rank {wait.ranks.get(op.root, op.root)}"
-    return f"{name} of group {wait.group.name}" + (f", {_size(op.bytes)} {op.type}" if op.bytes else "")
+    others = {each.bytes for each in wait.operations.values()} - {op.bytes}
+    size = f", {_size(op.bytes, others)} {op.type}" if op.bytes or (others and op.type) else ""
+    return f"{name} of group {wait.group.name}{size}"
 
 
-def _size(count: int) -> str:
+def _size(count: int, others: Collection[int] = ()) -> str:
+    """In short, unless one of ``others`` would read the same."""
+    if any(_size(each) == _size(count) for each in others):
+        return f"{count:,} bytes"
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit:
             return f"{count / unit:.{1 if count < 10 * unit else 0}f}".removesuffix(".0") + f" {name}"

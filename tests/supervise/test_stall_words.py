@@ -169,3 +169,22 @@ def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_t
     assert found.lines[0] == (
         "rank 0 on node0 is sleeping in futex_wait of the kernel (no stack: its main thread runs no Python)"
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((25_000_000, 25_000_004), ("25,000,000 bytes", "25,000,004 bytes")),
+        ((25_000_000, 12_000_000), ("25 MB", "12 MB")),
+        ((36, 0), ("36 bytes", "0 bytes")),
+    ],
+)
+def test_sizes_that_would_read_the_same_are_told_in_full(
+    sizes: tuple[int, int], told: tuple[str, str]
+) -> None:
+    ranks = [
+        seen(rank, [group(rank, operation(7, bytes=size), size=2)], process(TORCH, MAIN))
+        for rank, size in enumerate(sizes)
+    ]
+    lines = explained(*ranks).lines
+    assert [line.partition(" of group 0, ")[2].partition(" float32")[0] for line in lines] == [*told]
