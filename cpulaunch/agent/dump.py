@@ -197,8 +197,10 @@ class Look:
 
     def _is_tool(self, process: dict[str, Any]) -> bool:
         """Whether it is a py-spy or gdb of an earlier look, which has told all and has yet to exit."""
-        tools = tuple(f"{tool} " for tool in (self._py_spy, self._gdb) if tool)
-        return process["parent"] == os.getpid() and str(process["command"]).startswith(tools)
+        tools = [tool for tool in (self._py_spy, self._gdb) if tool]
+        named = [os.path.basename(tool) for tool in tools]  # all that is left of one that is just exiting
+        program = str(process["command"]).partition(" ")[0]
+        return process["parent"] == os.getpid() and program in (*tools, *named)
 
     def _worth_a_stack(self) -> list[dict[str, Any]]:
         for each in self.processes[1 + MAX_STACKS :]:
