@@ -237,7 +237,9 @@ class AllReduce final : public Operation {
     });
   }
 
+  // Where there is no data, only the ranks of a host meet: a fabric compares nothing, and may lack the reduction.
   void start_reductions(uint64_t piece, Range range) {
+    if (signature.bytes == 0) return;
     auto& reductions = states_[hierarchy_.index(piece)].reductions;
     for_each_lane(range, [&](int lane, Range part) {
       reductions.push_back(hierarchy_.fabric()->reduce(lane, data_ + part.begin, part.size(), signature.type,

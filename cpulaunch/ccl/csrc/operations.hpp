@@ -18,7 +18,7 @@ using OperationPtr = std::shared_ptr<Operation>;
 // `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  With
 // Wire::bfloat16, sums of float32 are rounded where there are several hosts (host_exchange.hpp); other reductions are
 // as with Wire::exact.  Of no bytes, also by the functions below: the ranks meet, so that one that has some is found
-// out.
+// out; over a fabric those of a host do.
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
 // `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
