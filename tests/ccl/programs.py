@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from datetime import timedelta
@@ -272,22 +271,6 @@ def bitwise() -> list[int]:
     return results
 
 
-def scaled_sum() -> float:
-    tensor = torch.full((4,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.25))
-    return tensor[3].item()
-
-
-def unsigned_averages() -> list[list[int]]:
-    """Of 2, 4, …, in types for which torch has no division."""
-    averages = []
-    for kind in (torch.uint16, torch.uint32, torch.uint64):
-        tensor = torch.full((3,), 2 + 2 * dist.get_rank()).to(kind)
-        dist.all_reduce(tensor, dist.ReduceOp.AVG)
-        averages.append(tensor.tolist())
-    return averages
-
-
 def many_in_flight() -> str:
     size = dist.get_world_size()
     tensors = [torch.full((1 + 997 * (i % 50),), float(i)) for i in range(200)]
@@ -297,65 +280,6 @@ def many_in_flight() -> str:
         assert works[i].is_completed()
         assert works[i].is_success()
         assert (tensors[i] == i * size).all()
-    return "ok"
-
-
-def shm_sums(dtype: str = "bfloat16") -> str:
-    """Sums of whole pieces, parts and remainders, of unaligned memory, several in flight; the sums' digest."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    kind = getattr(torch, dtype)
-    lengths = (1, 5_000, 20_000, 65_536, 65_539, 200_001, 1_000_003)
-    tensors = [(torch.arange(n + 1) % 13 + rank).to(kind)[1:] for n in lengths]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for n, tensor, work in zip(lengths, tensors, works, strict=True):
-        work.wait()
-        expected = size * (torch.arange(n + 1) % 13)[1:] + size * (size - 1) // 2
-        assert torch.equal(tensor, expected.to(kind)), (dtype, n)
-    torch.manual_seed(rank)
-    noise = torch.randn(300_000).to(kind)
-    dist.all_reduce(noise)
-    return hashlib.sha256(noise.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def mixed_coalesced() -> str:
-    """One operation on tensors of several lengths and types."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensors = [torch.full((length,), rank + 1).to(kind) for length in (0, 10, 70_000)
-               for kind in (torch.float32, torch.int64, torch.bfloat16)]  # fmt: skip
-    options = dist.AllreduceCoalescedOptions()
-    Groups.ccl._get_backend(torch.device("cpu")).allreduce_coalesced(tensors, options).wait()
-    for tensor in tensors:
-        assert (tensor == size * (size + 1) // 2).all(), tensor
-    return "ok"
-
-
-def race() -> str:
-    """Many sums of many pieces, on a core for each rank, where ranks get ahead of each other most."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
-    tensor = torch.empty(1 << 18)
-    for i in range(12_000 // size):
-        tensor.fill_(i)
-        dist.all_reduce(tensor)
-    assert (tensor == i * size).all()
-    os.sched_setaffinity(0, before)
-    return "ok"
-
-
-def bfloat16_sums() -> str:
-    """Each bfloat16 there is, zeroes, subnormals, infinities and NaNs too, with others: rounded as torch does."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16)
-    tensor = every.roll(7919 * rank)
-    dist.all_reduce(tensor)
-    total = every.float()
-    for other in range(1, size):
-        total += every.roll(7919 * other).float()
-    expected = total.to(torch.bfloat16)
-    assert torch.equal(tensor.isnan(), expected.isnan())
-    numbers = ~expected.isnan()
-    assert torch.equal(tensor.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
     return "ok"
 
 

@@ -4,48 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, Run
-from support.hangs import PROGRAM, boxes, line_of, shown_in_docs
+from support.hangs import Hang, boxes, line_of, stall
 from support.hung_files import hung_file
 from support.jobs import box, outcome
 from support.marks import repeat
 
 pytestmark = pytest.mark.slow
-
-Hang = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def hang(cpulaunch: Run, built, marked, tmp_path: Path) -> Hang:
-    """Run a program that hangs in the way that is named, until it is reported and ended."""
-    (tmp_path / "train.py").write_text(PROGRAM)
-
-    def run(
-        case: str, *options: str, backend: str = "ccl", **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        settings = ("--stall-timeout", "3", "--stall-action", "abort", "--grace-period", "1")
-        wanted = ("-n", "2", "--backend", backend, *settings, *options)
-        return cpulaunch("run", *wanted, "train.py", backend, case, env={**marked, **environment})
-
-    return run
-
-
-def stall(
-    tmp_path: Path, done: subprocess.CompletedProcess[str], *, in_docs: bool = False
-) -> tuple[str, list[str], dict]:
-    """Title and lines of the box, which may have to be in the documentation; what outcome.json says of it."""
-    assert done.returncode == 4, done.stderr
-    result = outcome(tmp_path)
-    assert (result["kind"], len(result["stalls"])) == ("stalled", 1)
-    title, lines = box(done.stderr)
-    assert not in_docs or shown_in_docs(done.stderr), done.stderr
-    return title, lines, result["stalls"][0]
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
@@ -82,121 +50,6 @@ def test_a_rank_that_is_late_is_named_with_its_line(
     assert "load_batch" in stacks.read_text()
 
 
-def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Path) -> None:
-    title, lines, _ = stall(tmp_path, hang("other_operation", backend="gloo"), in_docs=True)
-    assert "call different operations" in title
-    at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
-    assert any(line.startswith("rank 0 on localhost: all_reduce") and at in line for line in lines)
-    at = f"train.py:{line_of('dist.broadcast(')} other_operation"
-    assert any(line.startswith("rank 1 on localhost: broadcast") and at in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("case", "called", "line"),
-    [
-        ("other_operation", "broadcast #3 of group 0, 4 kB float32", "dist.broadcast("),
-        ("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
-    ],
-)
-def test_ccl_itself_finds_operations_that_differ(
-    case: str, called: str, line: str, hang: Hang, tmp_path: Path
-) -> None:
-    """Within moments: no stall comes of it.  Whoever comes last fails first; both lines are shown anyway."""
-    done = hang(case, "--stall-timeout", "30")
-    result = outcome(tmp_path)
-    assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
-    assert result["first_failure"]["disagree"]
-    usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
-    sides = [
-        f"rank 0 on localhost: {usual}",
-        f"rank 1 on localhost: {called}, at train.py:{line_of(line)} {case}",
-    ]
-    assert result["first_failure"]["note"].splitlines() == sides
-    _, lines = box(done.stderr)
-    assert set(sides) <= set(lines)
-    docs = (REPOSITORY / "docs/hangs.md").read_text()
-    assert case == "other_size" or "\n".join(sides) in docs
-
-
-@pytest.mark.parametrize(("case", "first", "second"), [
-    ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
-    ("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
-])  # fmt: skip
-def test_ccls_reductions_and_roots_are_shown_where_they_differ(
-    case: str, first: str, second: str, hang: Hang, tmp_path: Path
-) -> None:
-    hang(case, "--stall-timeout", "30")
-    failure = outcome(tmp_path)["first_failure"]
-    called = [
-        line.partition(" of group 0, 4 kB float32, at train.py:")[0] for line in failure["note"].splitlines()
-    ]
-    assert called == [f"rank 0 on localhost: {first}", f"rank 1 on localhost: {second}"]
-
-
-def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: Path) -> None:
-    """It aborts one of the ranks, which is not to blame for it; the other one's connection is gone."""
-    done = hang("other_size", "--stall-timeout", "30", backend="gloo")
-    result = outcome(tmp_path)
-    first = result["first_failure"]
-    assert (done.returncode, first["rank"], first["signal"]) == (134, 0, 6), done.stderr
-    aborted, other = first["note"].splitlines()
-    at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
-    assert aborted == f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at {at}"
-    at = f"train.py:{line_of('dist.all_reduce(more)')} other_size"
-    assert other == f"rank 1 on localhost: all_reduce #3 of group 0, 8 kB float32, at {at}"
-    title, lines = box(done.stderr)
-    assert title == "ranks call different operations, and rank 0 on localhost failed first"
-    assert {aborted, other} <= set(lines)
-    assert "Received data size doesn't match expected size." in "".join(lines)
-    assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies the recorder
-    assert "last_words" not in "".join(lines)
-
-
-def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path: Path) -> None:
-    """By gloo, nothing fails, and the numbers are wrong."""
-    assert hang("other_type", backend="gloo").returncode == 0
-    assert outcome(tmp_path)["stalls"] == []
-    shutil.rmtree(tmp_path / "runs")
-    assert hang("other_type", "--stall-timeout", "30").returncode == 1
-    called = [line.partition(", at ")[0] for line in outcome(tmp_path)["first_failure"]["note"].splitlines()]
-    assert called == [
-        f"rank {rank} on localhost: all_reduce #3 of group 0, 4 kB {name}"
-        for rank, name in ((0, "float32"), (1, "int32"))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("case", "fails", "size"),
-    [("larger_than_a_bucket", 0, "4.4 kB"), ("smaller_than_a_bucket", 1, "400 kB")],
-)
-def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backward_pass(
-    case: str, fails: int, size: str, hang: Hang, tmp_path: Path
-) -> None:
-    """Which C++ calls: whichever side is aborted, both are said."""
-    done = hang(case, "--stall-timeout", "30", backend="gloo")
-    first = outcome(tmp_path)["first_failure"]
-    assert (first["rank"], first["signal"], first["disagree"]) == (fails, 6, True), done.stderr
-    backward = f"train.py:{line_of('.sum().backward()')} in_backward, in the backward pass"
-    other = f"train.py:{line_of('dist.all_reduce(more)', f'def {case}')} <lambda>"
-    sides = [
-        f"rank 0 on localhost: all_reduce #8 of group 0, {size} float32, at {backward}",
-        f"rank 1 on localhost: all_reduce #8 of group 0, 8 kB float32, at {other}",
-    ]
-    assert first["note"].replace(f"{case}.<locals>.", "").splitlines() == sides
-    assert case != "larger_than_a_bucket" or "\n".join(sides) in (REPOSITORY / "docs/hangs.md").read_text()
-
-
-def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: Path) -> None:
-    _, lines, found = stall(tmp_path, hang("other_than_a_bucket", backend="gloo"))
-    at = f"train.py:{line_of('.sum().backward()')} in_backward, in the backward pass"
-    assert lines[0] == f"rank 0 on localhost: all_reduce #8 of group 0, 400 kB float32, at {at}"
-    assert lines[1].startswith("rank 1 on localhost: broadcast #8 of group 0, 4 kB float32, at train.py:")
-    first = outcome(tmp_path)["first_failure"]
-    assert (first["rank"], first["host"], first["disagree"]) == (None, None, True)
-    assert first["ranks"] == found["ranks"] == [0, 1]
-    assert first["note"].splitlines() == lines[:2]
-
-
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
 def test_a_collective_of_another_thread_is_shown_with_its_line(
     backend: str, hang: Hang, tmp_path: Path
@@ -214,14 +67,6 @@ def test_a_rank_that_computes_meanwhile_is_not_said_to_wait(backend: str, hang: 
     started = "rank 0 on localhost has started all_reduce #3 of group 0, 4 kB float32, and is at train.py:"
     assert re.fullmatch(rf"{re.escape(started)}\d+ compute", lines[0])
     assert found["ranks"] == [1]
-
-
-def test_roots_that_differ_are_shown(hang: Hang, tmp_path: Path) -> None:
-    """Where each waits for the other one's tensor."""
-    _, lines, _ = stall(tmp_path, hang("roots", backend="gloo"), in_docs=True)
-    for rank in (0, 1):
-        side = f"rank {rank} on localhost: broadcast #3 from rank {1 - rank} of group 0, 4 kB float32, at train.py:"
-        assert lines[rank].startswith(side)
 
 
 def test_a_rank_that_has_destroyed_its_group_is_named(hang: Hang, tmp_path: Path) -> None:

@@ -1,8 +1,15 @@
 """Programs that hang, each in a way of its own: ``train.py BACKEND CASE``.  The rank after the first half does."""
 
 import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 from support.command import REPOSITORY
+from support.jobs import box, outcome
+
+Hang = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs a case of PROGRAM until it is reported and ended."""
 
 PROGRAM = """
 import ctypes, glob, os, signal, sys, threading, time
@@ -371,3 +378,15 @@ def _the_same(line: str) -> str:
     ):
         line = re.sub(varies, word, line)
     return line
+
+
+def stall(
+    tmp_path: Path, done: subprocess.CompletedProcess[str], *, in_docs: bool = False
+) -> tuple[str, list[str], dict]:
+    """Title and lines of the box, which may have to be in the documentation; what outcome.json says of it."""
+    assert done.returncode == 4, done.stderr
+    result = outcome(tmp_path)
+    assert (result["kind"], len(result["stalls"])) == ("stalled", 1)
+    title, lines = box(done.stderr)
+    assert not in_docs or shown_in_docs(done.stderr), done.stderr
+    return title, lines, result["stalls"][0]
