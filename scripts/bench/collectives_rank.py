@@ -72,8 +72,8 @@ def prepare(operation: str, size: int) -> Callable[[], object]:
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    part = torch.zeros(size // 4 // ranks)
-    whole, other = torch.zeros(part.numel() * ranks), torch.zeros(part.numel() * ranks)
+    part = torch.ones(size // 4 // ranks)
+    whole, other = torch.ones(part.numel() * ranks), torch.ones(part.numel() * ranks)
     if operation.startswith("send_recv"):
         return round_trip(torch.zeros(size // 4), rank, other_end(operation, ranks))
     calls: dict[str, Callable[[], object]] = {

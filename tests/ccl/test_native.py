@@ -24,6 +24,7 @@ WITHOUT_TORCH = (
     "arithmetic",
     "shared_*",
     "connector",
+    "lender",
     "network",
     "host_exchange",
     "fabric_*",
@@ -180,7 +181,7 @@ def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None
     program.check(layout, seed=19, what="two groups over a fabric")
 
 
-@on_each_program("2", "1,2")
+@on_each_program("2", "1,1,2")
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)
 
@@ -200,6 +201,11 @@ def test_nothing_is_left_of_groups(program: Program, layout: str) -> None:
 )
 def test_nobody_relies_on_the_kernel_to_keep_messages(plain: Program, layout: str) -> None:
     plain.check(layout, seed=5, what="narrow connections", rounds=20)
+
+
+@on_each_program("1")
+def test_memory_is_lent_and_not_copied(program: Program, layout: str) -> None:
+    program.check(layout, seed=0, what="lending")
 
 
 def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:

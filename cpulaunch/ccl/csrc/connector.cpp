@@ -54,6 +54,14 @@ bool would_block(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS;
 }
 
+constexpr int kSend = MSG_NOSIGNAL | MSG_DONTWAIT;
+
+// What a call that sends has returned, in bytes.
+size_t sent(ssize_t result) {
+  if (result < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
+  return std::max<ssize_t>(result, 0);
+}
+
 }  // namespace
 
 // --- the ends of a connection
@@ -79,7 +87,12 @@ size_t Receiver::read(char* data, size_t bytes, bool patient) {
   return 0;
 }
 
-size_t Sender::write(const iovec* parts, size_t count) {
+bool Receiver::acknowledge() {
+  const char acknowledgement = 1;
+  return sent(::send(descriptor_, &acknowledgement, 1, kSend)) > 0;
+}
+
+size_t Sender::write(const iovec* parts, size_t count, bool more_follow) {
   iovec all[kMaxParts];
   size_t filled = 0;
   const size_t hello_left = sizeof(hello_) - hello_done_;
@@ -88,12 +101,22 @@ size_t Sender::write(const iovec* parts, size_t count) {
   msghdr call{};
   call.msg_iov = all;
   call.msg_iovlen = filled;
-  const auto written = sendmsg(descriptor_, &call, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (written < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
-  if (written <= 0) return 0;
-  const size_t of_hello = std::min<size_t>(written, hello_left);
+  const size_t written = sent(sendmsg(descriptor_, &call, kSend | (more_follow ? MSG_MORE : 0)));
+  const size_t of_hello = std::min(written, hello_left);
   hello_done_ += of_hello;
   return written - of_hello;
+}
+
+size_t Sender::lend(Lender& lender, const char* data, size_t bytes) {
+  const auto taken = lender.send(descriptor_, data, bytes);
+  if (taken != 0) return sent(taken);
+  const iovec part{const_cast<char*>(data), bytes};
+  return write(&part, 1);
+}
+
+size_t Sender::acknowledged(size_t most) {
+  char acknowledgements[64];
+  return socket_.read(acknowledgements, std::min(most, sizeof(acknowledgements)));
 }
 
 // --- how they are made

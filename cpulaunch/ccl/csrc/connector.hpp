@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "lender.hpp"
+
 namespace cpulaunch {
 
 // What a connection is for: the messages of one don't wait for those of the other.
@@ -51,6 +53,8 @@ class Receiver {
   // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
   // processor spends time on each acknowledgement.
   size_t read(char* data, size_t bytes, bool patient = false);
+  // Tells the sender that what it has lent was read.  False: it can't be told now.
+  bool acknowledge();
 
  private:
   int descriptor_;
@@ -64,8 +68,12 @@ class Sender {
   Sender(int descriptor, const Hello& hello) : socket_(descriptor), descriptor_(descriptor), hello_(hello) {}
 
   bool is_open() const { return socket_.is_open(); }
-  // Returns how many bytes of the parts have been written.
-  size_t write(const iovec* parts, size_t count);
+  // Returns how many bytes of the parts have been written.  Where `more_follow` soon, the kernel waits with them.
+  size_t write(const iovec* parts, size_t count, bool more_follow = false);
+  // As write(), but the memory is lent until the receiver has acknowledged it.  May copy all the same.
+  size_t lend(Lender& lender, const char* data, size_t bytes);
+  // How many acknowledgements have come that weren't counted before, up to `most`.
+  size_t acknowledged(size_t most);
 
  private:
   static constexpr size_t kMaxParts = 17;

@@ -113,7 +113,7 @@ class AllToAll final : public Operation {
       if (layout_.host_numbers[rank] == layout_.host) continue;
       const auto &to = sent_[rank], &from = received_[rank];
       if (from.data) hierarchy_.network().receive(rank, tag, signature, from.data, from.bytes, pending_);
-      if (to.data) hierarchy_.network().send(rank, tag, signature, to.data, to.bytes, pending_);
+      if (to.data) send(rank, tag, to);
     }
   }
 
@@ -161,6 +161,17 @@ class AllToAll final : public Operation {
   }
 
  private:
+  // Where all ranks wait for data, none waits longer because its own is lent; in a gather or a scatter, one might.
+  // With one peer only, copies are found in the cache, and lending gains nothing.
+  void send(int rank, const Tag& tag, const Part& part) {
+    auto& network = hierarchy_.network();
+    if (signature.kind == Signature::Kind::all_to_all && layout_.size - layout_.locals > 1) {
+      network.lend(rank, tag, signature, part.data, part.bytes, pending_);
+    } else {
+      network.send(rank, tag, signature, part.data, part.bytes, pending_);
+    }
+  }
+
   static size_t total(const std::vector<Part>& parts) {
     size_t sum = 0;
     for (const auto& part : parts) sum += part.bytes;

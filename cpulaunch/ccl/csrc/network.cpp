@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kMaxParts = 16;             // of what one call of the kernel sends
 constexpr size_t kTurn = 1 << 20;            // bytes of one peer after which another one's turn comes
 constexpr size_t kMaxSentAtOnce = 64 << 10;  // bytes of a message: about what the kernel puts into a packet
+// Bytes of a message.  On 4 hosts x 2 ranks, lending saves a tenth of an all_to_all's time here, and costs as much at
+// a quarter of that.
+constexpr size_t kLeastToLend = 512 << 10;
 
 }  // namespace
 
@@ -27,12 +30,20 @@ void Network::close() {
 
 void Network::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
                    bool more_follow) {
-  ++pending;
+  enqueue(to, {{tag, signature, bytes, /*lent=*/0}, data, &pending}, more_follow && bytes > kMaxSentAtOnce);
+}
+
+void Network::lend(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending) {
+  enqueue(to, {{tag, signature, bytes, bytes >= kLeastToLend && lender_.is_usable()}, data, &pending}, false);
+}
+
+void Network::enqueue(int to, const Sent& message, bool more_follow) {
+  ++*message.pending;
   auto& peer = outgoing_[to];
-  peer.queue.push_back({{tag, signature, bytes}, data, &pending});
+  peer.queue.push_back(message);
   if (!peer.listed) sending_.push_back(to);
   peer.listed = true;
-  if (peer.queue.size() == 1 && !(more_follow && bytes > kMaxSentAtOnce)) write_to(to);
+  if (peer.queue.size() == 1 && !more_follow) write_to(to);
 }
 
 void Network::receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending) {
@@ -57,8 +68,8 @@ size_t Network::progress() {
   }
   for (size_t i = 0; i < sending_.size();) {
     const int to = sending_[i];
-    moved += write_to(to);
-    if (outgoing_[to].queue.empty()) {
+    moved += write_to(to) + take_acknowledgements(to);
+    if (outgoing_[to].queue.empty() && outgoing_[to].lent.empty()) {
       outgoing_[to].listed = false;
       sending_[i] = sending_.back();
       sending_.pop_back();
@@ -96,22 +107,10 @@ void Network::lose(int peer, const std::string& what) {
 size_t Network::write_to(int to) {
   auto& peer = outgoing_[to];
   if (peer.queue.empty() || !lost_.empty()) return 0;
-  iovec parts[kMaxParts];
-  size_t count = 0;
-  const auto add = [&](const void* data, size_t bytes) {
-    if (bytes) parts[count++] = {const_cast<void*>(data), bytes};
-  };
-  size_t skip = peer.done;
-  for (auto message = peer.queue.begin(); message != peer.queue.end() && count + 2 <= kMaxParts; ++message) {
-    if (skip < sizeof(Header)) add(reinterpret_cast<const char*>(&message->header) + skip, sizeof(Header) - skip);
-    const size_t of_data = skip - std::min(skip, sizeof(Header));
-    add(message->data + of_data, message->header.bytes - of_data);
-    skip = 0;
-  }
   size_t written = 0;
   try {
     if (!peer.sender.is_open()) peer.sender = connector_->connect(to, Channel::collectives);
-    written = peer.sender.write(parts, count);
+    written = write_some(peer);
   } catch (const ConnectionLost& error) {
     lose(to, error.what());
   }
@@ -126,10 +125,55 @@ size_t Network::write_to(int to) {
     }
     left -= rest;
     peer.done = 0;
-    --*message.pending;
+    if (message.header.lent) {
+      peer.lent.push_back(message.pending);
+    } else {
+      --*message.pending;
+    }
     peer.queue.pop_front();
   }
   return written;
+}
+
+// What the first messages lack, up to the data of one that is lent: that goes alone.
+size_t Network::write_some(Outgoing& peer) {
+  const auto& first = peer.queue.front();
+  if (first.header.lent && peer.done >= sizeof(Header)) {
+    const size_t done = peer.done - sizeof(Header);
+    return peer.sender.lend(lender_, first.data + done, first.header.bytes - done);
+  }
+  iovec parts[kMaxParts];
+  size_t count = 0;
+  const auto add = [&](const void* data, size_t bytes) {
+    if (bytes) parts[count++] = {const_cast<void*>(data), bytes};
+  };
+  size_t skip = peer.done;
+  bool lends = false;
+  for (auto message = peer.queue.begin(); message != peer.queue.end() && count + 2 <= kMaxParts && !lends; ++message) {
+    if (skip < sizeof(Header)) add(reinterpret_cast<const char*>(&message->header) + skip, sizeof(Header) - skip);
+    const size_t of_data = skip - std::min(skip, sizeof(Header));
+    lends = message->header.lent;
+    if (!lends) add(message->data + of_data, message->header.bytes - of_data);
+    skip = 0;
+  }
+  return peer.sender.write(parts, count, /*more_follow=*/lends);
+}
+
+// Returns how many have come.
+size_t Network::take_acknowledgements(int to) {
+  auto& peer = outgoing_[to];
+  if (peer.lent.empty() || !lost_.empty()) return 0;
+  size_t come = 0;
+  try {
+    come = peer.sender.acknowledged(peer.lent.size());
+  } catch (const ConnectionLost& error) {
+    lose(to, error.what());
+  }
+  for (size_t i = 0; i < come; ++i) {
+    --*peer.lent.front();
+    peer.lent.pop_front();
+  }
+  return come;
 }
 
 // --- receiving
@@ -140,6 +184,15 @@ size_t Network::read_some(int from, char* data, size_t bytes, bool patient) {
   } catch (const ConnectionLost& error) {
     lose(from, error.what());
     return 0;
+  }
+}
+
+bool Network::acknowledge(int from) {
+  try {
+    return incoming_[from].receiver.acknowledge();
+  } catch (const ConnectionLost& error) {
+    lose(from, error.what());
+    return false;
   }
 }
 
@@ -218,6 +271,7 @@ size_t Network::read_from(int from) {
       peer.done += got;
     }
     if (peer.done == message.bytes) {
+      if (peer.header.lent && !acknowledge(from)) break;
       --*message.pending;
       peer.expected.erase(peer.expected.begin());
       peer.in_message = false;

@@ -1,9 +1,10 @@
 // Messages between the ranks of different hosts, over TCP.
 //
 // The messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to
-// the receiver's without a copy but the kernel's: a message that nobody has asked for yet stays in the kernel's
-// buffers, and what comes behind it waits too.  So whoever sends must be sure that each message is asked for without
-// the help of a later one on the same connection; transport_hierarchical.hpp says why that is so here.
+// the receiver's without a copy but the kernel's, and lending saves that of the sender's kernel.  A message that nobody
+// has asked for yet stays in the kernel's buffers, and what comes behind it waits too.  So whoever sends must be sure
+// that each message is asked for without the help of a later one on the same connection; transport_hierarchical.hpp
+// says why that is so here.
 //
 // Nothing here blocks and nothing is thread-safe: the caller has a lock, and calls progress() until it has what it
 // waits for.
@@ -40,12 +41,15 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // Both add 1 to `pending` and take it off again when the memory is free to be used: the data is on its way, or is
+  // These add 1 to `pending` and take it off again when the memory is free to be used: the data is on its way, or is
   // here.  The memory and the counter must stay until then, or until close().
   // Where `more_follow` to the same rank, a large message goes with them when progress() is called: the kernel fills
   // its packets then, instead of ending one with each message.
   void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
             bool more_follow = false);
+  // As send(), but a large message isn't copied into the kernel's buffers where that can be saved, and `pending` is
+  // taken off only when the receiver has read it.
+  void lend(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending);
   void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending);
 
   // Sends and receives what it can.  Returns how many bytes that was, or 1 if something else has changed; 0: nothing
@@ -65,6 +69,7 @@ class Network {
     Tag tag;
     Signature signature;
     uint64_t bytes;
+    uint64_t lent;  // not 0: the receiver acknowledges the message when it has read it
   };
   struct Sent {
     Header header;
@@ -75,6 +80,7 @@ class Network {
     Sender sender;
     size_t done = 0;  // bytes of the first message, with its header
     std::deque<Sent> queue;
+    std::deque<int*> lent;  // the counters of the messages that have not been acknowledged
     bool listed = false;  // in sending_
   };
   struct Expected {
@@ -96,14 +102,19 @@ class Network {
     size_t done = 0;             // bytes of the message
     std::vector<Expected> expected;  // with the one that is being received in front
   };
+  void enqueue(int to, const Sent& message, bool more_follow);
   size_t write_to(int to);
+  size_t write_some(Outgoing& peer);
+  size_t take_acknowledgements(int to);
   size_t read_from(int from);
   bool begin_message(int from);
   size_t read_some(int from, char* data, size_t bytes, bool patient = false);
+  bool acknowledge(int from);
   size_t fill(int from);
   void lose(int peer, const std::string& what);
 
   const std::shared_ptr<Connector> connector_;
+  Lender lender_;
   std::vector<Outgoing> outgoing_;  // of each rank, as incoming_
   std::vector<Incoming> incoming_;
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected

@@ -21,6 +21,7 @@
 #include <stdexcept>
 
 #include "intruders.hpp"
+#include "lending.hpp"
 #include "rank.hpp"
 
 using namespace cpulaunch;
@@ -348,6 +349,8 @@ void run_garbled(const Arguments& given) {
   }
 }
 
+void run_lending(const Arguments&) { check_lending(); }
+
 void run_rounding(const Arguments& given) { check_rounding(given.seed, given.rounds); }
 
 // --- the command line
@@ -380,6 +383,7 @@ constexpr Program kPrograms[] = {
     {"pieces", run_pieces},
     {"strangers", run_with_strangers},
     {"garbled", run_garbled},
+    {"lending", run_lending},
     {"rounding", run_rounding},
 };
 
