@@ -255,7 +255,17 @@ void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes) {
 // --- averages
 
 template <class Number>
-CPULAUNCH_INLINE void divide_all(char* data, size_t bytes, int divisor) {
+void divide_whole(char* data, size_t bytes, int divisor) {
+  for (size_t at = 0; at < bytes; at += sizeof(Number)) {
+    Number number;
+    std::memcpy(&number, data + at, sizeof(number));
+    number = static_cast<Number>(number / divisor);
+    std::memcpy(data + at, &number, sizeof(number));
+  }
+}
+
+template <class Number>
+CPULAUNCH_INLINE void divide_floating(char* data, size_t bytes, int divisor) {
   using As = Stored<Number>;
   using Wide = typename As::Wide;
   constexpr size_t kNumbers = 64;  // divided at once
@@ -275,19 +285,14 @@ CPULAUNCH_INLINE void divide_all(char* data, size_t bytes, int divisor) {
   }
 }
 
-CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_all<float>(data, bytes, divisor); }
+CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_floating<float>(data, bytes, divisor); }
 
 CPULAUNCH_CLONES void divide_doubles(char* data, size_t bytes, int divisor) {
-  divide_all<double>(data, bytes, divisor);
+  divide_floating<double>(data, bytes, divisor);
 }
 
 CPULAUNCH_CLONES void divide_bfloat16s(char* data, size_t bytes, int divisor) {
-  divide_all<BFloat16>(data, bytes, divisor);
-}
-
-bool is_floating_point(NumberType type) {
-  return type == NumberType::float64 || type == NumberType::float32 || type == NumberType::float16 ||
-         type == NumberType::bfloat16;
+  divide_floating<BFloat16>(data, bytes, divisor);
 }
 
 template <class Number>
@@ -343,7 +348,7 @@ const char* name_of(Reduction reduction) {
 }
 
 Reduce* reduce_for(NumberType type, Reduction reduction) {
-  if (reduction == Reduction::average) return is_floating_point(type) ? reduce_for(type, Reduction::sum) : nullptr;
+  if (reduction == Reduction::average) return type == NumberType::boolean ? nullptr : reduce_for(type, Reduction::sum);
   if (reduction == Reduction::sum) {
     if (type == NumberType::float32) return sum_fast<float, sum_float_blocks>;
     if (type == NumberType::float64) return sum_fast<double, sum_double_blocks>;
@@ -374,9 +379,17 @@ void divide(char* data, size_t bytes, NumberType type, int divisor) {
   switch (type) {
     case NumberType::float64: return divide_doubles(data, bytes, divisor);
     case NumberType::float32: return divide_floats(data, bytes, divisor);
-    case NumberType::float16: return divide_all<Float16>(data, bytes, divisor);
+    case NumberType::float16: return divide_floating<Float16>(data, bytes, divisor);
     case NumberType::bfloat16: return divide_bfloat16s(data, bytes, divisor);
-    default: throw std::invalid_argument("only floating-point numbers are divided");
+    case NumberType::int64: return divide_whole<int64_t>(data, bytes, divisor);
+    case NumberType::int32: return divide_whole<int32_t>(data, bytes, divisor);
+    case NumberType::int16: return divide_whole<int16_t>(data, bytes, divisor);
+    case NumberType::int8: return divide_whole<int8_t>(data, bytes, divisor);
+    case NumberType::uint64: return divide_whole<uint64_t>(data, bytes, divisor);
+    case NumberType::uint32: return divide_whole<uint32_t>(data, bytes, divisor);
+    case NumberType::uint16: return divide_whole<uint16_t>(data, bytes, divisor);
+    case NumberType::uint8: return divide_whole<uint8_t>(data, bytes, divisor);
+    case NumberType::boolean: throw std::invalid_argument("bools are not divided");
   }
 }
 

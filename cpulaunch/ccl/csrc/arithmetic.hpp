@@ -24,10 +24,10 @@ const char* name_of(Reduction reduction);
 // rounded once.  A bool is a byte of 0 or 1 and stays one.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes);
 
-// Null where the type has no such reduction: floating-point numbers have no bitwise ones, and others no average.  That
+// Null where the type has no such reduction: floating-point numbers have no bitwise ones, and bools no average.  That
 // of an average is a sum, to be divided once all are in it.
 Reduce* reduce_for(NumberType type, Reduction reduction);
-// Divides floating-point numbers in place.
+// Divides numbers in place, and cuts off what whole ones have behind the point.
 void divide(char* data, size_t bytes, NumberType type, int divisor);
 
 // Rounds `count` float32 numbers to bfloat16, of two nearest ones to the even one; and back.

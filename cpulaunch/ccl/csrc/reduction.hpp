@@ -4,9 +4,33 @@
 
 #include <iterator>
 
+#include "arithmetic.hpp"
 #include "work.hpp"
 
 namespace cpulaunch {
+
+// A complex number is reduced as two of its parts.  Throws TypeError where numbers of a type can't be reduced.
+inline NumberType number_type_of(c10::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kComplexFloat: return NumberType::float32;
+    case at::kDouble:
+    case at::kComplexDouble: return NumberType::float64;
+    case at::kHalf:
+    case at::kComplexHalf: return NumberType::float16;
+    case at::kBFloat16: return NumberType::bfloat16;
+    case at::kLong: return NumberType::int64;
+    case at::kInt: return NumberType::int32;
+    case at::kShort: return NumberType::int16;
+    case at::kChar: return NumberType::int8;
+    case at::kByte: return NumberType::uint8;
+    case at::kBool: return NumberType::boolean;
+    case at::kUInt16: return NumberType::uint16;
+    case at::kUInt32: return NumberType::uint32;
+    case at::kUInt64: return NumberType::uint64;
+    default: TORCH_CHECK_TYPE(false, "ccl: cannot reduce tensors of type ", type);
+  }
+}
 
 // Those that oneCCL lacks.
 inline bool is_bitwise(c10d::ReduceOp::RedOpType op) {
@@ -34,29 +58,11 @@ inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   }
 }
 
-template <class Number>
-void divide_numbers(at::Tensor& data, int size) {  // of unsigned types, which torch doesn't divide
-  auto* numbers = static_cast<Number*>(data.data_ptr());
-  for (int64_t i = 0; i < data.numel(); ++i) numbers[i] /= size;
-}
-
-inline void divide(at::Tensor& data, int size) {
-  switch (data.scalar_type()) {
-    case at::kUInt16: return divide_numbers<uint16_t>(data, size);
-    case at::kUInt32: return divide_numbers<uint32_t>(data, size);
-    case at::kUInt64: return divide_numbers<uint64_t>(data, size);
-    default: break;
-  }
-  if (at::isIntegralType(data.scalar_type(), /*includeBool=*/false)) {
-    data.div_(size, "trunc");
-  } else {
-    data.div_(size);
-  }
-}
-
 // ... and an average is divided after it, where the transport has sums only: `data` is where the sum arrives.
 inline void divide_average(CclWork& work, c10d::ReduceOp::RedOpType op, at::Tensor data, int size) {
-  if (op == c10d::ReduceOp::AVG) work.afterwards([data, size]() mutable { divide(data, size); });
+  if (op != c10d::ReduceOp::AVG) return;
+  const auto type = number_type_of(data.scalar_type());
+  work.afterwards([=] { divide(static_cast<char*>(data.data_ptr()), data.nbytes(), type, size); });
 }
 
 // Throws ValueError where the numbers have no such reduction.

@@ -14,35 +14,10 @@ Signature with_root(Kind kind, int root) {
   return signature;
 }
 
-// A complex number is reduced as two of its parts.
-NumberType number_type_of(c10::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-    case at::kComplexFloat: return NumberType::float32;
-    case at::kDouble:
-    case at::kComplexDouble: return NumberType::float64;
-    case at::kHalf:
-    case at::kComplexHalf: return NumberType::float16;
-    case at::kBFloat16: return NumberType::bfloat16;
-    case at::kLong: return NumberType::int64;
-    case at::kInt: return NumberType::int32;
-    case at::kShort: return NumberType::int16;
-    case at::kChar: return NumberType::int8;
-    case at::kByte: return NumberType::uint8;
-    case at::kBool: return NumberType::boolean;
-    case at::kUInt16: return NumberType::uint16;
-    case at::kUInt32: return NumberType::uint32;
-    case at::kUInt64: return NumberType::uint64;
-    default: TORCH_CHECK_TYPE(false, "ccl: cannot reduce tensors of type ", type);
-  }
-}
-
-bool averages(c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); }
-
-Reduction reduction_of(Transport::Op op, c10::ScalarType type) {
+Reduction reduction_of(Transport::Op op) {
   using c10d::ReduceOp;
   switch (op) {
-    case ReduceOp::AVG: return averages(type) ? Reduction::average : Reduction::sum;
+    case ReduceOp::AVG: return Reduction::average;
     case ReduceOp::SUM:
     case ReduceOp::PREMUL_SUM: return Reduction::sum;
     case ReduceOp::PRODUCT: return Reduction::product;
@@ -86,7 +61,7 @@ std::vector<size_t> sizes_of(const Transport::Tensors& tensors) {
 
 void OwnTransport::check_reduction(c10::ScalarType type, Op op) const {
   const auto number = number_type_of(type);
-  const auto reduction = cpulaunch::reduction_of(op, type);
+  const auto reduction = cpulaunch::reduction_of(op);
   check_scaling(type, op);
   TORCH_CHECK_VALUE(!c10::isComplexType(type) || reduction == Reduction::sum || reduction == Reduction::average,
                     "ccl: complex tensors can be reduced with SUM and AVG only");
@@ -99,31 +74,28 @@ OwnTransport::Result OwnTransport::start(std::vector<OperationPtr> operations) {
   return all;
 }
 
-OwnTransport::Result OwnTransport::reduce_in_place(CclWork& work, const at::Tensor& data, Op op,
-                                                   Signature signature) {
-  const auto type = data.scalar_type();
-  if (!averages(type)) divide_average(work, op, data, hierarchy_->layout.size);
-  signature.type = number_type_of(type);
-  signature.reduction = cpulaunch::reduction_of(op, type);
+OwnTransport::Result OwnTransport::reduce_in_place(const at::Tensor& data, Op op, Signature signature) {
+  signature.type = number_type_of(data.scalar_type());
+  signature.reduction = cpulaunch::reduction_of(op);
   signature.bytes = data.nbytes();
   return hierarchy_->start(make_all_reduce(*hierarchy_, data_of(data), signature));
 }
 
-OwnTransport::Result OwnTransport::all_reduce(CclWork& work, const at::Tensor& data, Op op, Wire wire) {
+OwnTransport::Result OwnTransport::all_reduce(CclWork&, const at::Tensor& data, Op op, Wire wire) {
   Signature signature{Kind::all_reduce};
   signature.wire = wire;
-  return reduce_in_place(work, data, op, signature);
+  return reduce_in_place(data, op, signature);
 }
 
 // All ranks get the sum, in memory that all but the root throw away.
-OwnTransport::Result OwnTransport::reduce(CclWork& work, const at::Tensor& from, const at::Tensor& to, Op op,
+OwnTransport::Result OwnTransport::reduce(CclWork&, const at::Tensor& from, const at::Tensor& to, Op op,
                                           int root) {
   if (!to.is_same(from)) to.copy_(from);
-  return reduce_in_place(work, to, op, with_root(Kind::reduce, root));
+  return reduce_in_place(to, op, with_root(Kind::reduce, root));
 }
 
-OwnTransport::Result OwnTransport::barrier(CclWork& work, const at::Tensor& token) {
-  return reduce_in_place(work, token, Op::MAX, {Kind::barrier});
+OwnTransport::Result OwnTransport::barrier(CclWork&, const at::Tensor& token) {
+  return reduce_in_place(token, Op::MAX, {Kind::barrier});
 }
 
 OwnTransport::Result OwnTransport::broadcast(CclWork&, const at::Tensor& data, int root) {
@@ -136,14 +108,12 @@ OwnTransport::Result OwnTransport::all_gather(CclWork&, const Tensors& outputs, 
   return hierarchy_->start(make_all_gather(*hierarchy_, data_of(input), std::move(to), sizes_of(outputs)));
 }
 
-OwnTransport::Result OwnTransport::reduce_scatter(CclWork& work, const at::Tensor& output, const Tensors& inputs,
+OwnTransport::Result OwnTransport::reduce_scatter(CclWork&, const at::Tensor& output, const Tensors& inputs,
                                                   Op op) {
-  const auto type = output.scalar_type();
-  if (!averages(type)) divide_average(work, op, output, hierarchy_->layout.size);
   std::vector<const char*> from;
   for (const auto& input : inputs) from.push_back(data_of(input));
   return hierarchy_->start(make_reduce_scatter(*hierarchy_, data_of(output), std::move(from), sizes_of(inputs),
-                                               number_type_of(type), cpulaunch::reduction_of(op, type)));
+                                               number_type_of(output.scalar_type()), cpulaunch::reduction_of(op)));
 }
 
 OwnTransport::Result OwnTransport::exchange(std::vector<Part> sent, std::vector<Part> received,

@@ -43,7 +43,7 @@ class OwnTransport : public Transport {
  private:
   Result start(std::vector<OperationPtr> operations);
   // `signature` says what the caller has called; type, reduction and size are those of the tensor.
-  Result reduce_in_place(CclWork& work, const at::Tensor& data, Op op, Signature signature);
+  Result reduce_in_place(const at::Tensor& data, Op op, Signature signature);
   Result exchange(std::vector<Part> sent, std::vector<Part> received, const Signature& signature);
 
   std::shared_ptr<Hierarchy> hierarchy_;

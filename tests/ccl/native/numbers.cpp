@@ -140,7 +140,8 @@ T made_up(const Source& source, int rank, size_t i) {
 // Integers wrap around.
 uint64_t combine(Reduction reduction, uint64_t a, uint64_t b) {
   switch (reduction) {
-    case Reduction::sum: return a + b;
+    case Reduction::sum:
+    case Reduction::average: return a + b;
     case Reduction::product: return a * b;
     case Reduction::bit_and: return a & b;
     case Reduction::bit_or: return a | b;
@@ -161,6 +162,7 @@ T reduced(const Source& source, int size, size_t i) {
       total = static_cast<T>(combine(source.reduction, static_cast<uint64_t>(total), static_cast<uint64_t>(next)));
     }
   }
+  if (source.reduction == Reduction::average) total = static_cast<T>(total / size);
   return total;
 }
 
