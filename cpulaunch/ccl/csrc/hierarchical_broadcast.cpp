@@ -17,7 +17,7 @@ constexpr size_t kPiecesForChain = 2;
 class Broadcast final : public Operation {
  public:
   Broadcast(Hierarchy& hierarchy, const Signature& signature, char* data)
-      : Operation(signature, hierarchy.shape.slot_size),
+      : Operation(signature, piece_size(hierarchy, signature.bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         data_(data),
@@ -82,6 +82,11 @@ class Broadcast final : public Operation {
   bool is_drained() override { return sending_ == 0; }
 
  private:
+  // Where a rank has neither local ranks nor a host to pass it on to, the tensor is one piece.
+  static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
+    return hierarchy.layout.lanes == 1 && hierarchy.layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
+  }
+
   Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
 
   // The rank that has a lane on the host with this number, counted from the root's host.

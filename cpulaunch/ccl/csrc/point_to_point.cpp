@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "copy.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -33,11 +35,13 @@ class PointToPoint::RingPipe final : public Pipe {
   size_t write(const iovec* parts, size_t count) override {
     const auto begin = out_.written.load(std::memory_order_relaxed);  // only this rank writes it
     // Acquire: the peer has read what is overwritten.
-    const auto end = out_.read.load(std::memory_order_acquire) + SharedSlots::kRingSize;
+    const auto room = out_.read.load(std::memory_order_acquire) + SharedSlots::kRingSize;
+    const auto end = std::min(room, begin + kStretch);
     auto at = begin;
     for (size_t i = 0; i < count && at < end; ++i) {
+      const auto* from = static_cast<const char*>(parts[i].iov_base);
       const size_t bytes = std::min<size_t>(parts[i].iov_len, end - at);
-      copy(out_, at, static_cast<char*>(parts[i].iov_base), bytes, /*to_ring=*/true);
+      for_each_part(out_, at, bytes, [&](char* to, size_t done, size_t size) { std::memcpy(to, from + done, size); });
       at += bytes;
       if (bytes < parts[i].iov_len) break;
     }
@@ -47,22 +51,27 @@ class PointToPoint::RingPipe final : public Pipe {
   }
 
   size_t read(char* data, size_t bytes) override {
+    const Copy copy(bytes);
     const auto at = in_.read.load(std::memory_order_relaxed);  // only this rank writes it
-    bytes = std::min<size_t>(bytes, in_.written.load(std::memory_order_acquire) - at);
+    const auto come = in_.written.load(std::memory_order_acquire) - at;
+    bytes = std::min<size_t>({bytes, come, kStretch});
     if (bytes == 0) return 0;
-    copy(in_, at, data, bytes, /*to_ring=*/false);
+    for_each_part(in_, at, bytes, [&](char* from, size_t done, size_t size) { copy.run(data + done, from, size); });
     in_.read.store(at + bytes, std::memory_order_release);
     return bytes;
   }
 
  private:
-  static void copy(SharedSlots::Ring& ring, uint64_t at, char* data, size_t bytes, bool to_ring) {
-    while (bytes > 0) {
-      const size_t offset = at % SharedSlots::kRingSize;
-      const size_t part = std::min(bytes, SharedSlots::kRingSize - offset);
-      std::memcpy(to_ring ? ring.data + offset : data, to_ring ? data : ring.data + offset, part);
-      at += part, data += part, bytes -= part;
-    }
+  // One rank writes the next bytes while the other one reads these.
+  static constexpr size_t kStretch = SharedSlots::kRingSize / 4;
+
+  // These bytes lie in one part of the ring, or in two.
+  template <class Act>
+  static void for_each_part(SharedSlots::Ring& ring, uint64_t at, size_t bytes, const Act& act) {
+    const size_t offset = at % SharedSlots::kRingSize;
+    const size_t first = std::min(bytes, SharedSlots::kRingSize - offset);
+    act(ring.data + offset, 0, first);
+    if (first < bytes) act(ring.data, first, bytes - first);
   }
 
   SharedSlots::Ring &out_, &in_;
