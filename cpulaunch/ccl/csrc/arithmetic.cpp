@@ -265,7 +265,7 @@ void divide_whole(char* data, size_t bytes, int divisor) {
 }
 
 template <class Number>
-CPULAUNCH_INLINE void divide_floating(char* data, size_t bytes, int divisor) {
+CPULAUNCH_INLINE void divide_all(char* data, size_t bytes, int divisor) {
   using As = Stored<Number>;
   using Wide = typename As::Wide;
   constexpr size_t kNumbers = 64;  // divided at once
@@ -285,14 +285,14 @@ CPULAUNCH_INLINE void divide_floating(char* data, size_t bytes, int divisor) {
   }
 }
 
-CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_floating<float>(data, bytes, divisor); }
+CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_all<float>(data, bytes, divisor); }
 
 CPULAUNCH_CLONES void divide_doubles(char* data, size_t bytes, int divisor) {
-  divide_floating<double>(data, bytes, divisor);
+  divide_all<double>(data, bytes, divisor);
 }
 
 CPULAUNCH_CLONES void divide_bfloat16s(char* data, size_t bytes, int divisor) {
-  divide_floating<BFloat16>(data, bytes, divisor);
+  divide_all<BFloat16>(data, bytes, divisor);
 }
 
 template <class Number>
@@ -348,7 +348,8 @@ const char* name_of(Reduction reduction) {
 }
 
 Reduce* reduce_for(NumberType type, Reduction reduction) {
-  if (reduction == Reduction::average) return type == NumberType::boolean ? nullptr : reduce_for(type, Reduction::sum);
+  const bool average = reduction == Reduction::average;
+  if (average) return type == NumberType::boolean ? nullptr : reduce_for(type, Reduction::sum);
   if (reduction == Reduction::sum) {
     if (type == NumberType::float32) return sum_fast<float, sum_float_blocks>;
     if (type == NumberType::float64) return sum_fast<double, sum_double_blocks>;
@@ -379,7 +380,7 @@ void divide(char* data, size_t bytes, NumberType type, int divisor) {
   switch (type) {
     case NumberType::float64: return divide_doubles(data, bytes, divisor);
     case NumberType::float32: return divide_floats(data, bytes, divisor);
-    case NumberType::float16: return divide_floating<Float16>(data, bytes, divisor);
+    case NumberType::float16: return divide_all<Float16>(data, bytes, divisor);
     case NumberType::bfloat16: return divide_bfloat16s(data, bytes, divisor);
     case NumberType::int64: return divide_whole<int64_t>(data, bytes, divisor);
     case NumberType::int32: return divide_whole<int32_t>(data, bytes, divisor);

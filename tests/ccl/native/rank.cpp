@@ -170,7 +170,7 @@ Running Rank::all_to_all(const Call& call) {
     if (receives) from[rank] = part(received->back());
   }
   return run(call, make_all_to_all(*own_, to, from), [=] {
-    for (auto& each : *sent) std::memset(each.data(), 0x55, each.bytes());  // it is the caller's again
+    for (auto& each : *sent) std::fill(each.memory.begin(), each.memory.end(), 0x55);  // it is the caller's again
     for (int rank = 0; rank < size_; ++rank) expect_numbers((*received)[rank], of_tensor(call.source, rank_), rank);
   });
 }
