@@ -13,12 +13,23 @@ namespace {
 #define CPULAUNCH_INLINE inline __attribute__((always_inline))
 
 // The module may run on another kind of machine than it was built on.  (ThreadSanitizer starts later than the code that
-// chooses among the clones.)
+// chooses among the clones and versions.)  Clones are of a whole definition.  Versions return `call`, in which kWidth
+// is the bytes of a vector register.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define CPULAUNCH_VERSIONS(declaration, call)                                  \
+  __attribute__((target("avx512f"))) CPULAUNCH_VERSION(64, declaration, call)  \
+  __attribute__((target("avx2"))) CPULAUNCH_VERSION(32, declaration, call)     \
+  __attribute__((target("default"))) CPULAUNCH_VERSION(16, declaration, call)
 #else
 #define CPULAUNCH_CLONES
+#define CPULAUNCH_VERSIONS(declaration, call) CPULAUNCH_VERSION(16, declaration, call)
 #endif
+#define CPULAUNCH_VERSION(width, declaration, call) \
+  declaration {                                     \
+    constexpr size_t kWidth = width;                \
+    return call;                                    \
+  }
 
 template <class To, class From>
 CPULAUNCH_INLINE To bits_of(From value) {
@@ -141,30 +152,38 @@ void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes)
 
 // --- sums of the types that models train in, in vectors that compilers translate for whichever instruction set
 
-constexpr size_t kLine = 64, kBlock = 4 * kLine;  // bytes: a vector register of AVX-512, and what a loop sums at once
+// Of `width` bytes; g++ keeps vectors that are wider than a register in memory.
+template <size_t width>
+struct Vectors {
+  typedef float Floats __attribute__((vector_size(width)));
+  typedef double Doubles __attribute__((vector_size(width)));
+  typedef uint32_t Words __attribute__((vector_size(width)));
+  typedef uint16_t Shorts __attribute__((vector_size(width / 2)));
+  static constexpr size_t kNumbers = width / sizeof(float);
+};
 
-typedef float Floats __attribute__((vector_size(kLine)));
-typedef double Doubles __attribute__((vector_size(kLine)));
-typedef uint32_t Words __attribute__((vector_size(kLine)));
-typedef uint16_t Shorts __attribute__((vector_size(kLine / 2)));
-constexpr size_t kNumbersOfLine = kLine / sizeof(float);
-
-// The sum of lines, whose numbers are summed as they are.
-template <class Line>
+// The sum of vectors, whose numbers are summed as they are.
+template <class Vector>
 struct Plain {
-  CPULAUNCH_INLINE void start(const char* from) { std::memcpy(&sum, from, kLine); }
-  CPULAUNCH_INLINE void add(const char* from) {
-    Line line;
-    std::memcpy(&line, from, kLine);
-    sum += line;
-  }
-  CPULAUNCH_INLINE void store(char* to) const { std::memcpy(to, &sum, kLine); }
+  static constexpr size_t kWidth = sizeof(Vector);
 
-  Line sum;
+  CPULAUNCH_INLINE void start(const char* from) { std::memcpy(&sum, from, kWidth); }
+  CPULAUNCH_INLINE void add(const char* from) {
+    Vector vector;
+    std::memcpy(&vector, from, kWidth);
+    sum += vector;
+  }
+  CPULAUNCH_INLINE void store(char* to) const { std::memcpy(to, &sum, kWidth); }
+
+  Vector sum;
 };
 
 // A word holds two bfloat16; summed apart, they need not change places, which would cost more than the sum.
+template <size_t width>
 struct Halves {
+  using Floats = typename Vectors<width>::Floats;
+  using Words = typename Vectors<width>::Words;
+  static constexpr size_t kWidth = width;
   static constexpr uint32_t kUpper = 0xffff0000;
 
   CPULAUNCH_INLINE void start(const char* from) {
@@ -173,7 +192,7 @@ struct Halves {
   }
   CPULAUNCH_INLINE void add(const char* from) {
     Words words;
-    std::memcpy(&words, from, kLine);
+    std::memcpy(&words, from, kWidth);
     lower += reinterpret_cast<Floats>(words << 16);
     upper += reinterpret_cast<Floats>(words & kUpper);
   }
@@ -182,7 +201,7 @@ struct Halves {
     round(low, lower);
     round(high, upper);
     low = low >> 16 | (high & kUpper);
-    std::memcpy(to, &low, kLine);
+    std::memcpy(to, &low, kWidth);
   }
   // To the nearest bfloat16, of two to the even one; NaN stays NaN.
   static CPULAUNCH_INLINE void round(Words& rounded, const Floats& value) {
@@ -196,55 +215,58 @@ struct Halves {
 // Sums whole blocks; returns how many bytes these are.
 template <class Sum>
 CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
-  constexpr size_t kLines = kBlock / kLine;
+  constexpr size_t kVectors = 4, kBlock = kVectors * Sum::kWidth;
   const size_t blocks = bytes / kBlock * kBlock;
-  Sum sums[kLines];
+  Sum sums[kVectors];
   for (size_t at = 0; at < blocks; at += kBlock) {
-    for (size_t i = 0; i < kLines; ++i) sums[i].start(from[0] + at + i * kLine);
+    for (size_t i = 0; i < kVectors; ++i) sums[i].start(from[0] + at + i * Sum::kWidth);
     for (size_t source = 1; source < sources; ++source) {
-      for (size_t i = 0; i < kLines; ++i) sums[i].add(from[source] + at + i * kLine);
+      for (size_t i = 0; i < kVectors; ++i) sums[i].add(from[source] + at + i * Sum::kWidth);
     }
-    for (size_t i = 0; i < kLines; ++i) sums[i].store(to + at + i * kLine);
+    for (size_t i = 0; i < kVectors; ++i) sums[i].store(to + at + i * Sum::kWidth);
   }
   return blocks;
 }
 
-CPULAUNCH_CLONES size_t sum_float_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
-  return sum_blocks<Plain<Floats>>(to, from, sources, bytes);
-}
-
-CPULAUNCH_CLONES size_t sum_double_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
-  return sum_blocks<Plain<Doubles>>(to, from, sources, bytes);
-}
-
-CPULAUNCH_CLONES size_t sum_bfloat16_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
-  return sum_blocks<Halves>(to, from, sources, bytes);
-}
-
-// float32 to bfloat16 and back, whole lines of float32; both return how many numbers these are.
-CPULAUNCH_CLONES size_t round_lines(char* to, const char* from, size_t count) {
-  const size_t whole = count / kNumbersOfLine * kNumbersOfLine;
-  for (size_t i = 0; i < whole; i += kNumbersOfLine) {
-    Floats numbers;
-    Words rounded;
-    std::memcpy(&numbers, from + 4 * i, kLine);
-    Halves::round(rounded, numbers);
-    const auto upper = __builtin_convertvector(rounded >> 16, Shorts);
+// float32 to bfloat16 and back, whole vectors of float32; both return how many numbers these are.
+template <size_t width>
+CPULAUNCH_INLINE size_t round_vectors(char* to, const char* from, size_t count) {
+  using V = Vectors<width>;
+  const size_t whole = count / V::kNumbers * V::kNumbers;
+  for (size_t i = 0; i < whole; i += V::kNumbers) {
+    typename V::Floats numbers;
+    typename V::Words rounded;
+    std::memcpy(&numbers, from + 4 * i, width);
+    Halves<width>::round(rounded, numbers);
+    const auto upper = __builtin_convertvector(rounded >> 16, typename V::Shorts);
     std::memcpy(to + 2 * i, &upper, sizeof(upper));
   }
   return whole;
 }
 
-CPULAUNCH_CLONES size_t widen_lines(char* to, const char* from, size_t count) {
-  const size_t whole = count / kNumbersOfLine * kNumbersOfLine;
-  for (size_t i = 0; i < whole; i += kNumbersOfLine) {
-    Shorts upper;
+template <size_t width>
+CPULAUNCH_INLINE size_t widen_vectors(char* to, const char* from, size_t count) {
+  using V = Vectors<width>;
+  const size_t whole = count / V::kNumbers * V::kNumbers;
+  for (size_t i = 0; i < whole; i += V::kNumbers) {
+    typename V::Shorts upper;
     std::memcpy(&upper, from + 2 * i, sizeof(upper));
-    const Words words = __builtin_convertvector(upper, Words) << 16;
-    std::memcpy(to + 4 * i, &words, kLine);
+    const typename V::Words words = __builtin_convertvector(upper, typename V::Words) << 16;
+    std::memcpy(to + 4 * i, &words, width);
   }
   return whole;
 }
+
+CPULAUNCH_VERSIONS(size_t sum_float_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
+                   (sum_blocks<Plain<Vectors<kWidth>::Floats>>(to, from, sources, bytes)))
+CPULAUNCH_VERSIONS(size_t sum_double_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
+                   (sum_blocks<Plain<Vectors<kWidth>::Doubles>>(to, from, sources, bytes)))
+CPULAUNCH_VERSIONS(size_t sum_bfloat16_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
+                   (sum_blocks<Halves<kWidth>>(to, from, sources, bytes)))
+CPULAUNCH_VERSIONS(size_t round_lines(char* to, const char* from, size_t count),
+                   (round_vectors<kWidth>(to, from, count)))
+CPULAUNCH_VERSIONS(size_t widen_lines(char* to, const char* from, size_t count),
+                   (widen_vectors<kWidth>(to, from, count)))
 
 // Whole blocks by `sum`, the rest number by number.
 template <class Number, size_t sum(char*, const char* const*, size_t, size_t)>
