@@ -18,9 +18,9 @@ namespace cpulaunch {
 namespace {
 
 // A piece has at most so many bytes: few enough that two slots, of which one is filled while the other is read, stay
-// in the caches beside the tensor, and enough that a step costs more than the wait for it.  With other hosts, smaller
-// ones keep the network busy, too.  Both are measured.
-constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfHosts = 256 << 10;
+// in the caches beside the tensor, and enough that a step costs more than the wait for it.  With other hosts, one or
+// two ranks that share a host keep the network busier with smaller ones.  Both are measured.
+constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
 constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
@@ -90,7 +90,7 @@ Mismatch Signature::mismatch(int rank, const Signature& own) const {
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots),
-      slot_size(fabric ? kFabricSlotSize : layout.hosts == 1 ? kSlotSize : kSlotSizeOfHosts) {
+      slot_size(fabric ? kFabricSlotSize : layout.hosts == 1 || layout.lanes > 2 ? kSlotSize : kSlotSizeOfFew) {
   const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
   slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
 }
