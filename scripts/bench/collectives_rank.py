@@ -1,11 +1,13 @@
 """A rank of ``multihost.py collectives``: how long an operation takes, and how much its host sends for it.
 
-    collectives_rank.py BACKEND local|rank|free OPERATION BYTES...
+    collectives_rank.py OPERATION CONTENDER,... BYTES...
 
-``local`` runs on the core with the number of its rank on the host, ``rank`` on that of its rank.
-Prints JSON: bytes → the median and the mean of this rank's milliseconds, the bytes that its host has sent in
-sizes of the tensor, and the repetitions.  ``send_recv:1`` and ``send_recv:last`` are half a round trip
-between rank 0 and that rank; the other ranks sleep meanwhile.
+A contender is ``BACKEND:local``, pinned to the core with the number of the rank on its host,
+``BACKEND:rank``, to that of its rank, or ``BACKEND:free``.  Each has a group of its own in the same
+processes, and they take turns, so what slows the machine down for seconds slows them all.
+Prints JSON: bytes → contender → this rank's median milliseconds of each turn, the bytes that its host has
+sent for an operation in sizes of the tensor, and the repetitions of a turn.  ``send_recv:1`` and
+``send_recv:last`` are half a round trip between rank 0 and that rank; the other ranks sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -15,58 +17,90 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from support.wire import Meeting, other_end
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
-SECONDS = 0.7  # for the repetitions of a size
+    Call = Callable[[ProcessGroup], object]
+
+TURNS = 7
+SECONDS = 0.1  # for the repetitions of a turn
+MOST = 300
 WARM_UPS = 2
-LEAST, MOST = 5, 2000
+TIMEOUT = timedelta(seconds=120)
+
+CORES = sorted(os.sched_getaffinity(0))
+PIN_BY = {"local": "LOCAL_RANK", "rank": "RANK"}
+
+
+class Contender:
+    """A group of all ranks, whose threads and callers run on certain cores."""
+
+    def __init__(self, name: str) -> None:
+        import torch.distributed as dist
+
+        backend, pin = name.split(":")
+        number = os.environ.get(PIN_BY.get(pin, ""))
+        self._cores = {CORES[int(number) % len(CORES)]} if number else set(CORES)
+        os.sched_setaffinity(0, self._cores)  # the group's threads inherit it
+        self._group = dist.new_group(backend=backend, timeout=TIMEOUT)
+
+    def seconds(self, call: Call, repetitions: int) -> list[float]:
+        """How long each of the repetitions takes."""
+        os.sched_setaffinity(0, self._cores)
+        return [took(call, self._group) for _ in range(repetitions)]
+
+
+def took(call: Call, group: ProcessGroup) -> float:
+    began = time.perf_counter()
+    call(group)
+    return time.perf_counter() - began
 
 
 def main() -> int:
-    backend, where, operation, *sizes = sys.argv[1:]
-    if number := os.environ.get({"local": "LOCAL_RANK", "rank": "RANK"}.get(where, "")):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(number) % len(cores)]})  # before torch counts the cores
     import torch.distributed as dist
 
-    dist.init_process_group(backend, timeout=timedelta(seconds=120))
+    operation, names, *sizes = sys.argv[1:]
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     meeting = Meeting()
-    print(json.dumps({size: measure(meeting, operation, int(size)) for size in sizes}), flush=True)
-    dist.barrier()  # the store that the others still read from ends with rank 0
+    contenders = {name: Contender(name) for name in names.split(",")}
+    found = {size: measure(meeting, contenders, operation, int(size)) for size in sizes}
+    print(json.dumps(found), flush=True)
+    meeting.exchange()  # the store that the others still read from ends with rank 0
     dist.destroy_process_group()
     return 0
 
 
-def measure(meeting: Meeting, operation: str, size: int) -> dict[str, float]:
+def measure(
+    meeting: Meeting, contenders: Mapping[str, Contender], operation: str, size: int
+) -> dict[str, dict[str, Any]]:
     call = prepare(operation, size)
-    warm = [seconds(call) for _ in range(WARM_UPS)]
-    slowest = max(map(float, meeting.exchange(warm[-1])))
-    repetitions = max(LEAST, min(MOST, int(SECONDS / slowest)))
-    times: list[float] = []
-    sent = meeting.count(lambda: times.extend(seconds(call) for _ in range(repetitions)))
     ms = 500 if operation.startswith("send_recv") else 1000
+    repetitions, wire = {}, {}
+    for name, contender in contenders.items():
+        contender.seconds(call, WARM_UPS)
+        slowest = max(map(float, meeting.exchange(contender.seconds(call, 1)[0])))
+        repetitions[name] = count = max(1, min(MOST, int(SECONDS / slowest)))
+        wire[name] = meeting.count(partial(contender.seconds, call, count)) / (count * size)
+    turns: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(TURNS):
+        for name, contender in contenders.items():
+            meeting.exchange()
+            _first, *times = contender.seconds(call, 1 + repetitions[name])  # the first lets the ranks meet
+            turns[name].append(ms * statistics.median(times))
     return {
-        "ms": ms * statistics.median(times),
-        "mean_ms": ms * statistics.mean(times),
-        "wire": sent / (repetitions * size),
-        "repetitions": repetitions,
+        name: {"ms": turns[name], "wire": wire[name], "repetitions": repetitions[name]} for name in contenders
     }
 
 
-def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def prepare(operation: str, size: int) -> Callable[[], object]:
+def prepare(operation: str, size: int) -> Call:
     """The operation on float32 tensors, of which the whole one, as `least_wire` says, has ``size`` bytes."""
     import torch
     import torch.distributed as dist
@@ -75,29 +109,29 @@ def prepare(operation: str, size: int) -> Callable[[], object]:
     part = torch.ones(size // 4 // ranks)
     whole, other = torch.ones(part.numel() * ranks), torch.ones(part.numel() * ranks)
     if operation.startswith("send_recv"):
-        return round_trip(torch.zeros(size // 4), rank, other_end(operation, ranks))
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        return round_trip(torch.ones(size // 4), rank, other_end(operation, ranks))
+    calls: dict[str, Call] = {
+        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
+        "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
+        "broadcast": lambda group: dist.broadcast(whole, 0, group=group),
+        "all_to_all": lambda group: dist.all_to_all_single(other, whole, group=group),
     }
     return calls[operation]
 
 
-def round_trip(tensor: Tensor, rank: int, end: int) -> Callable[[], object]:
+def round_trip(tensor: Tensor, rank: int, end: int) -> Call:
     import torch.distributed as dist
 
-    def first() -> None:
-        dist.send(tensor, end)
-        dist.recv(tensor, end)
+    def first(group: ProcessGroup) -> None:
+        dist.send(tensor, end, group=group)
+        dist.recv(tensor, end, group=group)
 
-    def second() -> None:
-        dist.recv(tensor, 0)
-        dist.send(tensor, 0)
+    def second(group: ProcessGroup) -> None:
+        dist.recv(tensor, 0, group=group)
+        dist.send(tensor, 0, group=group)
 
-    return first if rank == 0 else second if rank == end else lambda: None
+    return first if rank == 0 else second if rank == end else lambda group: None
 
 
 if __name__ == "__main__":

@@ -14,12 +14,15 @@ bare mpiexec.hydra, cpulaunch without and with preflight.
 shaped with tc, on 2x2 unless ``--layouts`` says otherwise; gloo against ccl; gradients as they are, and with
 `--compress-gradients bf16`.
 ``collectives``: milliseconds of an operation on float32 tensors (of the slowest rank's median repetition),
-and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  ccl and gloo are pinned, and
-"gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a core, or with
-``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that of all ranks'
-parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
+and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  The contenders have groups in
+the same processes and take turns of a tenth of a second; a round's ratio is the median of its turns'.  ccl
+and gloo are pinned, and "gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a
+core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that
+of all ranks' parts; send_recv is half a round trip between rank 0 and another.  ``--json FILE`` keeps every
+sample.
 With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
-host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling).
+host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling), which
+has processes of its own.
 
 A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of TCP,
 else it is the machine's.  With bbr, the timers of its pacing slow transfers over these links down for
@@ -36,8 +39,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -60,11 +64,15 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 
 class Contender(NamedTuple):
-    """Who is measured."""
+    """Who is measured; those with the same variables in the same processes."""
 
     backend: str
     pinned: bool = True
     variables: Mapping[str, str] = MappingProxyType({})
+
+    def argument(self, pin: str) -> str:
+        """How collectives_rank.py knows it."""
+        return f"{self.backend}:{pin if self.pinned else 'free'}"
 
 
 OFI = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
@@ -73,7 +81,7 @@ CONTENDERS = {
     "sockets": {"gloo": Contender("gloo"), "gloo, free": Contender("gloo", False), "ccl": Contender("ccl")},
     "oneccl": {
         "oneCCL": Contender("ccl", variables=ALONE),
-        "gloo": Contender("gloo"),
+        "gloo": Contender("gloo", variables=OFI),
         "shm + oneCCL": Contender("ccl", variables=OFI),
     },
 }
@@ -114,25 +122,23 @@ class Case(NamedTuple):
 
     operation: str
     layout: str
-    contender: str
-    pin: str  # how its ranks are pinned, where they are
+    pin: str  # how ranks are pinned, where they are
     over: str  # what ccl uses between hosts
 
 
 class Sample(NamedTuple):
-    """What it has measured in one round for one size."""
+    """What it has measured in one round for one contender and size."""
 
     operation: str
     layout: str
-    contender: str
     pin: str
     over: str
+    contender: str
     size: int  # bytes
     round: int
-    ms: float  # of the slowest rank's median repetition
-    mean_ms: float
+    ms: list[float]  # of the slowest rank's median repetition, for each turn
     wire: float  # of the busiest host
-    repetitions: int
+    repetitions: int  # in a turn
 
 
 def main() -> int:
@@ -286,13 +292,14 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
     samples: list[Sample] = []
     failed = 0
     for number in range(options.rounds):
-        for operation, layout, contender in cases(options):
-            case = Case(operation, layout, contender, options.pin, options.over)
-            try:
-                samples += measure(cluster, case, options.sizes, number)
-            except RuntimeError as error:  # the others, and what was measured, are of use all the same
-                print(f"{case} failed: {error}", file=sys.stderr, flush=True)
-                failed = 1
+        for operation, layout in cases(options):
+            case = Case(operation, layout, options.pin, options.over)
+            for together in processes(options.over):
+                try:
+                    samples += measure(cluster, case, together, options.sizes, number)
+                except RuntimeError as error:  # the others, and what was measured, are of use all the same
+                    print(f"{case}, {', '.join(together)}: {error}", file=sys.stderr, flush=True)
+                    failed = 1
             if options.json:
                 options.json.write_text(json.dumps([sample._asdict() for sample in samples], indent=1))
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
@@ -301,32 +308,39 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
     return failed
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Operation, layout and contender; send_recv to the last rank, and to rank 1 where that is another."""
-    of = CONTENDERS[options.over]
-    contenders = [name for name, contender in of.items() if contender.backend in backends()]
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Operation and layout; send_recv to the last rank, and to rank 1 where that is another."""
     for operation in options.operations:
         for end in (":last", ":1") if operation == "send_recv" else ("",):
             for layout in options.layouts or LAYOUTS["collectives"]:
                 if end != ":1" or len(hosts_of(layout)) > 2:
-                    yield from ((f"{operation}{end}", layout, contender) for contender in contenders)
+                    yield f"{operation}{end}", layout
 
 
-def measure(cluster: Cluster, case: Case, sizes: Iterable[int], number: int) -> list[Sample]:
-    """Run the ranks of one contender, for all sizes."""
-    backend, pinned, variables = CONTENDERS[case.over][case.contender]
-    argv = [sys.executable, str(RANK), backend, case.pin if pinned else "free", case.operation]
-    argv += map(str, sizes)
-    with started_ranks(cluster, hosts_of(case.layout), argv, TIMEOUT, **variables) as processes:
-        found = answers(processes)
-    samples = []
+def processes(over: str) -> Iterable[dict[str, Contender]]:
+    """The contenders that can be used here, by the processes that they share."""
+    shared: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
+    for name, contender in CONTENDERS[over].items():
+        if contender.backend in backends():
+            shared.setdefault(tuple(contender.variables.items()), {})[name] = contender
+    return shared.values()
+
+
+def measure(
+    cluster: Cluster, case: Case, contenders: Mapping[str, Contender], sizes: Iterable[int], number: int
+) -> Iterator[Sample]:
+    """Run the ranks of contenders that share processes, for all sizes."""
+    arguments = {name: contender.argument(case.pin) for name, contender in contenders.items()}
+    argv = [sys.executable, str(RANK), case.operation, ",".join(arguments.values()), *map(str, sizes)]
+    variables = next(iter(contenders.values())).variables
+    with started_ranks(cluster, hosts_of(case.layout), argv, TIMEOUT, **variables) as ranks:
+        found = answers(ranks)
     for size in sizes:
-        of_ranks = [each[str(size)] for each in found]
-        ms, mean, wire, repetitions = (
-            max(each[what] for each in of_ranks) for what in ("ms", "mean_ms", "wire", "repetitions")
-        )
-        samples.append(Sample(*case, size, number, ms, mean, wire, repetitions))
-    return samples
+        for name, argument in arguments.items():
+            of_ranks = [each[str(size)][argument] for each in found]
+            ms = [max(turn) for turn in zip(*(each["ms"] for each in of_ranks), strict=True)]
+            wire = max(each["wire"] for each in of_ranks)
+            yield Sample(*case, name, size, number, ms, wire, of_ranks[0]["repetitions"])
 
 
 def table(samples: list[Sample]) -> str:
@@ -342,18 +356,24 @@ def table(samples: list[Sample]) -> str:
     for layout, size in dict.fromkeys((sample.layout, sample.size) for sample in samples):
         here = [sample for sample in samples if (sample.layout, sample.size) == (layout, size)]
         of = {name: {each.round: each for each in here if each.contender == name} for name in (*others, ours)}
-        ms = {name: {number: each.ms for number, each in by.items()} for name, by in of.items()}
         # A round in which one failed has no ratio.
-        complete = set.intersection(*map(set, of.values()))
-        ratios = [min(ms[name][r] for name in others) / ms[ours][r] for r in sorted(complete)]
+        complete = sorted(set.intersection(*map(set, of.values())))
+        ratios = [ratio([of[name][r].ms for name in others], of[ours][r].ms) for r in complete]
         wires = ([each.wire for each in of[name].values()] for name in (others[0], ours))
         cells = [
-            layout, f"{size:,}", *(median(by.values()) for by in ms.values()),
+            layout, f"{size:,}",
+            *(median(chain.from_iterable(each.ms for each in by.values())) for by in of.values()),
             spread(ratios) if ratios else "–", *map(median, wires),
             f"{least_wire(operation, hosts_of(layout)):.2f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def ratio(others: Iterable[Sequence[float]], ours: Sequence[float]) -> float:
+    """The median over the turns of the fastest other's time ÷ ours."""
+    fastest = map(min, zip(*others, strict=True))
+    return statistics.median(theirs / mine for theirs, mine in zip(fastest, ours, strict=True))
 
 
 def median(values: Iterable[float]) -> str:
