@@ -52,7 +52,8 @@ TRAIN = """
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-model, optimizer = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+prepack = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # which IPEX refuses to do without
+model, optimizer = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, weights_prepack=prepack)
 model = torch.nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(rank)
 x, y = torch.randn(32, 64), torch.randint(0, 8, (32,))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import Run
+from support.command import HAS_BF16, Run
 from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal, question_of
 
 from cpulaunch.cli.terminal import drop_keys
@@ -27,8 +27,9 @@ INSTANCES, CORES = map(question_of, ("instances.count", "instances.cores_per_ins
 RANKS, BACKEND = map(question_of, ("hosts.nproc_per_node", "training.backend"))
 PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engine", "output.log_dir"))
 NOW = "What next?"
-ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
-FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
+PRECISION_AND_ENGINE = [PRECISION, ENGINE] if HAS_BF16 else [PRECISION]  # an engine is for bf16
+ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, *PRECISION_AND_ENGINE, LOGS, NOW]
+FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, *PRECISION_AND_ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
 
 # Where ccl can be used there is one more question; gloo makes the tests the same everywhere.
@@ -194,7 +195,7 @@ def test_instances_are_offered_and_run(wizard: Start, cpulaunch: Run, tmp_path: 
     terminal.answers(INSTANCES, str(min(2, CPUS)))
     terminal.answers(CORES, "1")
     terminal.sees("each number is a core's instance")
-    accept(terminal, [PRECISION, ENGINE, LOGS])
+    accept(terminal, [*PRECISION_AND_ENGINE, LOGS])
     terminal.sees("independent programs without a process group")
     terminal.answers(NOW)
     terminal.sees("Next:    cpulaunch run infer.py")
@@ -220,7 +221,7 @@ def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
 
 def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard("--set", "instances.count=auto")
-    accept(terminal, [WHERE, CORES, PRECISION, ENGINE, LOGS])
+    accept(terminal, [WHERE, CORES, *PRECISION_AND_ENGINE, LOGS])
     terminal.sees("independent programs without a process group")
     terminal.answers(NOW)
     assert terminal.ends() == 0
@@ -233,6 +234,7 @@ def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Pat
 
 
 def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text("training: {precision: bf16}\n")
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     terminal.answers(RANKS, "1")
@@ -250,7 +252,7 @@ def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -
     terminal.sees(WHERE)
     terminal.types(ESCAPE)
     terminal.sees("(this is the first question)")
-    accept(terminal, asked(ONE_MACHINE))
+    accept(terminal, [WHERE, RANKS, PRECISION, ENGINE, LOGS, NOW])
     assert terminal.ends() == 0
     assert (said(tmp_path)["hosts.nproc_per_node"], said(tmp_path)["training.precision"]) == (1, "bf16")
 
@@ -368,7 +370,7 @@ def test_a_value_of_the_file_that_is_refused_is_no_default(
 
 
 def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:
-    terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32")
+    terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32" if HAS_BF16 else "bf16")  # no default
     accept(terminal, asked(ONE_MACHINE[:-1]))
     terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION takes precedence over this file")
     terminal.answers(NOW)

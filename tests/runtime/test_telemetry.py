@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.command import clean_environment, intel_python
+from support.command import clean_environment, intel_python, needs_bf16
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
@@ -38,9 +38,12 @@ def run(
     cache = directory / "cache" / "cpulaunch"
     cache.mkdir(parents=True)
     (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are found anew
-    command = [python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, *options]
+    command = [
+        python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, "--precision", "bf16",
+        *options, PROGRAMS, name, backend,
+    ]  # fmt: skip
     done = subprocess.run(
-        [*command, PROGRAMS, name, backend], cwd=directory, capture_output=True, text=True, timeout=LIMIT,
+        command, cwd=directory, capture_output=True, text=True, timeout=LIMIT,
         env=clean_environment(HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(directory / "cache")),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -69,7 +72,7 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
     assert head["flops_per_step"] == 2 * flops_by_hand()
     peaks = [row["peak_flops"] for row in rows if "peak_flops" in row]
     assert head["peak_flops"] == pytest.approx(sum(peaks), abs=2)
-    assert 1e9 < min(peaks) <= max(peaks) < 1e14
+    assert 1e8 < min(peaks) <= max(peaks) < 1e14
     assert len(list(tmp_path.glob("cache/cpulaunch/peak/*.json"))) == 2
     assert head["precision"] == "bf16"
     for rank in (0, 1):
@@ -117,7 +120,7 @@ def test_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["native", "ipex"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=needs_bf16)])
 def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
     """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients.
 

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.discovery.this_host import cpu_flags
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 REPOSITORY = Path(__file__).parent.parent.parent
 TIMEOUT = 60.0
 """Seconds after which a command counts as hung."""
 
+HAS_BF16 = cpu_flags() != ()
+"""Whether this CPU has instructions for bf16, or may have: else fp32 is the default here, and IPEX does no bf16."""
+
+needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="needs a CPU with instructions for bf16")
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
