@@ -26,7 +26,7 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
 
 
 def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:
-    done = job(2, "plain", "none")
+    done = job(2, "plain", "none", options=("--precision", "bf16"))
     first, second = done.results
     assert first == second
     assert first["kinds"] == ["torch.bfloat16"]

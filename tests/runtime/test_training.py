@@ -153,7 +153,7 @@ def test_misuse_is_refused(job: Start) -> None:
     ],
 )
 def test_what_would_not_train_is_said_once(job: Start, what: str, expected: str) -> None:
-    done = job(2, "misuse", what, options=("--engine", "native"))
+    done = job(2, "misuse", what, options=("--engine", "native", "--precision", "bf16"))
     assert [result["error"] for result in done.results] == ["", ""]
     assert len([line for line in done.ours() if line.startswith(expected)]) == 1
 
