@@ -44,7 +44,7 @@ def build(
     """The group for the installed torch, from where it is built or else by building it.
 
     ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
-    other, and a group appears in the cache whole or not at all.  Takes a minute or two.  Without ``patient``,
+    other, and a group appears in the cache whole or not at all.  Takes a few minutes.  Without ``patient``,
     it fails soon where the network is needed and does not answer, or did not within the last hour.
 
     Raises HostError where something is missing: torch, a compiler, Python's headers, the network.

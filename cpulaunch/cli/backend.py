@@ -11,7 +11,7 @@ from cpulaunch.errors import HostError
 def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
     """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
 
-    With ``build``, the process group is built now where it isn't yet, which takes a minute or two, with its
+    With ``build``, the process group is built now where it isn't yet, which takes a few minutes, with its
     progress on stderr; without, ``tell`` hears that it isn't.  HostError where ccl is insisted on and can't
     be had.
     """

@@ -12,7 +12,7 @@ from cpulaunch.wording import did_you_mean
 
 HELP = "the oneCCL process group: build it for the installed torch, see what is built"
 
-USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, a minute or two
+USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, a few minutes
        cpulaunch ccl info                              what is built, what would be loaded, and why"""
 
 EPILOG = """\

@@ -42,7 +42,7 @@ class BuildProgress:
             seconds = f"{time.monotonic() - self._began:.0f} s"
             _draw(f"cpulaunch: ccl: {f'{step}, {detail}' if detail else step} ({seconds})")
         elif not detail:
-            say(f"ccl: {step}" + ("" if self._said else " (building it takes a minute or two, once)"))
+            say(f"ccl: {step}" + ("" if self._said else " (building it takes a few minutes, once)"))
             self._said = True
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -69,17 +71,34 @@ def race() -> str:
     return "ok"
 
 
-def bfloat16_sums() -> str:
-    """Each bfloat16 there is, zeroes, subnormals, infinities and NaNs too, with others: rounded as torch does."""
+def every_number_of_16_bits(dtype: str) -> str:
+    """Each number there is, zeroes, subnormals, infinities and NaNs too, with others: as torch has it in float32.
+
+    The sum of two numbers of float16 may be too large for the type, and their average isn't.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
-    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16)
-    tensor = every.roll(7919 * rank)
-    dist.all_reduce(tensor)
-    total = every.float()
-    for other in range(1, size):
-        total += every.roll(7919 * other).float()
-    expected = total.to(torch.bfloat16)
-    assert torch.equal(tensor.isnan(), expected.isnan())
-    numbers = ~expected.isnan()
-    assert torch.equal(tensor.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
+    kind = getattr(torch, dtype)
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(kind)
+    inputs = [every.roll(7919 * other) for other in range(size)]
+
+    def reduced(how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return functools.reduce(how, (one.float() for one in inputs))
+
+    expected = {
+        dist.ReduceOp.SUM: reduced(torch.add),
+        dist.ReduceOp.AVG: reduced(torch.add) / size,
+        dist.ReduceOp.MAX: reduced(torch.maximum),
+        dist.ReduceOp.MIN: reduced(torch.minimum),
+    }
+    for op, wide in expected.items():
+        dist.all_reduce(tensor := inputs[rank].clone(), op)
+        scattered = torch.empty(every.numel() // size // 2, dtype=kind)
+        own = slice(rank * scattered.numel(), (rank + 1) * scattered.numel())
+        dist.reduce_scatter_tensor(scattered, inputs[rank][: size * scattered.numel()].clone(), op)
+        wanted = wide.to(kind)
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, equal_nan=True, msg=str(op))
+        torch.testing.assert_close(scattered, wanted[own], rtol=0, atol=0, equal_nan=True, msg=str(op))
+        if op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            zeroes = wanted == 0
+            assert torch.equal(tensor[zeroes].signbit(), wanted[zeroes].signbit()), op
     return "ok"

@@ -143,7 +143,7 @@ def test_a_run_that_has_to_build_says_so_in_two_lines(
     fetching, compiling, failed, *_ = done.stderr.splitlines()
     assert fetching == (
         f"cpulaunch: ccl: fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB) "
-        "(building it takes a minute or two, once)"
+        "(building it takes a few minutes, once)"
     )
     assert compiling == f"cpulaunch: ccl: compiling for torch {installed.state().torch}"
     assert failed.startswith("cpulaunch: error: the compiler failed")

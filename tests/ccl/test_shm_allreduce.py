@@ -20,8 +20,9 @@ def test_one_operation_may_have_tensors_of_several_types(ranks: Ranks) -> None:
     assert ranks.call("mixed_coalesced") == ["ok"] * ranks.size
 
 
-def test_bfloat16_is_summed_in_float32_and_rounded_as_torch_does(ranks: Ranks) -> None:
-    assert ranks.call("bfloat16_sums") == ["ok"] * ranks.size
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_are_reduced_in_float32_and_rounded_as_torch_does(ranks: Ranks, dtype: str) -> None:
+    assert ranks.call("every_number_of_16_bits", dtype) == ["ok"] * ranks.size
 
 
 def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <stdexcept>
 #include <type_traits>
 
 namespace cpulaunch {
@@ -11,18 +10,16 @@ namespace cpulaunch {
 namespace {
 
 #define CPULAUNCH_INLINE inline __attribute__((always_inline))
+#pragma GCC diagnostic ignored "-Wpsabi"  // how vectors are passed: not at all, as all that takes them is inline
 
 // The module may run on another kind of machine than it was built on.  (ThreadSanitizer starts later than the code that
-// chooses among the clones and versions.)  Clones are of a whole definition.  Versions return `call`, in which kWidth
-// is the bytes of a vector register.
+// chooses among the versions.)  They return `call`, in which kWidth is the bytes of a vector register.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-#define CPULAUNCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #define CPULAUNCH_VERSIONS(declaration, call)                                  \
   __attribute__((target("avx512f"))) CPULAUNCH_VERSION(64, declaration, call)  \
   __attribute__((target("avx2"))) CPULAUNCH_VERSION(32, declaration, call)     \
   __attribute__((target("default"))) CPULAUNCH_VERSION(16, declaration, call)
 #else
-#define CPULAUNCH_CLONES
 #define CPULAUNCH_VERSIONS(declaration, call) CPULAUNCH_VERSION(16, declaration, call)
 #endif
 #define CPULAUNCH_VERSION(width, declaration, call) \
@@ -32,7 +29,7 @@ namespace {
   }
 
 template <class To, class From>
-CPULAUNCH_INLINE To bits_of(From value) {
+CPULAUNCH_INLINE To bits_of(const From& value) {
   To bits;
   static_assert(sizeof(bits) == sizeof(value));
   std::memcpy(&bits, &value, sizeof(bits));
@@ -64,27 +61,29 @@ struct Float16 {  // IEEE 754's binary16: 5 bits of exponent, 10 of fraction
   using Wide = float;
   uint16_t bits;
 
-  static float widen(Float16 number) {
-    const uint32_t sign = (number.bits & 0x8000u) << 16, rest = number.bits & 0x7fffu;
+  static CPULAUNCH_INLINE float widen(Float16 number) { return widen_all<float>(uint32_t{number.bits}); }
+  static CPULAUNCH_INLINE Float16 narrow(float wide) { return {static_cast<uint16_t>(narrow_all<uint32_t>(wide))}; }
+
+  // One number, or a vector of them, whose bits are the lower ones of the words.
+  template <class Floats, class Words>
+  static CPULAUNCH_INLINE Floats widen_all(const Words& words) {
+    const Words sign = (words & 0x8000u) << 16, rest = words & 0x7fffu;
     constexpr float kExponents = 0x1p112f;  // between the two types' biases; it normalizes subnormal numbers, too
-    const uint32_t magnitude = rest < 0x7c00 ? bits_of<uint32_t>(bits_of<float>(rest << 13) * kExponents)
-                                             : 0x7f800000 | (rest & 0x3ff) << 13;
-    return bits_of<float>(sign | magnitude);
+    const Words finite = bits_of<Words>(bits_of<Floats>(rest << 13) * kExponents);
+    const Words others = 0x7f800000u | (rest & 0x3ffu) << 13;
+    return bits_of<Floats>(sign | (rest < 0x7c00u ? finite : others));
   }
-  static Float16 narrow(float wide) {
-    const auto word = bits_of<uint32_t>(wide);
-    const uint32_t sign = word >> 16 & 0x8000, magnitude = word & 0x7fffffff;
-    uint32_t half;
-    if (magnitude > 0x7f800000) {
-      half = 0x7e00;
-    } else if (magnitude >= bits_of<uint32_t>(65520.0f)) {
-      half = 0x7c00;
-    } else if (magnitude < bits_of<uint32_t>(0x1p-14f)) {  // adding 0.5 has the processor round to multiples of 2^-24
-      half = bits_of<uint32_t>(bits_of<float>(magnitude) + 0.5f) - bits_of<uint32_t>(0.5f);
-    } else {
-      half = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-    }
-    return {static_cast<uint16_t>(sign | half)};
+  template <class Words, class Floats>
+  static CPULAUNCH_INLINE Words narrow_all(const Floats& wide) {
+    const auto word = bits_of<Words>(wide);
+    const Words sign = word >> 16 & 0x8000u, magnitude = word & 0x7fffffffu;
+    const Words normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    // Adding 0.5 has the processor round to multiples of 2^-24.
+    const Words subnormal = bits_of<Words>(bits_of<Floats>(magnitude) + 0.5f) - bits_of<uint32_t>(0.5f);
+    const Words infinity = Words{} + 0x7c00u, not_a_number = Words{} + 0x7e00u;
+    Words half = magnitude < bits_of<uint32_t>(0x1p-14f) ? subnormal : normal;
+    half = magnitude < bits_of<uint32_t>(65520.0f) ? half : infinity;
+    return sign | (magnitude > 0x7f800000u ? not_a_number : half);
   }
 };
 
@@ -113,9 +112,9 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
   } else if constexpr (reduction == Reduction::product) {
     return static_cast<Wide>(static_cast<Number>(a) * static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::min) {
-    return std::min(a, b);
+    return b < a || b != b ? b : a;  // one NaN makes it NaN, as in torch
   } else if constexpr (reduction == Reduction::max) {
-    return std::max(a, b);
+    return a < b || b != b ? b : a;
   } else if constexpr (reduction == Reduction::bit_and) {
     return static_cast<Wide>(a & b);
   } else if constexpr (reduction == Reduction::bit_or) {
@@ -125,10 +124,40 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
   }
 }
 
+// What makes averages of sums.  Multiplication takes less time, and is exact if the divisor is a power of two.
+template <class Wide, bool = std::is_integral_v<Wide>>
+struct Divisor {
+  explicit Divisor(int divisor)
+      : divisor(static_cast<Wide>(divisor)), factor(1 / this->divisor), is_exact((divisor & (divisor - 1)) == 0) {}
+
+  template <class Numbers>  // one, or a vector
+  CPULAUNCH_INLINE void divide(Numbers& numbers) const {
+    if (is_exact) {
+      numbers *= factor;
+    } else {
+      numbers /= divisor;
+    }
+  }
+
+  Wide divisor, factor;
+  bool is_exact;
+};
+template <class Wide>
+struct Divisor<Wide, true> {
+  explicit Divisor(int divisor) : divisor(divisor) {}
+
+  CPULAUNCH_INLINE void divide(Wide& number) const {
+    if (divisor != 1) number = static_cast<Wide>(number / divisor);
+  }
+
+  int divisor;
+};
+
 // Reduces the bytes from `begin` to `end` of each source.
 template <class Number, Reduction reduction>
-void reduce_range(char* to, const char* const* from, size_t sources, size_t begin, size_t end) {
+void reduce_range(char* to, const char* const* from, size_t sources, size_t begin, size_t end, int divisor) {
   using As = Stored<Number>;
+  const Divisor<typename As::Wide> by(divisor);
   constexpr size_t kNumbers = 64;  // reduced at once
   typename As::Wide total[kNumbers];
   Number read[kNumbers];
@@ -140,14 +169,17 @@ void reduce_range(char* to, const char* const* from, size_t sources, size_t begi
       std::memcpy(read, from[source] + at, length);
       for (size_t i = 0; i < count; ++i) total[i] = combine<reduction>(total[i], As::widen(read[i]));
     }
+    if constexpr (reduction == Reduction::sum) {
+      for (size_t i = 0; i < count; ++i) by.divide(total[i]);
+    }
     for (size_t i = 0; i < count; ++i) read[i] = As::narrow(total[i]);
     std::memcpy(to + at, read, length);
   }
 }
 
 template <class Number, Reduction reduction>
-void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes) {
-  reduce_range<Number, reduction>(to, from, sources, 0, bytes);
+void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
+  reduce_range<Number, reduction>(to, from, sources, 0, bytes, divisor);
 }
 
 // --- sums of the types that models train in, in vectors that compilers translate for whichever instruction set
@@ -163,8 +195,9 @@ struct Vectors {
 };
 
 // The sum of vectors, whose numbers are summed as they are.
-template <class Vector>
+template <class Number, class Vector>
 struct Plain {
+  using Wide = Number;
   static constexpr size_t kWidth = sizeof(Vector);
 
   CPULAUNCH_INLINE void start(const char* from) { std::memcpy(&sum, from, kWidth); }
@@ -173,6 +206,7 @@ struct Plain {
     std::memcpy(&vector, from, kWidth);
     sum += vector;
   }
+  CPULAUNCH_INLINE void divide(const Divisor<Wide>& by) { by.divide(sum); }
   CPULAUNCH_INLINE void store(char* to) const { std::memcpy(to, &sum, kWidth); }
 
   Vector sum;
@@ -181,6 +215,7 @@ struct Plain {
 // A word holds two bfloat16; summed apart, they need not change places, which would cost more than the sum.
 template <size_t width>
 struct Halves {
+  using Wide = float;
   using Floats = typename Vectors<width>::Floats;
   using Words = typename Vectors<width>::Words;
   static constexpr size_t kWidth = width;
@@ -196,36 +231,71 @@ struct Halves {
     lower += reinterpret_cast<Floats>(words << 16);
     upper += reinterpret_cast<Floats>(words & kUpper);
   }
+  CPULAUNCH_INLINE void divide(const Divisor<Wide>& by) {
+    by.divide(lower);
+    by.divide(upper);
+  }
   CPULAUNCH_INLINE void store(char* to) const {
-    Words low, high;
-    round(low, lower);
-    round(high, upper);
-    low = low >> 16 | (high & kUpper);
-    std::memcpy(to, &low, kWidth);
+    const Words words = round(lower) >> 16 | (round(upper) & kUpper);
+    std::memcpy(to, &words, kWidth);
   }
   // To the nearest bfloat16, of two to the even one; NaN stays NaN.
-  static CPULAUNCH_INLINE void round(Words& rounded, const Floats& value) {
+  static CPULAUNCH_INLINE Words round(const Floats& value) {
     const auto word = reinterpret_cast<Words>(value);
-    rounded = value == value ? word + 0x7fff + (word >> 16 & 1) : Words{} + 0x7fc00000;
+    return value == value ? word + 0x7fff + (word >> 16 & 1) : Words{} + 0x7fc00000;
   }
 
   Floats lower, upper;
 };
 
-// Sums whole blocks; returns how many bytes these are.
-template <class Sum>
-CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes) {
+// Of float16.
+template <size_t width>
+struct Float16s {
+  using Wide = float;
+  using V = Vectors<width>;
+  static constexpr size_t kWidth = width / 2;
+
+  static CPULAUNCH_INLINE typename V::Floats read(const char* from) {
+    typename V::Shorts numbers;
+    std::memcpy(&numbers, from, kWidth);
+    return Float16::widen_all<typename V::Floats>(__builtin_convertvector(numbers, typename V::Words));
+  }
+  CPULAUNCH_INLINE void start(const char* from) { sum = read(from); }
+  CPULAUNCH_INLINE void add(const char* from) { sum += read(from); }
+  CPULAUNCH_INLINE void divide(const Divisor<Wide>& by) { by.divide(sum); }
+  CPULAUNCH_INLINE void store(char* to) const {
+    const auto words = Float16::narrow_all<typename V::Words>(sum);
+    const auto numbers = __builtin_convertvector(words, typename V::Shorts);
+    std::memcpy(to, &numbers, kWidth);
+  }
+
+  typename V::Floats sum;
+};
+
+template <bool divides, class Sum>
+CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
   constexpr size_t kVectors = 4, kBlock = kVectors * Sum::kWidth;
   const size_t blocks = bytes / kBlock * kBlock;
+  const Divisor<typename Sum::Wide> by(divisor);
   Sum sums[kVectors];
   for (size_t at = 0; at < blocks; at += kBlock) {
     for (size_t i = 0; i < kVectors; ++i) sums[i].start(from[0] + at + i * Sum::kWidth);
     for (size_t source = 1; source < sources; ++source) {
       for (size_t i = 0; i < kVectors; ++i) sums[i].add(from[source] + at + i * Sum::kWidth);
     }
-    for (size_t i = 0; i < kVectors; ++i) sums[i].store(to + at + i * Sum::kWidth);
+    for (size_t i = 0; i < kVectors; ++i) {
+      if constexpr (divides) sums[i].divide(by);
+      sums[i].store(to + at + i * Sum::kWidth);
+    }
   }
   return blocks;
+}
+
+// Sums whole blocks; returns how many bytes these are.
+template <class Sum>
+CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
+  return divisor == 1 ? sum_blocks<false, Sum>(to, from, sources, bytes, divisor)
+                      : sum_blocks<true, Sum>(to, from, sources, bytes, divisor);
 }
 
 // float32 to bfloat16 and back, whole vectors of float32; both return how many numbers these are.
@@ -235,10 +305,8 @@ CPULAUNCH_INLINE size_t round_vectors(char* to, const char* from, size_t count) 
   const size_t whole = count / V::kNumbers * V::kNumbers;
   for (size_t i = 0; i < whole; i += V::kNumbers) {
     typename V::Floats numbers;
-    typename V::Words rounded;
     std::memcpy(&numbers, from + 4 * i, width);
-    Halves<width>::round(rounded, numbers);
-    const auto upper = __builtin_convertvector(rounded >> 16, typename V::Shorts);
+    const auto upper = __builtin_convertvector(Halves<width>::round(numbers) >> 16, typename V::Shorts);
     std::memcpy(to + 2 * i, &upper, sizeof(upper));
   }
   return whole;
@@ -257,64 +325,24 @@ CPULAUNCH_INLINE size_t widen_vectors(char* to, const char* from, size_t count) 
   return whole;
 }
 
-CPULAUNCH_VERSIONS(size_t sum_float_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
-                   (sum_blocks<Plain<Vectors<kWidth>::Floats>>(to, from, sources, bytes)))
-CPULAUNCH_VERSIONS(size_t sum_double_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
-                   (sum_blocks<Plain<Vectors<kWidth>::Doubles>>(to, from, sources, bytes)))
-CPULAUNCH_VERSIONS(size_t sum_bfloat16_blocks(char* to, const char* const* from, size_t sources, size_t bytes),
-                   (sum_blocks<Halves<kWidth>>(to, from, sources, bytes)))
+CPULAUNCH_VERSIONS(size_t sum_floats(char* to, const char* const* from, size_t sources, size_t bytes, int divisor),
+                   (sum_blocks<Plain<float, Vectors<kWidth>::Floats>>(to, from, sources, bytes, divisor)))
+CPULAUNCH_VERSIONS(size_t sum_doubles(char* to, const char* const* from, size_t sources, size_t bytes, int divisor),
+                   (sum_blocks<Plain<double, Vectors<kWidth>::Doubles>>(to, from, sources, bytes, divisor)))
+CPULAUNCH_VERSIONS(size_t sum_bfloat16s(char* to, const char* const* from, size_t sources, size_t bytes, int divisor),
+                   (sum_blocks<Halves<kWidth>>(to, from, sources, bytes, divisor)))
+CPULAUNCH_VERSIONS(size_t sum_float16s(char* to, const char* const* from, size_t sources, size_t bytes, int divisor),
+                   (sum_blocks<Float16s<kWidth>>(to, from, sources, bytes, divisor)))
 CPULAUNCH_VERSIONS(size_t round_lines(char* to, const char* from, size_t count),
                    (round_vectors<kWidth>(to, from, count)))
 CPULAUNCH_VERSIONS(size_t widen_lines(char* to, const char* from, size_t count),
                    (widen_vectors<kWidth>(to, from, count)))
 
 // Whole blocks by `sum`, the rest number by number.
-template <class Number, size_t sum(char*, const char* const*, size_t, size_t)>
-void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes) {
-  reduce_range<Number, Reduction::sum>(to, from, sources, sum(to, from, sources, bytes), bytes);
-}
-
-// --- averages
-
-template <class Number>
-void divide_whole(char* data, size_t bytes, int divisor) {
-  for (size_t at = 0; at < bytes; at += sizeof(Number)) {
-    Number number;
-    std::memcpy(&number, data + at, sizeof(number));
-    number = static_cast<Number>(number / divisor);
-    std::memcpy(data + at, &number, sizeof(number));
-  }
-}
-
-template <class Number>
-CPULAUNCH_INLINE void divide_all(char* data, size_t bytes, int divisor) {
-  using As = Stored<Number>;
-  using Wide = typename As::Wide;
-  constexpr size_t kNumbers = 64;  // divided at once
-  // Multiplication takes less time, and has the same result if the divisor is a power of two.
-  const bool exact = (divisor & (divisor - 1)) == 0;
-  const Wide by = exact ? Wide{1} / static_cast<Wide>(divisor) : static_cast<Wide>(divisor);
-  Number numbers[kNumbers]{};
-  for (size_t at = 0; at < bytes; at += sizeof(numbers)) {
-    const size_t length = std::min(bytes - at, sizeof(numbers));
-    std::memcpy(numbers, data + at, length);
-    if (exact) {
-      for (auto& number : numbers) number = As::narrow(As::widen(number) * by);
-    } else {
-      for (auto& number : numbers) number = As::narrow(As::widen(number) / by);
-    }
-    std::memcpy(data + at, numbers, length);
-  }
-}
-
-CPULAUNCH_CLONES void divide_floats(char* data, size_t bytes, int divisor) { divide_all<float>(data, bytes, divisor); }
-
-CPULAUNCH_CLONES void divide_doubles(char* data, size_t bytes, int divisor) {
-  divide_all<double>(data, bytes, divisor);
-}
-
-CPULAUNCH_CLONES void divide_bfloat16s(char* data, size_t bytes, int divisor) {
-  divide_all<BFloat16>(data, bytes, divisor);
+template <class Number, size_t sum(char*, const char* const*, size_t, size_t, int)>
+void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
+  const size_t blocks = sum(to, from, sources, bytes, divisor);
+  reduce_range<Number, Reduction::sum>(to, from, sources, blocks, bytes, divisor);
 }
 
 template <class Number>
@@ -373,9 +401,10 @@ Reduce* reduce_for(NumberType type, Reduction reduction) {
   const bool average = reduction == Reduction::average;
   if (average) return type == NumberType::boolean ? nullptr : reduce_for(type, Reduction::sum);
   if (reduction == Reduction::sum) {
-    if (type == NumberType::float32) return sum_fast<float, sum_float_blocks>;
-    if (type == NumberType::float64) return sum_fast<double, sum_double_blocks>;
-    if (type == NumberType::bfloat16) return sum_fast<BFloat16, sum_bfloat16_blocks>;
+    if (type == NumberType::float32) return sum_fast<float, sum_floats>;
+    if (type == NumberType::float64) return sum_fast<double, sum_doubles>;
+    if (type == NumberType::float16) return sum_fast<Float16, sum_float16s>;
+    if (type == NumberType::bfloat16) return sum_fast<BFloat16, sum_bfloat16s>;
   }
   switch (type) {
     case NumberType::float64: return reduce_for_number<double>(reduction);
@@ -399,21 +428,8 @@ Reduce* reduce_for(NumberType type, Reduction reduction) {
 }
 
 void divide(char* data, size_t bytes, NumberType type, int divisor) {
-  switch (type) {
-    case NumberType::float64: return divide_doubles(data, bytes, divisor);
-    case NumberType::float32: return divide_floats(data, bytes, divisor);
-    case NumberType::float16: return divide_all<Float16>(data, bytes, divisor);
-    case NumberType::bfloat16: return divide_bfloat16s(data, bytes, divisor);
-    case NumberType::int64: return divide_whole<int64_t>(data, bytes, divisor);
-    case NumberType::int32: return divide_whole<int32_t>(data, bytes, divisor);
-    case NumberType::int16: return divide_whole<int16_t>(data, bytes, divisor);
-    case NumberType::int8: return divide_whole<int8_t>(data, bytes, divisor);
-    case NumberType::uint64: return divide_whole<uint64_t>(data, bytes, divisor);
-    case NumberType::uint32: return divide_whole<uint32_t>(data, bytes, divisor);
-    case NumberType::uint16: return divide_whole<uint16_t>(data, bytes, divisor);
-    case NumberType::uint8: return divide_whole<uint8_t>(data, bytes, divisor);
-    case NumberType::boolean: throw std::invalid_argument("bools are not divided");
-  }
+  const char* sum = data;
+  reduce_for(type, Reduction::average)(data, &sum, 1, bytes, divisor);
 }
 
 void to_bfloat16(char* to, const char* from, size_t count) {

@@ -21,13 +21,14 @@ const char* name_of(Reduction reduction);
 
 // Reduces `sources` arrays of `bytes` each to one, in the order of `from`, which makes the result's bits the same
 // wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32 and
-// rounded once.  A bool is a byte of 0 or 1 and stays one.
-using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes);
+// rounded once.  A bool is a byte of 0 or 1 and stays one.  A sum is divided by `divisor`, which is 1 but for that of
+// all that an average is of; of whole numbers, what is behind the point is cut off.
+using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes, int divisor);
 
 // Null where the type has no such reduction: floating-point numbers have no bitwise ones, and bools no average.  That
-// of an average is a sum, to be divided once all are in it.
+// of an average is a sum.
 Reduce* reduce_for(NumberType type, Reduction reduction);
-// Divides numbers in place, and cuts off what whole ones have behind the point.
+// Divides sums in place.
 void divide(char* data, size_t bytes, NumberType type, int divisor);
 
 // Rounds `count` float32 numbers to bfloat16, of two nearest ones to the even one; and back.

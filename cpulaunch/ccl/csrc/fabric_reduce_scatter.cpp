@@ -23,6 +23,7 @@ class FabricReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
+        divisor_(signature.reduction == Reduction::average ? layout_.size : 1),
         stretch_(cost / layout_.size / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
@@ -48,7 +49,7 @@ class FabricReduceScatter final : public Operation {
       char* to = rank == layout_.rank ? output_ + range.begin : next;
       if (rank != layout_.rank) next += range.size();
       if (from.size() > 1) {
-        reduce_(to, from.data(), from.size(), range.size());
+        reduce_(to, from.data(), from.size(), range.size(), 1);
       } else {
         std::memmove(to, from[0], range.size());
       }
@@ -85,10 +86,7 @@ class FabricReduceScatter final : public Operation {
       from.push_back(host == layout_.host ? output_ + range.begin : next);
       if (host != layout_.host) next += range.size();
     }
-    reduce_(output_ + range.begin, from.data(), from.size(), range.size());
-    if (signature.reduction == Reduction::average) {
-      divide(output_ + range.begin, range.size(), signature.type, layout_.size);
-    }
+    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
     return true;
   }
 
@@ -123,6 +121,7 @@ class FabricReduceScatter final : public Operation {
   const std::vector<const char*> inputs_;
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
+  const int divisor_;
   const size_t stretch_;
 };
 

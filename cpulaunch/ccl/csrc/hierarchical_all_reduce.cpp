@@ -30,7 +30,8 @@ class AllReduce final : public Operation {
         layout_(hierarchy.layout),
         data_(signature.bytes ? data : nothing_),
         bytes_(signature.bytes ? signature.bytes : size_of(signature.type)),
-        reduce_(reduce_for(signature.type, signature.reduction)) {
+        reduce_(reduce_for(signature.type, signature.reduction)),
+        divisor_(signature.reduction == Reduction::average ? layout_.size : 1) {
     if (layout_.locals > 1) tensor = SharedBlocks::find(data_, bytes_);
   }
 
@@ -148,7 +149,13 @@ class AllReduce final : public Operation {
     for (int local = 0; local < layout_.locals; ++local) {
       sources_.push_back(memory_of(local, piece, range) + part.begin - range.begin);
     }
-    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
+    reduce_last(part);
+  }
+
+  // From `sources_`, which is the last step of one host's.
+  void reduce_last(Range part) {
+    const int divisor = layout_.hosts == 1 ? divisor_ : 1;
+    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size(), divisor);
   }
 
   void reduce_on_socket(uint64_t piece, Range range) {
@@ -157,7 +164,7 @@ class AllReduce final : public Operation {
       sources_.clear();
       for (const int local : layout_.neighbors) sources_.push_back(memory_of(local, piece, range) + at);
       char* to = lane == layout_.local ? data_ + part.begin : hierarchy_.slot(layout_.local, piece) + at;
-      reduce_(to, sources_.data(), sources_.size(), part.size());
+      reduce_(to, sources_.data(), sources_.size(), part.size(), 1);
     });
     hierarchy_.set_mark(&SharedSlots::Counters::on_socket, piece);
   }
@@ -176,7 +183,7 @@ class AllReduce final : public Operation {
       const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
       sources_.push_back(whole + part.begin - range.begin);
     }
-    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size());
+    reduce_last(part);
     return true;
   }
 
@@ -188,7 +195,7 @@ class AllReduce final : public Operation {
     if (!all) return false;
     for_each_lane(range, [&](int, Range part) {
       char* data = data_ + part.begin;
-      if (signature.reduction == Reduction::average) divide(data, part.size(), signature.type, layout_.size);
+      if (layout_.hosts > 1 && divisor_ > 1) divide(data, part.size(), signature.type, divisor_);
       if (!is_whole(range)) give(piece, range, part);
     });
     if (!has_sockets(range)) return true;
@@ -253,6 +260,7 @@ class AllReduce final : public Operation {
   char* const data_;
   const size_t bytes_;
   Reduce* const reduce_;
+  const int divisor_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::vector<const char*> sources_;
 };

@@ -22,6 +22,7 @@ class ReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
+        divisor_(signature.reduction == Reduction::average ? layout_.size : 1),
         stretch_(cost / std::max(layout_.lanes - 1, 1) / kGranule * kGranule) {}
 
   uint64_t pieces() const override {
@@ -70,10 +71,6 @@ class ReduceScatter final : public Operation {
       const auto& coming = coming_for(piece);
       if (coming.pending > 0) return false;
       reduce_hosts(coming.memory.get(), piece);
-    }
-    if (ours && signature.reduction == Reduction::average) {
-      const auto range = range_of(piece, layout_.rank);
-      divide(output_ + range.begin, range.size(), signature.type, layout_.size);
     }
     return state.done = true;
   }
@@ -147,7 +144,7 @@ class ReduceScatter final : public Operation {
     for (int local = 0; local < layout_.locals; ++local) {
       from.push_back(local == layout_.local ? own : in_slot(local, piece, rank));
     }
-    reduce_(to, from.data(), from.size(), bytes);
+    reduce_(to, from.data(), from.size(), bytes, layout_.hosts == 1 ? divisor_ : 1);
   }
 
   void reduce_hosts(const char* coming, uint64_t piece) {
@@ -157,7 +154,7 @@ class ReduceScatter final : public Operation {
       from.push_back(host == layout_.host ? output_ + range.begin : coming);
       if (host != layout_.host) coming += range.size();
     }
-    reduce_(output_ + range.begin, from.data(), from.size(), range.size());
+    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
   }
 
   Hierarchy& hierarchy_;
@@ -166,6 +163,7 @@ class ReduceScatter final : public Operation {
   const std::vector<const char*> inputs_;
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
+  const int divisor_;
   const size_t stretch_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::array<Coming, kStretches> coming_;

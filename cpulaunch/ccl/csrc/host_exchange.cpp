@@ -118,7 +118,7 @@ void HostExchange::reduce(const Dimension& dimension) {
   for (int place = 0; place < dimension.hosts; ++place) {
     from.push_back(place == dimension.own ? data_ + dimension.share.begin : staging_for(dimension, place));
   }
-  reduce_(data_ + dimension.share.begin, from.data(), from.size(), dimension.share.size());
+  reduce_(data_ + dimension.share.begin, from.data(), from.size(), dimension.share.size(), 1);
 }
 
 }  // namespace cpulaunch

@@ -257,12 +257,14 @@ double compressed_sum(const Source& source, const Layout& layout, size_t i) {
 
 // --- roundings
 
-float combine(Reduction reduction, float a, float b) {
+float combine(Reduction reduction, float a, float b, int divisor) {
+  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<float>::quiet_NaN();
   switch (reduction) {
     case Reduction::sum: return a + b;
+    case Reduction::average: return (a + b) / static_cast<float>(divisor);
     case Reduction::product: return a * b;
-    case Reduction::min: return b < a ? b : a;
-    default: return a < b ? b : a;
+    case Reduction::min: return std::min(a, b);
+    default: return std::max(a, b);
   }
 }
 
@@ -284,16 +286,17 @@ void check_conversions(std::mt19937_64& random) {
 
 // Every number, each with some other one, in an order that has another number in each place of a vector.
 template <class T>
-void check_pairs(NumberType type, Reduction reduction, std::mt19937_64& random) {
+void check_pairs(NumberType type, Reduction reduction, int divisor, std::mt19937_64& random) {
   std::vector<T> a, b, got((1 << 16) - 1);  // one fewer than all, so that some are left over when the vectors are full
   for (uint64_t word = random(); a.size() < got.size(); ++word) {
     a.push_back({static_cast<uint16_t>(word)});
     b.push_back({static_cast<uint16_t>(random())});
   }
   const char* from[] = {reinterpret_cast<const char*>(a.data()), reinterpret_cast<const char*>(b.data())};
-  reduce_for(type, reduction)(reinterpret_cast<char*>(got.data()), from, 2, got.size() * sizeof(T));
+  reduce_for(type, reduction)(reinterpret_cast<char*>(got.data()), from, 2, got.size() * sizeof(T), divisor);
   for (size_t i = 0; i < got.size(); ++i) {
-    const auto wide = combine(reduction, static_cast<float>(T::value(a[i])), static_cast<float>(T::value(b[i])));
+    const auto one = static_cast<float>(T::value(a[i])), other = static_cast<float>(T::value(b[i]));
+    const auto wide = combine(reduction, one, other, divisor);
     const T wanted = T::nearest(wide);
     if (got[i].bits == wanted.bits || (std::isnan(wide) && std::isnan(T::value(got[i])))) continue;
     throw std::runtime_error(std::string(name_of(reduction)) + " of " + name_of(type) + " with bits " +
@@ -360,10 +363,14 @@ void check_rounding(uint64_t seed, int rounds) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < rounds; ++round) {
     check_conversions(random);
+    const auto check_types = [&](Reduction reduction, int divisor) {
+      check_pairs<Float16>(NumberType::float16, reduction, divisor, random);
+      check_pairs<BFloat16>(NumberType::bfloat16, reduction, divisor, random);
+    };
     for (const auto reduction : {Reduction::sum, Reduction::product, Reduction::min, Reduction::max}) {
-      check_pairs<Float16>(NumberType::float16, reduction, random);
-      check_pairs<BFloat16>(NumberType::bfloat16, reduction, random);
+      check_types(reduction, 1);
     }
+    for (const int divisor : {2, 3, 4, 7}) check_types(Reduction::average, divisor);
   }
 }
 

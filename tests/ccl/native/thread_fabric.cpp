@@ -101,7 +101,7 @@ ThreadFabric::Result ThreadFabric::reduce(int lane, char* data, size_t bytes, Nu
     moving->to.push_back({layout_.rank_with(lane, host), data, bytes});
     moving->from.push_back({layout_.rank_with(lane, host), memory, bytes});
   }
-  moving->finish = [=] { reduce_for(type, reduction)(data, all.data(), all.size(), bytes); };
+  moving->finish = [=] { reduce_for(type, reduction)(data, all.data(), all.size(), bytes, 1); };
   return moving;
 }
 
