@@ -77,7 +77,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config["forward"])
     started, told_hidden = _srun_note(facts, chosen), _hidden_note(config, hidden)
-    precision_note = None if config["training.as_written"] else precision.note  # the script's then
+    precision_note = None if config["training.as_written"] else precision.note  # as it is the script's
     notes = (started, backend.note, precision_note, *job.notes, told_hidden)
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from programs import Groups
+from programs import FLOATS, Groups
 
 
 def scaled_sum() -> float:
@@ -71,6 +72,21 @@ def race() -> str:
     return "ok"
 
 
+def extremes_of_nan() -> str:
+    """One rank's NaN is in the result, whichever rank has it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in FLOATS:
+        for count in (7, 100_000):
+            for which in range(size):
+                for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+                    tensor = torch.full(
+                        (count,), math.nan if rank == which else 1.0, dtype=getattr(torch, dtype)
+                    )
+                    dist.all_reduce(tensor, op)
+                    assert tensor.isnan().all(), (dtype, count, which, op)
+    return "ok"
+
+
 def every_number_of_16_bits(dtype: str) -> str:
     """Each number there is, zeroes, subnormals, infinities and NaNs too, with others: as torch has it in float32.
 
@@ -90,14 +106,20 @@ def every_number_of_16_bits(dtype: str) -> str:
         dist.ReduceOp.MAX: reduced(torch.maximum),
         dist.ReduceOp.MIN: reduced(torch.minimum),
     }
+
+    def assert_equal(ours: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+        torch.testing.assert_close(
+            ours, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}"
+        )
+
     for op, wide in expected.items():
         dist.all_reduce(tensor := inputs[rank].clone(), op)
         scattered = torch.empty(every.numel() // size // 2, dtype=kind)
         own = slice(rank * scattered.numel(), (rank + 1) * scattered.numel())
         dist.reduce_scatter_tensor(scattered, inputs[rank][: size * scattered.numel()].clone(), op)
         wanted = wide.to(kind)
-        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, equal_nan=True, msg=str(op))
-        torch.testing.assert_close(scattered, wanted[own], rtol=0, atol=0, equal_nan=True, msg=str(op))
+        assert_equal(tensor, wanted, f"all_reduce, {op}")
+        assert_equal(scattered, wanted[own], f"reduce_scatter, {op}")
         if op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             zeroes = wanted == 0
             assert torch.equal(tensor[zeroes].signbit(), wanted[zeroes].signbit()), op

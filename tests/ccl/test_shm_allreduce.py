@@ -25,6 +25,10 @@ def test_16_bits_are_reduced_in_float32_and_rounded_as_torch_does(ranks: Ranks, 
     assert ranks.call("every_number_of_16_bits", dtype) == ["ok"] * ranks.size
 
 
+def test_a_minimum_or_maximum_of_nan_is_nan(ranks: Ranks) -> None:
+    assert ranks.call("extremes_of_nan") == ["ok"] * ranks.size
+
+
 def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:
     assert ranks.call("compressed_averages") == ["ok"] * ranks.size
     assert ranks.call("exact_averages") == ["ok"] * ranks.size

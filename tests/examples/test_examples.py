@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.command import HAS_BF16, REPOSITORY, clean_environment, intel_python
+from support.command import HAS_BF16, REPOSITORY, clean_environment, intel_python, needs_bf16
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +60,7 @@ def test_a_pretrained_bert_by_accelerate(tmp_path: Path) -> None:
     assert f"ranks, {'bf16' if HAS_BF16 else 'no'}" in output
 
 
+@needs_bf16
 def test_bert_by_ipex(tmp_path: Path) -> None:
     output = run(tmp_path, "ipex_bert.py", 120, "--engine", "ipex", python=intel_python())
     again = number(r"checkpoint of torch.float32: ([0-9.]+)%", output)

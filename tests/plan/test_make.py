@@ -326,6 +326,9 @@ class TestBackendAndPrecision:
         assert insisted.env["CPULAUNCH_PRECISION"] == "bf16"
         assert insisted.notes == ("bf16 is slow here: the CPU of b has no instructions for it",)
 
+    def test_as_written_it_is_the_scripts_and_nothing_is_said_of_it(self) -> None:
+        assert make("training.as_written=true", facts=SMALL).notes == ()
+
 
 @pytest.mark.parametrize(
     ("nnodes", "avoid", "unusable", "left"),

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import REPOSITORY, Run, bounded, clean_environment, intel_python, processes_with
+from support.command import (
+    REPOSITORY,
+    Run,
+    bounded,
+    clean_environment,
+    intel_python,
+    needs_bf16,
+    processes_with,
+)
 from support.jobs import box, outcome
 from support.marks import repeat
 from support.namespaces import until
@@ -277,6 +285,7 @@ def test_another_number_of_ranks_goes_on_with_new_data(cpulaunch: Run) -> None:
     ) in done.stderr
 
 
+@needs_bf16
 @pytest.mark.slow
 def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
     losses = []

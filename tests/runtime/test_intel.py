@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from support.command import clean_environment, intel_python
+from support.command import clean_environment, intel_python, needs_bf16
 from support.marks import repeat
 
 from runtime.conftest import LIMIT, Start
@@ -16,12 +16,14 @@ pytestmark = pytest.mark.slow
 IPEX = ("--engine", "ipex")
 
 
+@needs_bf16
 def test_adamw_on_split_weights_is_torchs(intel_job: Start) -> None:
     (result,) = intel_job(1, "adamw", "50").results
     assert result["worst"] < 2**-9  # half of bf16's last bit, relative to a tensor's largest weight
     assert result["worst"] > 0
 
 
+@needs_bf16
 def test_it_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(intel_job: Start) -> None:
     (exact,) = intel_job(1, "train", "bert", "50", "24", options=("--precision", "fp32")).results
     for ranks, steps in ((2, 50), (3, 10)):  # three sum bf16 gradients in fp32
@@ -33,11 +35,13 @@ def test_it_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(intel_
         assert len({result["digest"] for result in done.results}) == 1
 
 
+@needs_bf16
 @pytest.mark.repeats
 def test_digits_are_learnt(intel_job: Start) -> None:
     assert all(result["accuracy"] >= 97 for result in intel_job(2, "digits", "12", options=IPEX).results)
 
 
+@needs_bf16
 @pytest.mark.parametrize("back", [False, repeat(True)], ids=["ipex to native", "native to ipex"])
 def test_checkpoints_are_full_precision_and_load_under_either_engine(
     intel_job: Start, tmp_path, back
@@ -51,6 +55,7 @@ def test_checkpoints_are_full_precision_and_load_under_either_engine(
     assert loaded["losses"] == pytest.approx(saved["losses"], abs=0.05)
 
 
+@needs_bf16
 def test_an_optimizer_that_it_cannot_fuse_trains_natively(intel_job: Start) -> None:
     done = intel_job(2, "misuse", "unfusable", options=IPEX)
     assert [result["error"] for result in done.results] == ["", ""]
@@ -69,6 +74,7 @@ def test_it_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
     assert "NameError: name 'MoeModelOutputWithPast' is not defined" in done.stderr
 
 
+@needs_bf16
 def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
     for result in intel_job(2, "trainer", "{}", TEST_USE_IPEX="1").results:
         assert result["kinds"] == ["_IPEXLinear"]
@@ -77,6 +83,7 @@ def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
         assert result["backend"] == "ccl"
 
 
+@needs_bf16
 def test_an_accelerator_gets_it_by_one_line(intel_job: Start) -> None:
     first, second = intel_job(
         2, "accelerated", '{"cpu": true, "mixed_precision": "bf16"}', TEST_USE_IPEX="1"

@@ -40,7 +40,7 @@ def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(
     job: Start, alone: Alone, backend: str
 ) -> None:
     exact = alone("train", "bert", "50", "24")
-    options = ("--engine", "native", "--backend", backend)
+    options = ("--engine", "native", "--precision", "bf16", "--backend", backend)
     first, second = job(2, "train", "bert", "50", "24", "rank", options=options).results
     for result in (first, second):
         assert result["backend"] == backend

@@ -109,7 +109,8 @@ def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> Non
     assert_alike(
         start(PROGRAMS, "deepspeed", **env).results, by_torchrun(PROGRAMS, "deepspeed", **env).results
     )
-    for result in start(PROGRAMS, "accelerate", "deepspeed", **env).results:
+    bf16 = ("--precision", "bf16")
+    for result in start(PROGRAMS, "accelerate", "deepspeed", options=bf16, **env).results:
         assert (result["kind"], result["class"]) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
         assert (result["size"], result["precision"]) == (2, "torch.bfloat16")
         assert result["losses"] == pytest.approx(LOSSES, abs=2e-2)
