@@ -112,9 +112,11 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
   } else if constexpr (reduction == Reduction::product) {
     return static_cast<Wide>(static_cast<Number>(a) * static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::min) {
-    return b < a || b != b ? b : a;  // one NaN makes it NaN, as in torch
+    const Wide least = b < a ? b : a;
+    return b != b ? b : least;  // one NaN makes it NaN, as in torch; in two steps, which take no branches
   } else if constexpr (reduction == Reduction::max) {
-    return a < b || b != b ? b : a;
+    const Wide most = a < b ? b : a;
+    return b != b ? b : most;
   } else if constexpr (reduction == Reduction::bit_and) {
     return static_cast<Wide>(a & b);
   } else if constexpr (reduction == Reduction::bit_or) {

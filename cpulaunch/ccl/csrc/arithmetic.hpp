@@ -21,8 +21,8 @@ const char* name_of(Reduction reduction);
 
 // Reduces `sources` arrays of `bytes` each to one, in the order of `from`, which makes the result's bits the same
 // wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32 and
-// rounded once.  A bool is a byte of 0 or 1 and stays one.  A sum is divided by `divisor`, which is 1 but for that of
-// all that an average is of; of whole numbers, what is behind the point is cut off.
+// rounded once.  A bool is a byte of 0 or 1 and stays one.  A sum is divided by `divisor`: the number of ranks where it
+// completes an average, else 1.  Averages of whole numbers are rounded towards zero.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes, int divisor);
 
 // Null where the type has no such reduction: floating-point numbers have no bitwise ones, and bools no average.  That
