@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command import REPOSITORY, clean_environment, intel_python, needs_two_cores
+from support.command import REPOSITORY, clean_environment, intel_python, needs_bf16, needs_two_cores
 from support.marks import repeat
 
 pytestmark = [pytest.mark.slow, needs_two_cores]
@@ -98,7 +98,7 @@ def test_resnet_computes_about_what_it_does_in_fp32(
     assert found["difference"]["mean"] < most
 
 
-@pytest.mark.parametrize("precision", [repeat("fp32"), repeat("bf16")])
+@pytest.mark.parametrize("precision", [repeat("fp32"), repeated("bf16", marks=[needs_bf16])])
 def test_resnet_runs_by_ipex(tmp_path: Path, precision: str) -> None:
     ipex = way(precision, "ipex")
     found = metrics(tmp_path, "resnet50.py", *ipex, "--small", python=str(intel_python()))
@@ -106,7 +106,7 @@ def test_resnet_runs_by_ipex(tmp_path: Path, precision: str) -> None:
 
 
 @needs_weights
-@pytest.mark.parametrize("precision", [repeat("fp32"), "bf16"])
+@pytest.mark.parametrize("precision", [repeat("fp32"), pytest.param("bf16", marks=[needs_bf16])])
 def test_bert_runs_by_ipex(tmp_path: Path, precision: str) -> None:
     found = metrics(tmp_path, "bert.py", *way(precision, "ipex"), "--small", python=str(intel_python()))
     assert abs(found["accuracy_lost"]["mean"]) < 20

@@ -99,7 +99,9 @@ class job:
 
     def __enter__(self) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(bounded(self.launcher))
+            stack.enter_context(
+                bounded(self.launcher, 3 * TIMEOUT)
+            )  # the commands beside it have TIMEOUT each
             stack.callback(self._terminate)
             assert self.launcher.stdout
             ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
