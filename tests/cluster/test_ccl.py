@@ -136,6 +136,39 @@ dist.all_reduce(x)
 dist.all_reduce(x)
 print("went on", x[0].item())
 """
+# Rank 0 waits until the test lets rank 1 call, and another of its threads says when the waiting one has slept.
+PATIENT = """\
+import ctypes, os, re, sys, threading, time, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+rank, x = dist.get_rank(), torch.ones(1000)
+dist.all_reduce(x)
+yields = ctypes.CDLL(None).yields
+
+def sleeps():
+    with open(f"/proc/self/task/{os.getpid()}/status") as status:
+        return int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", status.read())[1])
+
+def watch(before):
+    while sleeps() < before + 100:
+        time.sleep(0.01)
+    print("sleeps", flush=True)
+
+if rank == 1:
+    sys.stdin.readline()
+else:
+    threading.Thread(target=watch, args=[sleeps()]).start()
+before = yields()
+dist.all_reduce(x)
+print(yields() - before)
+"""
+COUNT_YIELDS = """\
+#include <atomic>
+#include <sys/syscall.h>
+#include <unistd.h>
+static std::atomic<int> count;
+extern "C" int sched_yield() noexcept { ++count; return syscall(SYS_sched_yield); }
+extern "C" int yields() { return count; }
+"""
 OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
 """For ranks that have oneCCL between the hosts."""
 
@@ -158,6 +191,21 @@ def test_several_ranks_on_each_of_four_hosts_meet(
     )
     assert done.returncode == 0, done.stderr
     assert len(re.findall("shared memory 1", done.stdout)) == 8
+
+
+def test_whoever_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
+    """Where simulated hosts share cores, threads that went on yielding them left others without for minutes."""
+    (source := tmp_path / "yields.cpp").write_text(COUNT_YIELDS)
+    library = tmp_path / "yields.so"
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    argv = [sys.executable, "-c", PATIENT]
+    counted = {"LD_PRELOAD": str(library)}
+    with started_ranks(cluster, hosts_of("2x1"), argv, 90, subprocess.PIPE, **counted) as (waits, late):
+        assert waits.stdout is not None
+        assert waits.stdout.readline() == "sleeps\n"
+        late.communicate("\n")
+        yields = int(waits.communicate()[0])
+    assert 0 < yields < 2_000
 
 
 @contextlib.contextmanager

@@ -107,6 +107,7 @@ class PointToPoint::Progress final : public Transfer {
 
   bool test() override { return all_->test(*request_); }
   std::optional<uint64_t> steps() const override { return all_->steps_.load(std::memory_order_relaxed); }
+  const void* moved_with() const override { return all_.get(); }
   void abort() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     all_->aborted_ = true;

@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include <set>
+
 #include "watchdog.hpp"
 
 namespace cpulaunch {
@@ -27,15 +29,18 @@ constexpr unsigned kShortSleeps = 50;
 constexpr auto kLongSleep = std::chrono::microseconds(200);
 // The background thread checks timeouts and failed groups once in so many rounds (13 ms while it sleeps).
 constexpr unsigned kRoundsPerCheck = 64;
-// A driving caller spins; after so many polls it yields its core in between, whoever may want it ...
+// A thread that polls spins; after so many polls it yields its core in between, whoever may want it ...
 constexpr unsigned kSpinsBeforeYield = 1000;
 // ... (after so many where peers answer through the kernel) ...
 constexpr unsigned kSpinsBeforeYieldToKernel = 20;
 // ... and after so many (some ms) it sleeps in between: its peer is really late ...
-constexpr unsigned kSpinsBeforeSleep = 20000;
+constexpr unsigned kPollsBeforeSleep = 20000;
 // ... or, where ranks share cores, it waits for one that would compute here.
 constexpr unsigned kYieldsBeforeSleep = 1000;
-constexpr auto kCallerSleep = std::chrono::microseconds(50);
+// With peers on other hosts it yields for so long only.  Where simulated hosts share cores, one yield can take Linux
+// 6.18 4 ms, and threads that go on yielding have left others without a core for half a minute.
+constexpr auto kYieldTime = std::chrono::microseconds(100);
+constexpr auto kPollerSleep = std::chrono::microseconds(50);
 // A process that ends gives its operations so long to complete, because a peer may be waiting for them ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
 // ... and then its background threads so long to end.
@@ -66,13 +71,18 @@ ProgressEngine& ProgressEngine::instance() {
 
 void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
 
-void ProgressEngine::pause(unsigned idle) const {
-  if (!options_.yield && idle < (options_.network ? kSpinsBeforeYieldToKernel : kSpinsBeforeYield)) {
+void ProgressEngine::pause(Idle& idle) const {
+  const unsigned spins = options_.yield ? 0 : options_.network ? kSpinsBeforeYieldToKernel : kSpinsBeforeYield;
+  if (idle.polls < spins) {
     relax();
-  } else if (idle < (options_.yield ? kYieldsBeforeSleep : kSpinsBeforeSleep)) {
+    return;
+  }
+  if (idle.polls == spins) idle.yields_since = Clock::now();
+  const unsigned polls = options_.yield ? kYieldsBeforeSleep : kPollsBeforeSleep;
+  if (options_.network ? Clock::now() - idle.yields_since < kYieldTime : idle.polls < polls) {
     sched_yield();
   } else {
-    std::this_thread::sleep_for(kCallerSleep);
+    std::this_thread::sleep_for(kPollerSleep);
   }
 }
 
@@ -128,33 +138,41 @@ void ProgressEngine::lead() {
   --idle_threads_;
   led_ = true;
   std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
-  unsigned idle = 0;
+  Idle idle;
   uint64_t steps = 0;
   while (completed.empty() && !pending_.empty() && !stopped()) {
     polled.assign(pending_.begin(), pending_.end());
     lock.unlock();  // others are to add theirs, and check() may run callbacks
     const auto before = Clock::now();
     const auto busy = thread_time();
-    uint64_t steps_now = 0;
-    bool counted = true;
+    // Two threads that poll would take turns at the same memory and sockets.
+    std::set<const void*> driven;
     for (const auto& work : polled) {
-      if (work->is_driven()) continue;  // two would take turns at its memory and its sockets
+      if (work->is_driven()) driven.insert(work->moved_with());
+    }
+    uint64_t steps_now = 0;
+    bool counted = true, leads = false;
+    for (const auto& work : polled) {
+      if (work->is_driven()) continue;
       if (work->claim()) completed.push_back(work);
+      if (driven.count(work->moved_with())) continue;
+      leads = true;
       const auto its_steps = work->steps();
       steps_now += its_steps.value_or(0);
       counted = counted && its_steps;
     }
     const bool moved = counted ? steps_now != steps : thread_time() - busy > kIdleRoundTime;
     steps = steps_now;
-    idle = moved ? 0 : idle + 1;
+    idle.count(moved);
     if (completed.empty()) {
-      if (idle % kRoundsPerCheck == 0) {
+      if (idle.polls % kRoundsPerCheck == 0) {
         for (const auto& work : polled) work->check(before);
       }
-      if (idle < kRoundsBeforeSleep) {
+      if (leads && idle.polls < kRoundsBeforeSleep) {
         pause(idle);
       } else {
-        std::this_thread::sleep_for(idle < kRoundsBeforeSleep + kShortSleeps ? kShortSleep : kLongSleep);
+        const bool soon = leads && idle.polls < kRoundsBeforeSleep + kShortSleeps;
+        std::this_thread::sleep_for(soon ? kShortSleep : kLongSleep);
       }
     }
     lock.lock();

@@ -25,6 +25,14 @@ struct ProgressOptions {
   std::vector<int> cores;  // where the background thread runs; empty: anywhere
 };
 
+// What a thread that polls knows of its polls in vain.
+struct Idle {
+  void count(bool moved) { polls = moved ? 0 : polls + 1; }
+
+  unsigned polls = 0;              // since the last one that has moved data
+  Clock::time_point yields_since;  // the first of these that didn't spin
+};
+
 // Nothing destroys the engine: its threads may outlive everything but the process.
 class ProgressEngine {
  public:
@@ -47,8 +55,8 @@ class ProgressEngine {
   bool shutdown();
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Lets time pass between two polls.  `idle` counts the polls since the last progress.
-  void pause(unsigned idle) const;
+  // Lets time pass between two polls.
+  void pause(Idle& idle) const;
 
   // One line for each operation that the background thread drives.
   std::vector<std::string> in_flight();

@@ -46,6 +46,9 @@ class Transfer {
   // The number of steps done so far; nullopt where the transfer doesn't count them.  While it grows, the peers are at
   // work, too.
   virtual std::optional<uint64_t> steps() const { return std::nullopt; }
+
+  // The test() of one transfer moves the data of all that give the same here.
+  virtual const void* moved_with() const { return this; }
 };
 
 // All of several transfers, each by a transport of its own.  Without any it is done at once.
@@ -89,6 +92,13 @@ class CombinedTransfer final : public Transfer {
       total += *steps;
     }
     return total;
+  }
+
+  const void* moved_with() const override {
+    for (const auto& part : parts_) {
+      if (part->moved_with() != parts_[0]->moved_with()) return this;
+    }
+    return parts_.empty() ? this : parts_[0]->moved_with();
   }
 
  private:

@@ -18,6 +18,7 @@ class Hierarchy::Progress final : public Transfer {
     if (hierarchy_->fabric_) return std::nullopt;
     return hierarchy_->steps_.load(std::memory_order_relaxed);
   }
+  const void* moved_with() const override { return hierarchy_.get(); }
 
  private:
   const std::shared_ptr<Hierarchy> hierarchy_;

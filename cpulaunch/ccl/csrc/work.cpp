@@ -308,13 +308,13 @@ bool CclWork::drive(Clock::time_point until, Clock::duration more) {
 bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
   const auto& engine = ProgressEngine::instance();
   const bool limited = until != Clock::time_point::max();
-  unsigned idle = 0;
+  Idle idle;
   std::optional<uint64_t> steps;
   for (unsigned polls = 1; !poll(); ++polls) {
     const auto steps_now = transfer_->steps();
     const bool moved = steps_now != steps;
     steps = steps_now;
-    idle = moved ? 0 : idle + 1;
+    idle.count(moved);
     const bool due = polls % kPollsPerCheck == 0 || engine.options().yield;
     if (due || limited) {
       const auto now = Clock::now();

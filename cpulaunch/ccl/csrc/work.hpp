@@ -116,6 +116,7 @@ class CclWork final : public c10d::Work {
 
   // Of the transfer.
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
+  const void* moved_with() const { return transfer_->moved_with(); }
   // Whether a thread that waits for it polls it.
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
