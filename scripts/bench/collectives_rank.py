@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,14 @@ from support.wire import Meeting, other_end
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
     Call = Callable[[ProcessGroup], object]
 
 TURNS = 7
 SECONDS = 0.1  # for the repetitions of a turn
 MOST = 300
+IN_FLIGHT = 8  # of `all_reduces`
 WARM_UPS = 2
 TIMEOUT = timedelta(seconds=120)
 
@@ -112,12 +113,21 @@ def prepare(operation: str, size: int) -> Call:
         return round_trip(torch.ones(size // 4), rank, other_end(operation, ranks))
     calls: dict[str, Call] = {
         "all_reduce": lambda group: dist.all_reduce(whole, group=group),
+        "all_reduces": lambda group: wait_for_all(
+            [dist.all_reduce(each, group=group, async_op=True) for each in whole.tensor_split(IN_FLIGHT)]
+        ),
         "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
         "broadcast": lambda group: dist.broadcast(whole, 0, group=group),
         "all_to_all": lambda group: dist.all_to_all_single(other, whole, group=group),
     }
     return calls[operation]
+
+
+def wait_for_all(works: Sequence[Work | None]) -> None:
+    for work in works:
+        assert work is not None
+        work.wait()
 
 
 def round_trip(tensor: Tensor, rank: int, end: int) -> Call:

@@ -66,7 +66,8 @@ def least_wire(operation: str, hosts: Sequence[str]) -> float:
         return max(ranks * (1 - ranks / len(hosts)) for ranks in Counter(hosts).values())
     if operation.startswith("send_recv"):
         return float(hosts[0] != hosts[other_end(operation, len(hosts))])
-    whole = {"all_reduce": 2 * (count - 1), "broadcast": count if count > 1 else 0}
+    sums = 2 * (count - 1)
+    whole = {"all_reduce": sums, "all_reduces": sums, "broadcast": count if count > 1 else 0}
     return whole.get(operation, count - 1) / count
 
 
