@@ -462,7 +462,7 @@ _TABLE = (
         "output.tee",
         Ranks(),
         "all",
-        "ranks whose output is shown; identical lines from several ranks are folded into one, unless all is set explicitly",
+        "ranks whose output is shown; identical lines from three or more ranks are folded into one, unless all is set explicitly",
         ("--tee",),
     ),
     Setting(

@@ -79,6 +79,9 @@ def average_in_bf16(state: object, bucket: GradBucket) -> Averaged:
     return _average(bucket, torch.bfloat16)
 
 
+COMPRESSING = (average_compressed, average_in_bf16)
+
+
 def average_in_fp32(state: object, bucket: GradBucket) -> Averaged:
     """A DDP communication hook: gradients are sent and summed in fp32, also those of bf16 parameters."""
     return _average(bucket, torch.float32)

@@ -52,14 +52,17 @@ def test_a_script_that_trains_in_its_own_autocast_may_evaluate_outside(job: Star
     assert not [line for line in done.ours() if "autocast" in line]
 
 
-@pytest.mark.parametrize("precision", ["none", "bf16"])
+@pytest.mark.parametrize(
+    ("backend", "precision", "compressed"),
+    [("gloo", "none", False), ("gloo", "bf16", True), ("ccl", "bf16", False)],  # by ccl only between hosts
+)
 def test_gradients_of_the_scripts_own_model_are_compressed_where_that_is_asked_for(
-    job: Start, precision: str
+    job: Start, backend: str, precision: str, compressed: bool
 ) -> None:
-    options = ("--backend", "gloo", "--precision", "fp32", "--compress-gradients", precision)
+    options = ("--backend", backend, "--precision", "fp32", "--compress-gradients", precision)
     done = job(2, "plain", "none", options=options)
-    assert [result["compressed"] for result in done.results] == [precision == "bf16"] * 2
-    assert any("gradients of DDP sent in bf16" in line for line in done.ours()) == (precision == "bf16")
+    assert [result["compressed"] for result in done.results] == [compressed] * 2
+    assert any("gradients of DDP sent in bf16" in line for line in done.ours()) == compressed
 
 
 LOADERS = """

@@ -79,7 +79,8 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
             return
         if hook := comm_hooks.hook_for(self.module, compress=True):
             comm_hooks.average_by(self, hook)
-            announce_with_step("gradients of DDP sent in bf16")
+            if hook in comm_hooks.COMPRESSING:
+                announce_with_step("gradients of DDP sent in bf16")
 
     ddp.__init__ = __init__
 
