@@ -331,6 +331,7 @@ def misuse() -> list[str]:
         lambda: backend.allreduce_coalesced([torch.ones(2).to_sparse()]),
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist._make_nccl_premul_sum(0.5)),
         lambda: dist.all_reduce(torch.ones(1).expand(5)),
+        lambda: backend.alltoall_base(torch.ones(size), torch.ones(size * 2), [], []),
     ]
     messages = []
     for attempt in attempts:

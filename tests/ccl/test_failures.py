@@ -84,6 +84,20 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
 
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("dist.recv(x, 1, tag=3)", "rank 1 has not sent a message with tag 3"),
+        ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
+        ("dist.send(x, 1, tag=3)", "rank 1 has not received a message with tag 3"),
+    ],
+)
+def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) -> None:
+    raised = "store.wait(['rank 0 has raised'], timedelta(seconds=60))"
+    first, _ = run_script(2, script(f"{call} if rank == 0 else {raised}", seconds=2))
+    assert f"timeout of 2 s: {missing}\n" in first.stderr
+
+
 @pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""

@@ -95,6 +95,7 @@ def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> No
         assert "ccl all_reduce_coalesced: only supports dense tensors" in messages[6]
         assert messages[7] == "ccl: tensors of type Int have no scaled sum"
         assert messages[8].startswith("ccl: elements of this tensor share memory")
+        assert messages[9] == "ccl all_to_all_single: this rank sends itself 2 elements and receives 1"
 
 
 def test_waiting_releases_the_interpreter(two: Ranks) -> None:

@@ -241,7 +241,6 @@ def differing(
         ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
         ("4x1", 0, "dist.broadcast(x, 0)", {}),
         repeat("4x1", 2, "dist.all_gather(parts, x)", {}),
-        ("2x1", 0, "dist.recv(x, 0)", {}),
         ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
         ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
@@ -252,7 +251,7 @@ def differing(
         repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
     ],
     ids=[
-        "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather", "message",
+        "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather",
         "oneccl", "oneccl, in pieces", "oneccl, alone on its host", "oneccl, all_gather", "oneccl, reduce_scatter",
         "oneccl, broadcast", "oneccl, all_to_all", "oneccl alone",
     ],
@@ -266,6 +265,38 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     del said[late]
     named = f"timeout of 4 s: rank {late} on {hosts_of(layout)[late]} did not call it"
     assert all(named in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("dist.recv(x, 0, tag=3)", "rank 0 on node0 has not sent a message with tag 3"),
+        ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
+        (
+            "dist.send(torch.ones(1_000_000), 0, tag=3)",
+            "rank 0 on node0 has not received a message with tag 3",
+        ),
+    ],
+)
+def test_a_message_that_does_not_come_or_go_is_named(cluster: Cluster, call: str, missing: str) -> None:
+    _, said = differing(cluster, "2x1", 2, 0, "wait('over', {1})", call)
+    assert f"timeout of 2 s: {missing}" in said
+
+
+def test_ranks_that_have_called_it_are_not_said_to_be_late_where_data_is_lost(cluster: Cluster) -> None:
+    """Between two hosts that both reach the one with the store."""
+    call = "print('up', flush=True); sys.stdin.readline(); dist.all_reduce(x)"
+    argv = [sys.executable, "-c", DIFFER, "6", "-1", "", call]
+    with started_ranks(cluster, hosts_of("3x1"), argv, limit=60, stdin=subprocess.PIPE) as processes:
+        assert [process.stdout.readline() for process in processes if process.stdout] == ["up\n"] * 3
+        with cluster.parted("node1", "node2"):
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            said = [process.communicate()[0] for process in processes]
+    assert any("have called it, too, but not all data came in time" in text for text in said), said
+    assert not any("did not call it" in text for text in said), said
 
 
 @pytest.mark.parametrize(

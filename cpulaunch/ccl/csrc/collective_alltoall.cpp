@@ -17,6 +17,10 @@ std::vector<int64_t> counts_of_splits(const at::Tensor& tensor, const std::vecto
   return lengths;
 }
 
+void check_own_part(const Invalid& invalid, int64_t sent, int64_t received) {
+  if (sent != received) invalid(c10::str("this rank sends itself ", sent, " elements and receives ", received));
+}
+
 }  // namespace
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
@@ -25,6 +29,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Ten
   c10d::assertNonEmpty(invalid, inputs);
   check_list(invalid, inputs, getSize(), inputs[0]);
   check_list(invalid, outputs, getSize(), inputs[0]);
+  check_own_part(invalid, inputs[getRank()].numel(), outputs[getRank()].numel());
   const auto work = begin(OpType::ALLTOALL, "all_to_all", "ccl:all_to_all", inputs, opts.timeout);
   const auto from = to_send(*work, inputs);
   const auto to = to_receive(*work, outputs);
@@ -42,6 +47,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& outp
   check_tensors(invalid, {output}, input);
   const auto received = counts_of_splits(output, output_splits, getSize());
   const auto sent = counts_of_splits(input, input_splits, getSize());
+  check_own_part(invalid, sent[getRank()], received[getRank()]);
   const auto work = begin(OpType::ALLTOALL_BASE, "all_to_all_single", "ccl:all_to_all", {input}, opts.timeout);
   const auto from = apart_from(*work, output, to_send(*work, input));
   const auto to = to_receive(*work, output);

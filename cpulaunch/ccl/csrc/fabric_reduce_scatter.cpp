@@ -23,7 +23,7 @@ class FabricReduceScatter final : public Operation {
         inputs_(std::move(inputs)),
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
-        divisor_(signature.reduction == Reduction::average ? layout_.size : 1),
+        divisor_(signature.divisor(layout_.size)),
         stretch_(cost / layout_.size / kGranule * kGranule) {}
 
   uint64_t pieces() const override {

@@ -31,7 +31,7 @@ class AllReduce final : public Operation {
         data_(signature.bytes ? data : nothing_),
         bytes_(signature.bytes ? signature.bytes : size_of(signature.type)),
         reduce_(reduce_for(signature.type, signature.reduction)),
-        divisor_(signature.reduction == Reduction::average ? layout_.size : 1) {
+        divisor_(signature.divisor(layout_.size)) {
     if (layout_.locals > 1) tensor = SharedBlocks::find(data_, bytes_);
   }
 

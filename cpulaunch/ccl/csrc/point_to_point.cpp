@@ -120,6 +120,11 @@ class PointToPoint::Progress final : public Transfer {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return request_->peer;
   }
+  std::string missing() override {
+    std::lock_guard<std::mutex> lock(all_->mutex_);
+    return std::string(request_->sends ? "received" : "sent") + (request_->begun ? " all of" : "") +
+           " a message with tag " + std::to_string(request_->tag);
+  }
   std::string lost() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return all_->lost(*request_);
@@ -150,7 +155,7 @@ PointToPoint::~PointToPoint() = default;
 
 std::unique_ptr<Transfer> PointToPoint::send(int to, int tag, const char* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto request = std::make_shared<Request>(Request{to, tag, const_cast<char*>(data), bytes, nullptr});
+  auto request = std::make_shared<Request>(Request{to, tag, const_cast<char*>(data), bytes, /*sends=*/true});
   if (bytes <= kMaxEager) {
     enqueue(to, {Frame::Kind::eager, tag, bytes, 0}, request);
   } else {
@@ -164,7 +169,7 @@ std::unique_ptr<Transfer> PointToPoint::send(int to, int tag, const char* data, 
 std::unique_ptr<Transfer> PointToPoint::receive(int from, int tag, char* data, size_t bytes,
                                                 std::shared_ptr<int> source) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto request = std::make_shared<Request>(Request{from, tag, data, bytes, std::move(source)});
+  auto request = std::make_shared<Request>(Request{from, tag, data, bytes, /*sends=*/false, std::move(source)});
   bool matched = false;
   for (int rank = 0; rank < layout_.size && !matched; ++rank) {
     if (from == rank || from == kAnySource) matched = match_unexpected(rank, request);
@@ -224,6 +229,7 @@ void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexp
 
 // A message has been found for what was asked.
 void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame) {
+  request->begun = true;
   if (request->source) *request->source = from;
   request->peer = from;
   if (frame.bytes != request->bytes) {
@@ -346,6 +352,7 @@ void PointToPoint::begin_frame(int from) {
   if (frame.kind == Frame::Kind::clear) {
     const auto found = peer.announced.find(frame.id);
     if (found == peer.announced.end()) throw ConnectionLost("what it sends makes no sense");
+    found->second->begun = true;
     enqueue(from, {Frame::Kind::data, frame.tag, frame.bytes, frame.id}, found->second);
     peer.announced.erase(found);
   } else if (frame.kind == Frame::Kind::data) {

@@ -59,7 +59,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     int tag;
     char* data;
     size_t bytes;
+    bool sends;
     std::shared_ptr<int> source;
+    bool begun = false;  // the two ranks know of each other's
     bool done = false;
     std::string error;
   };

@@ -58,6 +58,8 @@ struct Signature {
 
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
+  // What the sum over `ranks` ranks is divided by.
+  int divisor(int ranks) const { return reduction == Reduction::average ? ranks : 1; }
   // It may have come over the network: no value is taken for granted.
   std::string text() const;
   // What is wrong where `rank` calls this while this rank calls `own`.

@@ -40,6 +40,9 @@ class Transfer {
   // The only rank that it needs, or -1 where any one will do; nullopt: it needs all of the group.
   virtual std::optional<int> peer() { return std::nullopt; }
 
+  // What that rank has not done yet, such as "sent a message"; "" where there is no such rank.
+  virtual std::string missing() { return ""; }
+
   // What tells that a peer which the transfer still needs is gone; "" while all is well.
   virtual std::string lost() { return ""; }
 
@@ -76,6 +79,8 @@ class CombinedTransfer final : public Transfer {
   }
 
   std::optional<int> peer() override { return parts_.size() == 1 ? parts_[0]->peer() : std::nullopt; }
+
+  std::string missing() override { return parts_.size() == 1 ? parts_[0]->missing() : ""; }
 
   std::string lost() override {
     for (const auto& part : parts_) {

@@ -237,7 +237,13 @@ struct Watchdog::Watched {
         suspects.insert(suspects.end(), next.begin(), next.end());
       }
     }
-    state.set_cause(own.sequence, late.empty() ? ahead : state.are_late(late));
+    if (!late.empty()) {
+      state.set_cause(own.sequence, state.are_late(late));
+    } else if (!ahead.empty()) {
+      state.set_cause(own.sequence, ahead);
+    } else {
+      state.set_cause(own.sequence, "the ranks that it waits for have called it, too, but not all data came in time");
+    }
   }
 
   static std::deque<int> suspects_of(const std::string& ranks, int size) {

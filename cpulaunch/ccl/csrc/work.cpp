@@ -125,7 +125,7 @@ std::string GroupState::called(int rank) const {
 std::string GroupState::are_late(const std::string& ranks) const {
   std::string all;
   for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + called(each);
-  return (all.empty() ? "a rank" : all) + " did not call it, called something else, or is gone";
+  return (all.empty() ? "a rank" : all) + " did not call it in time, called something else, or ended";
 }
 
 std::vector<int> numbers_in(const std::string& text) {
@@ -281,7 +281,11 @@ void CclWork::handle_signals(Clock::time_point now) {
 }
 
 std::string CclWork::cause() const {
-  const auto found = transfer_->peer() ? "" : group_->cause(sequence_);
+  if (const auto missing = transfer_->missing(); !missing.empty()) {
+    const auto peer = transfer_->peer().value_or(-1);
+    return c10::str(peer < 0 ? "no rank has " : group_->called(peer) + " has not ", missing);
+  }
+  const auto found = group_->cause(sequence_);
   return found.empty() ? group_->are_late(transfer_->stragglers()) : found;
 }
 
