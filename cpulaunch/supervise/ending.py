@@ -128,7 +128,7 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
         if state.sides:
             first = state.sides.noted(first)
-        if first.ranks and not first.disagree and kind != kinds.STALLED:
+        if first.ranks and not first.text and kind != kinds.STALLED:
             first = behind_others(first, state.ranks, state.sides)
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT

@@ -36,8 +36,8 @@ class Failure:
     explains.
 
     ``ranks`` are those whom it is about, where these aren't ``rank`` alone, and ``text`` is what has happened
-    then: ranks have called different operations (``disagree``), as ``note`` says, or have left without
-    calling what others waited in.  ``rank`` was only the first to find out.
+    then: ranks have called different operations (``disagree``), as ``note`` says, have left without calling
+    what others waited in, or had not called it when that timed out.  ``rank`` was only the first to find out.
     """
 
     rank: int | None = None

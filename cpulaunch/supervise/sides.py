@@ -20,7 +20,7 @@ from cpulaunch.supervise.rank import Rank, RankState
 from cpulaunch.supervise.root_cause import is_consequence
 from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import BACKWARD
-from cpulaunch.supervise.stall_report import gone, has_left, sides, without
+from cpulaunch.supervise.stall_report import gone, has_left, sides, timed_out, without
 from cpulaunch.supervise.waiting import waits
 
 DISAGREE = "ranks call different operations"
@@ -32,6 +32,9 @@ REQUEST = 0
 """The question's number, which is nobody else's: those of ``Dumps`` are positive, of ``Stalls`` negative."""
 
 _DIFFER = re.compile(r"\brank \d+ (?:of the group )?calls |\bis ahead: it calls ")
+"""What ccl says."""
+
+_TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
 """What ccl says."""
 
 
@@ -82,6 +85,8 @@ class Sides:
         lines = sides(seen, said=said)
         disagree = said or bool(lines)
         note = "\n".join(lines or without(seen)) or failure.note
+        if not disagree and not note and _TIMED_OUT.search(error) and (found := timed_out(seen)):
+            return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
         if not disagree:
             return replace(failure, note=note)
         ranks = tuple(sorted(each.rank for each in seen if each.dump and each.dump.groups))

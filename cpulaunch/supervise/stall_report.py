@@ -80,6 +80,11 @@ def without(seen: Sequence[Seen]) -> list[str]:
     return []
 
 
+def timed_out(seen: Sequence[Seen]) -> Explanation | None:
+    """Why what ranks have failed in was not completed; None where the ledger has no such thing."""
+    return _Case(seen, _waits(seen, failed=True)).of_waits()
+
+
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
     """Who has left without calling what others have failed in, and those; None where it isn't known."""
     found = _waits(seen, failed=True)
@@ -117,15 +122,7 @@ class _Case:
         self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
 
     def explain(self) -> Explanation:
-        rules = (
-            self._disagreement,
-            self._missing,
-            self._unmet,
-            self._crossed,
-            self._silent,
-            self._incomplete,
-        )
-        found = next((found for rule in rules if (found := rule())), None) or self._nobody()
+        found = self.of_waits() or self._nobody()
         if found.place:
             return found
         if found.ranks:
@@ -134,6 +131,18 @@ class _Case:
         return replace(found, place=places.pop() if len(places) == 1 else None)
 
     # ---- the causes
+
+    def of_waits(self) -> Explanation | None:
+        """Why what ranks wait in doesn't complete."""
+        rules = (
+            self._disagreement,
+            self._missing,
+            self._unmet,
+            self._crossed,
+            self._silent,
+            self._incomplete,
+        )
+        return next((found for rule in rules if (found := rule())), None)
 
     def _disagreement(self) -> Explanation | None:
         """Different operations, types or sizes have the same number."""

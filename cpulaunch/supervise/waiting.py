@@ -163,7 +163,7 @@ def waits(
         # Who has made the group by now is not missed where others still do.
         there = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
         found += _collective(members, names, states, there)
-        found += _messages(members, names)
+        found += _messages(members, names, states)
     return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
 
 
@@ -252,10 +252,12 @@ def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, lis
     return later and len(_kinds(calls)) == 1 and all(member.has_completed(sequence) for member in others)
 
 
-def _messages(members: list[Member], names: Mapping[int, int]) -> Iterator[Wait]:
+def _messages(
+    members: list[Member], names: Mapping[int, int], states: tuple[int, ...]
+) -> Iterator[Wait]:
     """Of each member the first message that doesn't complete."""
     for member in members:
-        pending = [op for op in member.group.operations if is_message(op) and op.state in (ENQUEUED, STARTED)]
+        pending = [op for op in member.group.operations if is_message(op) and op.state in states]
         if not pending:
             continue
         first = min(pending, key=lambda op: op.sequence)

@@ -49,6 +49,45 @@ def test_ccl_itself_finds_operations_that_differ(
     assert case == "other_size" or "\n".join(sides) in docs
 
 
+@pytest.mark.parametrize(
+    ("case", "who", "ranks", "waits"),
+    [
+        (
+            "hasty",
+            "rank 1 on localhost has not called all_reduce #1",
+            [1],
+            ["all_reduce #1 of group 1, 8 kB float32, at train.py:{} hasty"],
+        ),
+        (
+            "unsent",
+            "ranks 0-1 on localhost wait for each other in a collective and a message",
+            [0, 1],
+            [
+                "recv #0 from rank 1 of group 1",
+                "barrier #1 of group 1, at train.py:{} unsent",
+            ],
+        ),
+    ],
+)
+def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
+    case: str, who: str, ranks: list[int], waits: list[str], hang: Hang, tmp_path: Path
+) -> None:
+    """Whoever waited in vain was only the first to fail."""
+    done = hang(case, "--stall-timeout", "30")
+    result = outcome(tmp_path)
+    first = result["first_failure"]
+    assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
+    assert (first["text"], first["ranks"], first["disagree"]) == (who, ranks, False)
+    title, lines = box(done.stderr)
+    assert title == who
+    assert set(first["note"].splitlines()) <= set(lines)
+    number = line_of("dist.barrier(group)" if ranks == [0, 1] else "dist.all_reduce(more, group=group)")
+    assert all(text.format(number) in first["note"] for text in waits)
+    assert "was not completed within its timeout of 3 s" in first["error"]
+    docs = (REPOSITORY / "docs/hangs.md").read_text()
+    assert ranks == [0, 1] or title in docs
+
+
 @pytest.mark.parametrize(("case", "first", "second"), [
     ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
     ("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),

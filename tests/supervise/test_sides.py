@@ -161,6 +161,28 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
 
 
+TIMED_OUT = (
+    "DistBackendError: all_reduce of group '0', rank 0 of 4 was not completed within its timeout of 3 s: …"
+)
+
+
+def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited() -> None:
+    job = running()
+    job.raises(0, TIMED_OUT, groups=groups(0))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    late = dump(1, state=COMPLETED)
+    late.groups[0]["operations"][0] |= {"sequence": 2, "completed": 0.5}
+    job.says(1, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.ranks, first.disagree) == (0, (1,), False)
+    assert first.text == "rank 1 on node1 has not called all_reduce #3"
+    assert note(job)[-1].endswith("is at train.py:13 step")
+
+
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
