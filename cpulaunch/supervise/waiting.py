@@ -252,9 +252,7 @@ def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, lis
     return later and len(_kinds(calls)) == 1 and all(member.has_completed(sequence) for member in others)
 
 
-def _messages(
-    members: list[Member], names: Mapping[int, int], states: tuple[int, ...]
-) -> Iterator[Wait]:
+def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
     """Of each member the first message that doesn't complete."""
     for member in members:
         pending = [op for op in member.group.operations if is_message(op) and op.state in states]
