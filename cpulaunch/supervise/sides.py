@@ -32,10 +32,10 @@ REQUEST = 0
 """The question's number, which is nobody else's: those of ``Dumps`` are positive, of ``Stalls`` negative."""
 
 _DIFFER = re.compile(r"\brank \d+ (?:of the group )?calls |\bis ahead: it calls ")
-"""What ccl says."""
+"""What ccl says of ranks that call different operations."""
 
 _TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
-"""What ccl says."""
+"""What ccl says of an operation in which a rank has waited in vain."""
 
 
 def is_about_others(error: str) -> bool:
@@ -76,7 +76,10 @@ class Sides:
         return all(rank.raised or rank.state is not RankState.RUNNING for rank in waiting)
 
     def noted(self, failure: Failure) -> Failure:
-        """``failure`` with a line for each side, if it may come of it, and more than one is known."""
+        """``failure`` with a line for each side, if it may come of it, and more than one is known.
+
+        Of a timeout that doesn't, with what was waited for.
+        """
         error = failure.error or ""
         if failure.signal != SIGABRT and not is_about_others(error):
             return failure
@@ -85,12 +88,12 @@ class Sides:
         lines = sides(seen, said=said)
         disagree = said or bool(lines)
         note = "\n".join(lines or without(seen)) or failure.note
-        if not disagree and not note and _TIMED_OUT.search(error) and (found := timed_out(seen)):
+        if disagree:
+            ranks = tuple(sorted(each.rank for each in seen if each.dump and each.dump.groups))
+            return replace(failure, note=note, disagree=True, ranks=ranks, text=DISAGREE)
+        if not note and _TIMED_OUT.search(error) and (found := timed_out(seen)):
             return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
-        if not disagree:
-            return replace(failure, note=note)
-        ranks = tuple(sorted(each.rank for each in seen if each.dump and each.dump.groups))
-        return replace(failure, note=note, disagree=True, ranks=ranks, text=DISAGREE)
+        return replace(failure, note=note)
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:

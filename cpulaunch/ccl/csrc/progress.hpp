@@ -3,7 +3,8 @@
 // The caller of a synchronous operation drives it.  An asynchronous operation is driven by its caller for a moment,
 // in which small ones complete, and then by a background thread.  On a rank's only core a thread that polls would
 // steal from the computation, so the background thread sleeps between polls soon after the last one that has moved
-// data: a late peer costs next to nothing.
+// data: a late peer costs next to nothing.  A caller that waits for one operation moves the data of all of its group;
+// meanwhile the background thread only completes them.
 
 #pragma once
 
@@ -30,7 +31,7 @@ struct Idle {
   void count(bool moved) { polls = moved ? 0 : polls + 1; }
 
   unsigned polls = 0;              // since the last one that has moved data
-  Clock::time_point yields_since;  // the first of these that didn't spin
+  Clock::time_point yields_since;  // when the first of them was that didn't spin
 };
 
 // Nothing destroys the engine: its threads may outlive everything but the process.
