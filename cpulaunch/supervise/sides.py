@@ -85,15 +85,20 @@ class Sides:
             return failure
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
         said = bool(_DIFFER.search(error))
-        lines = sides(seen, said=said)
+        lines, those = sides(seen, said=said)
         disagree = said or bool(lines)
         note = "\n".join(lines or without(seen)) or failure.note
         if disagree:
-            ranks = tuple(sorted(each.rank for each in seen if each.dump and each.dump.groups))
+            ranks = tuple(those) or tuple(
+                sorted(each.rank for each in seen if each.dump and each.dump.groups)
+            )
             return replace(failure, note=note, disagree=True, ranks=ranks, text=DISAGREE)
-        if not note and _TIMED_OUT.search(error) and (found := timed_out(seen)):
-            return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
-        return replace(failure, note=note)
+        if note or failure.rank is None or not _TIMED_OUT.search(error):
+            return replace(failure, note=note)
+        found = timed_out(seen, failure.rank)
+        if found is None:
+            return failure
+        return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:

@@ -51,8 +51,10 @@ def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> 
     return _Case(seen, _waits(seen), paused, names).explain()
 
 
-def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
+def sides(seen: Sequence[Seen], *, said: bool) -> tuple[list[str], list[int]]:
     """What ranks have called that can't agree on it, and where, a line for each side; those of most first.
+
+    And who these ranks are.
 
     One line where they differ only in what the ledger doesn't have, and have called it at the same line.
 
@@ -65,8 +67,10 @@ def sides(seen: Sequence[Seen], *, said: bool) -> list[str]:
     differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
     words = Words(seen)
-    lines = [words.sides(wait) for wait in candidates if len(wait.operations) > 1]
-    return max(lines, key=len, default=[]) if said else next((each for each in lines if len(each) > 1), [])
+    called = [(words.sides(wait), sorted(wait.operations)) for wait in candidates if len(wait.operations) > 1]
+    if said:
+        return max(called, key=lambda each: len(each[0]), default=([], []))
+    return next((each for each in called if len(each[0]) > 1), ([], []))
 
 
 def without(seen: Sequence[Seen]) -> list[str]:
@@ -80,9 +84,9 @@ def without(seen: Sequence[Seen]) -> list[str]:
     return []
 
 
-def timed_out(seen: Sequence[Seen]) -> Explanation | None:
-    """Why what ranks have failed in was not completed; None where the ledger has no such thing."""
-    return _Case(seen, _waits(seen, failed=True)).of_waits()
+def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
+    """Why what a rank has failed in was not completed; None where the ledger has no such thing."""
+    return _Case(seen, _waits(seen, failed=True), waiter=rank).of_waits()
 
 
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
@@ -114,10 +118,17 @@ def _groups(seen: Sequence[Seen]) -> dict[int, list[dict[str, Any]]]:
 
 class _Case:
     def __init__(
-        self, seen: Sequence[Seen], found: Sequence[Wait], paused: float = 0.0, names: Names = RANKS
+        self,
+        seen: Sequence[Seen],
+        found: Sequence[Wait],
+        paused: float = 0.0,
+        names: Names = RANKS,
+        waiter: int | None = None,
     ) -> None:
+        """With a ``waiter``, only ranks are missed that this one waits for."""
         self.words, self.names = Words(seen, paused, names), names
         self.seen = self.words.seen
+        self._waiter = waiter
         # A rank that runs has asked for a message, but doesn't wait for it.
         self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
 
@@ -159,7 +170,8 @@ class _Case:
         waiting = {rank for wait in self.waits for rank in self.words.waiting(wait)}
         candidates = []
         for wait in self.waits:
-            if free := sorted(wait.absent - waiting):
+            is_about = self._waiter is None or self._waiter in wait.waiting
+            if is_about and (free := sorted(wait.absent - waiting)):
                 candidates.append((wait, free))
         if not candidates:
             return None

@@ -183,6 +183,46 @@ def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_
     assert note(job)[-1].endswith("is at train.py:13 step")
 
 
+def pair(state: int = FAILED, kind: str = "all_reduce", rank: int = 0) -> dict[str, Any]:
+    """A group of ranks 0 and 2, in its first operation."""
+    its = groups(rank, kind, state)[0]
+    its["operations"][0]["sequence"] = 0
+    return {**its, "name": "1", "size": 2, "count": 2, "members": "0,2"}
+
+
+def test_a_timeout_is_about_the_group_in_which_it_was() -> None:
+    """Though more ranks wait in another group for the one that is late in both."""
+    job = running()
+    job.raises(0, TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
+    for rank in (1, 3):
+        waits = dump(rank, "barrier")
+        waits.groups[0]["operations"][0]["sequence"] = 4
+        job.says(rank, waits)
+    late = dump(2, state=COMPLETED)
+    late.groups.append({**pair(rank=1), "operations": [], "count": 0})
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.text == "rank 2 on node2 has not called all_reduce #0"
+
+
+def test_only_members_of_a_group_are_said_to_disagree() -> None:
+    job = running()
+    job.raises(0, ERROR, groups=[*groups(0, state=COMPLETED), pair()])
+    for rank in (1, 3):
+        job.says(rank, dump(rank, state=COMPLETED))
+    late = dump(2, state=COMPLETED)
+    late.groups.append(pair(STARTED, "broadcast", rank=1))
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.disagree, first.ranks) == (True, (0, 2))
+
+
 def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
