@@ -89,10 +89,7 @@ class Sides:
         disagree = said or bool(lines)
         note = "\n".join(lines or without(seen)) or failure.note
         if disagree:
-            ranks = tuple(those) or tuple(
-                sorted(each.rank for each in seen if each.dump and each.dump.groups)
-            )
-            return replace(failure, note=note, disagree=True, ranks=ranks, text=DISAGREE)
+            return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
         if note or failure.rank is None or not _TIMED_OUT.search(error):
             return replace(failure, note=note)
         found = timed_out(seen, failure.rank)

@@ -52,11 +52,10 @@ def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> 
 
 
 def sides(seen: Sequence[Seen], *, said: bool) -> tuple[list[str], list[int]]:
-    """What ranks have called that can't agree on it, and where, a line for each side; those of most first.
+    """What ranks have called that can't agree on it, and where, a line for each side; and who they are.
 
-    And who these ranks are.
-
-    One line where they differ only in what the ledger doesn't have, and have called it at the same line.
+    Those of most come first.  One line where they differ only in what the ledger doesn't have, and
+    have called it at the same line.
 
     Operations that have failed count as if they were waited in.  ``said``: the process group says that they
     differ, be it in something that the ledger doesn't have, such as a root.

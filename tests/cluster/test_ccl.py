@@ -194,7 +194,7 @@ def test_several_ranks_on_each_of_four_hosts_meet(
 
 
 def test_whoever_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
-    """Where simulated hosts share cores, threads that went on yielding them left others without for minutes."""
+    """Where simulated hosts share cores, threads that went on yielding them left others without for half a minute."""
     (source := tmp_path / "yields.cpp").write_text(COUNT_YIELDS)
     library = tmp_path / "yields.so"
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)

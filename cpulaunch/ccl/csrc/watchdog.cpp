@@ -237,12 +237,11 @@ struct Watchdog::Watched {
         suspects.insert(suspects.end(), next.begin(), next.end());
       }
     }
-    if (!late.empty()) {
-      state.set_cause(own.sequence, state.are_late(late));
-    } else if (!ahead.empty()) {
-      state.set_cause(own.sequence, ahead);
-    } else {
+    const auto is_known = [&](int rank) { return known.count(rank) > 0; };
+    if (late.empty() && ahead.empty() && std::all_of(suspects.begin(), suspects.end(), is_known)) {
       state.set_cause(own.sequence, "the ranks that it waits for have called it, too, but not all data came in time");
+    } else {
+      state.set_cause(own.sequence, late.empty() && !ahead.empty() ? ahead : state.are_late(late));
     }
   }
 
