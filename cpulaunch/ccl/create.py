@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,7 @@ def create(options: Any, backend_options: Any) -> Any:
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = _store(options)
-    meeting = Meeting(store, rank, size, timeout)
+    meeting = Meeting(store, rank, _numbers(options), timeout)
     peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
     if not _state.ready:
         _state.variables = dict(os.environ)
@@ -53,7 +54,8 @@ def create(options: Any, backend_options: Any) -> Any:
         atexit.register(_leave, module)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
-    carrier = _carrier(module, meeting, peers)
+    members = module.Members(meeting.numbers, _host_names(peers))
+    carrier = _carrier(module, meeting, peers, members)
     if not carrier.has_messages:
         # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
         gloo = _gloo_fallback(store, rank, size, timeout)
@@ -65,9 +67,9 @@ def create(options: Any, backend_options: Any) -> Any:
         size,
         timeout=timeout.total_seconds(),
         name=options.group_id,
-        hosts=_host_names(peers),
+        members=members,
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
-        heartbeat=_heartbeat(rank, peers),
+        heartbeat=_heartbeat(rank, peers, meeting.numbers),
         store_interval=store_interval(size),
         silence=SILENCE,
         carrier=carrier,
@@ -93,11 +95,16 @@ def _store(options: Any) -> Any:
     return PrefixStore(f"cpulaunch-ccl/{members}", options.store)
 
 
+def _numbers(options: Any) -> list[int]:
+    """The numbers of the group's ranks in the job; torch doesn't say those of the first group, of all."""
+    return list(options.global_ranks_in_group) or list(range(options.group_size))
+
+
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
     """A group of Intel's bindings, whose oneCCL is set up when the first one is made."""
     if _state.bindings is None:
         rank = options.group_rank
-        meeting = Meeting(_store(options), rank, options.group_size, options.timeout)
+        meeting = Meeting(_store(options), rank, _numbers(options), options.timeout)
         peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
         os.environ.update(load.settings(load.Neighbours.of(rank, peers), os.environ, bindings=True))
         meeting.end()
@@ -105,7 +112,7 @@ def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> 
     return _state.bindings(options, backend_options)
 
 
-def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
+def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer], members: Any) -> Any:
     """What carries the collectives.
 
     Where a rank may not open the memory that another one of its host offers, there is none between them: the
@@ -114,7 +121,7 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
     """
     hosts = [peer.host for peer in peers]
     layout = module.Layout(
-        [hosts.index(host) for host in hosts], meeting.rank, [peer.socket for peer in peers]
+        [hosts.index(host) for host in hosts], meeting.rank, [peer.socket for peer in peers], members
     )
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if transport in TRANSPORTS:
@@ -128,7 +135,7 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer]) -> Any:
         os.environ["CCL_ATL_SHM"] = "0"
         return module.oneccl(layout)
     if not memory:
-        layout = module.Layout(list(range(len(peers))), meeting.rank, [-1] * len(peers))
+        layout = module.Layout(list(range(len(peers))), meeting.rank, [-1] * len(peers), members)
     return _own_transport(module, meeting, layout, slots)
 
 
@@ -201,12 +208,12 @@ def _host_names(peers: list[Peer]) -> list[str]:
     return names if len({peer.host for peer in peers}) > 1 else []
 
 
-def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str, str]:
+def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[str, str, str, str]:
     """The key that this rank writes and its address, the key that it reads, and the host that writes that.
 
     The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
     rank asks the store for one key, however many hosts there are.  A key names a process, which writes the
-    same one for all its groups.
+    same one for all its groups.  ``numbers`` are the ranks' in the job.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
@@ -215,7 +222,7 @@ def _heartbeat(rank: int, peers: list[Peer]) -> tuple[str, str, str, str]:
     after = hosts[(hosts.index(own) + 1) % len(hosts)]
     ours, theirs = ([r for r, peer in enumerate(peers) if peer.host == host] for host in (own, after))
     keys = [f"cpulaunch-ccl/heartbeat/{peers[r].host}/{peers[r].pid}" for r in (ours[0], theirs[0])]
-    name = f"{after.partition(' ')[0]} (rank {', '.join(map(str, theirs))})"
+    name = f"{after.partition(' ')[0]} (rank {', '.join(str(numbers[r]) for r in theirs)})"
     if rank != ours[0]:
         return "", "", keys[1], name
     address = ""

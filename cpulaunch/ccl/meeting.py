@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -45,16 +46,18 @@ class Peer(NamedTuple):
 class Meeting:
     """One group's ranks, while it is made.
 
-    Raises torch's DistBackendError where this rank can't be one of them.
+    ``numbers`` are those of its ranks in the job.  Raises torch's DistBackendError where this rank can't be
+    one of them.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, numbers: Sequence[int], timeout: timedelta) -> None:
+        size = len(numbers)
         if not 0 <= rank < size:
             raise distributed.DistBackendError(
                 f"ccl: this is rank {rank}, but the group has {size} ranks, numbered from 0: RANK is too "
                 "large, or WORLD_SIZE too small"
             )
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.numbers = rank, size, numbers
         self._store, self._timeout = store, timeout
         self._names: list[str] = []
 
@@ -105,7 +108,8 @@ class Meeting:
                 self._store.delete_key(key)
 
     def _missing(self, keys: list[str]) -> Exception:
-        missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+        absent = zip(self.numbers, keys, strict=True)
+        missing = [str(number) for number, key in absent if not self._store.check([key])]
         seconds = self._timeout.total_seconds()
         return distributed.DistBackendError(
             f"ccl: {len(missing)} of {self.size} ranks did not come within {seconds:g} s: "

@@ -14,14 +14,20 @@ _PEER_HAS_GONE = re.compile(
     ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
     | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
     | [Tt]imed\ out\ waiting | Socket\ Timeout
-    | rank\ \d+\ of\ this\ group | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
+    | \brank\ \d+(\ on\ \S+)?\ (has\ ended|is\ lost)
+    | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
     """,
     re.VERBOSE,
 )
 """What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
 
-_SAYS_WHY = re.compile(r"\brank \d+ of the group (calls|sends) ")
-"""What our ccl group says of ranks that call different operations, or with different sizes."""
+_CALLS_OTHER = re.compile(r"\brank \d+(?: on \S+)? calls |\bis ahead: it calls ")
+"""What our ccl group says of ranks that call different operations."""
+
+_SIZES_DIFFER = re.compile(
+    r"\brank (\d+)(?: on \S+)? failed: .*?\brank (\d+)(?: on \S+)? sends \d+ bytes? to this rank, "
+)
+"""What it says of a rank that was sent more than it expects, or less, by another one."""
 
 _HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
 """What our ccl group says of a host that it has lost."""
@@ -49,9 +55,20 @@ def says_host_is_lost(error: str) -> bool:
     return bool(_HOST_IS_SILENT.search(error))
 
 
+def says_ranks_differ(error: str) -> bool:
+    """Whether an exception says that ranks call different operations, or with different sizes."""
+    return bool(_CALLS_OTHER.search(error) or _SIZES_DIFFER.search(error))
+
+
+def of_other_sizes(error: str) -> tuple[int, ...]:
+    """The two ranks of which an exception says that one sends another size than the other expects."""
+    found = _SIZES_DIFFER.search(error)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
 def is_consequence(error: str | None) -> bool:
     """Whether an exception says no more than that somebody else has gone."""
-    return bool(error and _PEER_HAS_GONE.search(error) and not _SAYS_WHY.search(error))
+    return bool(error and _PEER_HAS_GONE.search(error) and not says_ranks_differ(error))
 
 
 def root_cause(

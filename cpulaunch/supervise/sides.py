@@ -17,7 +17,7 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.events import Send
 from cpulaunch.supervise.outcome import Failure
 from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.root_cause import is_consequence
+from cpulaunch.supervise.root_cause import is_consequence, of_other_sizes, says_ranks_differ
 from cpulaunch.supervise.seen import Seen
 from cpulaunch.supervise.stacks import BACKWARD
 from cpulaunch.supervise.stall_report import gone, has_left, sides, timed_out, without
@@ -31,16 +31,13 @@ WITHIN = 2.0
 REQUEST = 0
 """The question's number, which is nobody else's: those of ``Dumps`` are positive, of ``Stalls`` negative."""
 
-_DIFFER = re.compile(r"\brank \d+ (?:of the group )?calls |\bis ahead: it calls ")
-"""What ccl says of ranks that call different operations."""
-
 _TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
 """What ccl says of an operation in which a rank has waited in vain."""
 
 
 def is_about_others(error: str) -> bool:
     """Whether an exception can come of what other ranks do: they call something else, or have left."""
-    return bool(_DIFFER.search(error)) or is_consequence(error)
+    return says_ranks_differ(error) or is_consequence(error)
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:
@@ -84,8 +81,8 @@ class Sides:
         if failure.signal != SIGABRT and not is_about_others(error):
             return failure
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
-        said = bool(_DIFFER.search(error))
-        lines, those = sides(seen, said=said)
+        said = says_ranks_differ(error)
+        lines, those = sides(seen, said=said, pair=of_other_sizes(error))
         disagree = said or bool(lines)
         note = "\n".join(lines or without(seen)) or failure.note
         if disagree:

@@ -51,16 +51,19 @@ def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> 
     return _Case(seen, _waits(seen), paused, names).explain()
 
 
-def sides(seen: Sequence[Seen], *, said: bool) -> tuple[list[str], list[int]]:
+def sides(seen: Sequence[Seen], *, said: bool, pair: Collection[int] = ()) -> tuple[list[str], list[int]]:
     """What ranks have called that can't agree on it, and where, a line for each side; and who they are.
 
     Those of most come first.  One line where they differ only in what the ledger doesn't have, and
     have called it at the same line.
 
     Operations that have failed count as if they were waited in.  ``said``: the process group says that they
-    differ, be it in something that the ledger doesn't have, such as a root.
+    differ, be it in something that the ledger doesn't have, such as a root.  ``pair``: the two ranks of which
+    it says that, where it does.
     """
     found = _waits(seen, failed=True)
+    if pair:
+        found = [wait.between(pair) for wait in found if set(pair) & wait.operations.keys()]
     # Who has not waited for the others may have gone on to the next operations.
     earlier = disagreements(_groups(seen), len(seen)) if said else []
     differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
@@ -192,7 +195,7 @@ class _Case:
         if left:
             return has_left(list(self.seen.values()), left, name)
         if all(self.seen[rank].dump is None for rank in free):
-            return f"{self.words.named(free)} can't be seen; the others wait in {name}"
+            return f"{self.words.named(free)} can't be seen; {self._others_wait(wait, free)} in {name}"
         if wait.message:
             asks = f"rank {wait.waiting[0]}'s {name}"
             return f"{self.words.named(free)} {has_or_have(free)} not answered {asks}"
@@ -207,6 +210,11 @@ class _Case:
             who = f"{self.words.named(wait.waiting)} {does}"
             return f"{who} {name}, which {counted(len(free), 'rank')} {has_or_have(free)} not called"
         return f"{self.words.named(free)} {has_or_have(free)} not called {name}"
+
+    def _others_wait(self, wait: Wait, unseen: Collection[int]) -> str:
+        if {*wait.waiting, *unseen} >= self.seen.keys():
+            return "the others wait"
+        return f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
 
     def _unmet(self) -> Explanation | None:
         """Ranks make a group, and others, which would have to come, wait elsewhere."""
@@ -271,7 +279,7 @@ class _Case:
                 members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
                 name = what(wait, wait.waiting[0], short=True)
                 group = f"the group of {wait.group.size}" if wait.meets else f"group {wait.group.name}"
-                headline = f"{members} of {group} can't be seen; the others wait in {name}"
+                headline = f"{members} of {group} can't be seen; {self._others_wait(wait, ())} in {name}"
                 if wait.meets and wait.group.size > len(self.seen):
                     ours = counted(len(self.seen), self.names.noun)
                     headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"

@@ -158,7 +158,7 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
         return op.kind + (f" of ranks {members}" if members else "")
     by = f" ({op.reduction})" if wait.reductions_differ and op.reduction else ""
     name = f"{op.kind}{by} #{op.sequence}"
-    if wait.message:
+    if op.peer >= 0:
         peer = wait.ranks.get(op.peer)
         whom = f"number {op.peer} of the group" if peer is None else f"rank {peer}"
         name += f" {'to' if 'send' in op.kind else 'from'} {whom}"

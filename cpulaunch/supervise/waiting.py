@@ -101,6 +101,22 @@ class Wait(NamedTuple):
         """The ranks by what they call, those of most first."""
         return _kinds(self.operations)
 
+    def between(self, pair: Collection[int]) -> Wait:
+        """With the operations of this ``pair`` of ranks only.
+
+        Of a message, whose other end is no part of it, with what the other rank sent or asked for last that
+        has another size.
+        """
+        operations = {rank: op for rank, op in self.operations.items() if rank in pair}
+        if self.message:
+            own, me = self.operation, self.members[self.waiting[0]].group.rank
+            for rank in set(pair) & self.members.keys() - operations.keys():
+                ends = (op for op in self.members[rank].group.operations if is_message(op) and op.peer == me)
+                other = [op for op in ends if op.kind != own.kind and op.bytes != own.bytes]
+                operations |= {rank: max(other, key=lambda op: op.sequence)} if other else {}
+        waiting = tuple(rank for rank, op in operations.items() if op.state != COMPLETED)
+        return self._replace(operations=operations, waiting=waiting)
+
     def pairs(self) -> list[tuple[int, int]]:
         """Ranks that wait, and for whom, as the process group says; only those that wait for each other, \
 where there are any."""

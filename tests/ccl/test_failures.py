@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist
+from contextlib import suppress
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
 rank, x, store = dist.get_rank(), torch.ones(1000, 10), dist.distributed_c10d._get_default_store()
@@ -25,8 +26,8 @@ try:
 {body}
 except dist.DistBackendError as error:
     print(f"{{time.monotonic() - began:.1f}} s: {{error}}", file=sys.stderr)
-    if rank == 0:
-        store.add("rank 0 has raised", 1)  # comes back when the others have been told
+    with suppress(RuntimeError):  # rank 0, which has the store, may have ended
+        store.add(f"rank {{rank}} has raised", 1)  # in rank 0, comes back when the others have been told
     sys.exit(7)
 """
 
@@ -79,7 +80,7 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     ), **variables)  # fmt: skip
     assert first.returncode == 7, first.stderr
     name = collective.partition("(")[0]
-    assert f"{name} (sequence number 1, float32[1000, 10]) of group '0', rank 0 of 2" in first.stderr
+    assert f"{name} (sequence number 1, float32[1000, 10]) of group '0' of 2 ranks, rank 0" in first.stderr
     assert "timeout of 3 s: rank 1 did not call it" in first.stderr
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
@@ -101,7 +102,7 @@ def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) ->
 @pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""
-    said = "rank {} of the group calls all_reduce (sum) of {} bytes float32, this rank all_reduce (sum) of {}"
+    said = "rank {} calls all_reduce (sum) of {} bytes float32, this rank all_reduce (sum) of {}"
     differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
     results = run_script(2, script(*differing, seconds=10))
     for result in results:
@@ -111,9 +112,9 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
             or said.format(0, 400_000, 800_000) in result.stderr
         )
         error = result.stderr[result.stderr.rindex(" s: all_reduce") :]
-        assert [error.count(f"rank {rank} of the group calls") for rank in (0, 1)] in ([0, 1], [1, 0]), error
+        assert [error.count(f"rank {rank} calls") for rank in (0, 1)] in ([0, 1], [1, 0]), error
         assert " calls all_reduce of " not in error
-        assert error.count("of group '0', rank") == 1, error
+        assert error.count("of group '0' of 2 ranks") == 1, error
 
 
 OF_ONES = "of 36 bytes float32"
@@ -142,12 +143,45 @@ def test_an_error_says_what_each_rank_has_called(
         f"dist.{on_0} if rank == 0 else dist.{on_1}",
     )
     told = (
-        f"rank 1 of the group calls {called_by_1}, this rank {called_by_0}\n",
-        f"rank 0 of the group calls {called_by_0}, this rank {called_by_1}\n",
+        f"rank 1 calls {called_by_1}, this rank {called_by_0}\n",
+        f"rank 0 calls {called_by_0}, this rank {called_by_1}\n",
     )
     results = run_script(2, script(*calls, seconds=10))
     assert [result.returncode for result in results] == [7, 7]
     assert any(words in result.stderr for words in told for result in results), results[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("on_1", "on_2", "said"),
+    [
+        ("all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
+        ("reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
+        ("recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
+        ("all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
+        (
+            "recv(ones, 2, pair, 3)",
+            "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
+            "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
+        ),
+        ("all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
+        ("all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
+    ],
+    ids=["size", "root", "message", "part", "tag", "late", "dead"],
+)  # fmt: skip
+def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
+    on_1: str, on_2: str, said: str
+) -> None:
+    """Here they are one more than those in the group."""
+    calls = (
+        "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
+        "both = [torch.ones(9), torch.ones(9)]; odd = [torch.ones(9), torch.ones(4)]",
+        "if rank == 0: store.wait(['rank 1 has raised'])",
+        f"if rank == 1: dist.{on_1}",
+        f"if rank == 2: {on_2}",
+    )
+    _, first, _ = run_script(3, script(*calls))
+    assert first.returncode == 7, first.stderr
+    assert re.search(rf"of group '1' of 2 ranks, rank 1 .*{said}", first.stderr), first.stderr
 
 
 def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
@@ -158,7 +192,9 @@ def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
     )
     first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
     rank_0 = r"rank 0 (calls broadcast|is ahead: it calls all_reduce) of float32\[9\]"
-    assert re.search(rf"barrier \(.* of group '0', rank 1 of 2 failed: {rank_0}.*; oneCCL: ", second.stderr)
+    assert re.search(
+        rf"barrier \(.* of group '0' of 2 ranks, rank 1 failed: {rank_0}.*; oneCCL: ", second.stderr
+    )
     assert "rank 1 failed: barrier" in first.stderr
 
 
@@ -181,7 +217,7 @@ def test_a_killed_peer_is_noticed_and_not_waited_for(
     survivor = results[1 - dead]
     assert results[dead].returncode == -9
     assert survivor.returncode == 7, survivor.stderr
-    assert f"rank {dead} of this group, on this host, has ended" in survivor.stderr
+    assert f"rank {dead} has ended" in survivor.stderr
     assert "timeout" not in survivor.stderr
 
 

@@ -41,7 +41,7 @@ def meet(stores: list[CountingStore]) -> None:
     heard: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        meeting = Meeting(stores[rank], rank, size, LIMIT)
+        meeting = Meeting(stores[rank], rank, range(size), LIMIT)
         heard[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
         meeting.end()
 
@@ -79,19 +79,24 @@ def test_a_store_that_has_gone_keeps_no_group_from_being_made() -> None:
     del store
     with pytest.raises(RuntimeError):
         mine.add("read", 1)
-    Meeting(mine, 0, 2, LIMIT).end()
+    Meeting(mine, 0, range(2), LIMIT).end()
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
     with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
-        Meeting(HashStore(), 0, 3, timedelta(seconds=0.1)).exchange("peer", "here")
+        Meeting(HashStore(), 0, range(3), timedelta(seconds=0.1)).exchange("peer", "here")
+
+
+def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job() -> None:
+    with pytest.raises(DistBackendError, match="1 of 2 ranks did not come within 0.1 s: 5"):
+        Meeting(HashStore(), 0, [3, 5], timedelta(seconds=0.1)).exchange("peer", "here")
 
 
 def test_a_rank_beyond_the_size_of_its_group_is_an_error_that_names_both() -> None:
     with pytest.raises(
         DistBackendError, match="this is rank 3, but the group has 2 ranks.*WORLD_SIZE too small"
     ):
-        Meeting(HashStore(), 3, 2, LIMIT)
+        Meeting(HashStore(), 3, range(2), LIMIT)
 
 
 def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master() -> None:
@@ -123,7 +128,7 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DistBackendError, match="the store holds something that ranks don't write"):
-            Meeting(store, 1, 3, LIMIT).exchange("peer", "here")
+            Meeting(store, 1, range(3), LIMIT).exchange("peer", "here")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()

@@ -228,14 +228,14 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, o
 @pytest.mark.parametrize(
     ("layout", "what", "said"),
     [
-        ("2", "another collective", "rank 1 of the group calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
-        ("1,1", "another collective", "rank 1 of the group calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
-        ("2", "another movement", "rank 1 of the group calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes int32"),
-        ("1,1", "another movement", "rank 1 of the group calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes int32"),
-        ("2", "another size", "rank 1 of the group calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
-        ("1,1", "another size", "rank 1 of the group calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
+        ("2", "another collective", "rank 1 calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
+        ("1,1", "another collective", "rank 1 calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
+        ("2", "another movement", "rank 1 calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes int32"),
+        ("1,1", "another movement", "rank 1 calls all_gather of 8000 bytes, this rank all_reduce (sum) of 4000 bytes int32"),
+        ("2", "another size", "rank 1 calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
+        ("1,1", "another size", "rank 1 calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000 bytes int32"),
         *[
-            (layout, what, f"rank {last} of the group calls {call} of 0 bytes{rest}, this rank {call} of {most} bytes{rest}")
+            (layout, what, f"rank {last} calls {call} of 0 bytes{rest}, this rank {call} of {most} bytes{rest}")
             for layout, last in (("2", 1), ("1,1", 1), ("3,1", 3))
             for what, call, most, rest in (
                 ("no sum", "all_reduce (sum)", 4000, " int32"),
@@ -244,13 +244,13 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, o
             )
             if layout != "3,1" or what == "no sum"
         ],
-        ("2", "no broadcast", "rank 1 of the group calls broadcast of 0 bytes from rank 0, this rank broadcast of 4000 bytes from rank 0"),
-        ("1,1", "no broadcast", "rank 0 of the group calls broadcast of 4000 bytes from rank 0, this rank broadcast of 0 bytes from rank 0"),
-        ("2", "another wire", "rank 1 of the group calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
-        ("1,1", "another wire", "rank 1 of the group calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
-        ("2", "another part", "rank 1 of the group sends 4004 bytes to this rank, which expects 4000"),
-        ("1,1", "another part", "rank 1 of the group sends 4004 bytes where this rank expects 4000"),
-        ("1,1", "another root", "rank 1 of the group calls broadcast of 4000 bytes from rank 1 as operation 1, this rank all_reduce (sum) of 4000 bytes int32 as operation 2"),
+        ("2", "no broadcast", "rank 1 calls broadcast of 0 bytes from rank 0, this rank broadcast of 4000 bytes from rank 0"),
+        ("1,1", "no broadcast", "rank 0 calls broadcast of 4000 bytes from rank 0, this rank broadcast of 0 bytes from rank 0"),
+        ("2", "another wire", "rank 1 calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
+        ("1,1", "another wire", "rank 1 calls all_reduce (sum) of 4000 bytes float32, sent between hosts as bfloat16, this rank all_reduce (sum) of 4000 bytes float32\n"),
+        ("2", "another part", "rank 1 sends 4004 bytes to this rank, which expects 4000"),
+        ("1,1", "another part", "rank 1 sends 4004 bytes to this rank, which expects 4000"),
+        ("1,1", "another root", "rank 1 calls broadcast of 4000 bytes from rank 1 as operation 1, this rank all_reduce (sum) of 4000 bytes int32 as operation 2"),
         ("1,1,1", "another root", "calls broadcast of 4000 bytes from rank "),
         ("2", "absent", "waits for rank 1"),
         ("1,1", "absent", "waits for rank 1"),

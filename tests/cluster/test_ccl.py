@@ -325,10 +325,10 @@ def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_cal
 @pytest.mark.parametrize(
     ("hosts", "dead", "noticed"),
     [
-        (["node0", "node0", "node1", "node1"], 3, "rank 3 of this group, on this host, has ended"),
-        (["node0", "node1"], 1, "the connection to rank 1 of this group is lost"),
-        repeat(["node0", "node1", "node2"], 2, "the connection to rank 2 of this group is lost"),
-        (["node0", "node1"], 0, "the connection to rank 0 of this group is lost"),
+        (["node0", "node0", "node1", "node1"], 3, "rank 3 on node1 has ended"),
+        (["node0", "node1"], 1, "the connection to rank 1 on node1 is lost"),
+        repeat(["node0", "node1", "node2"], 2, "the connection to rank 2 on node2 is lost"),
+        (["node0", "node1"], 0, "the connection to rank 0 on node0 is lost"),
     ],
     ids=["beside another", "alone on its host", "of three hosts", "the one with the store"],
 )
@@ -348,8 +348,8 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
 @pytest.mark.parametrize(
     ("layout", "dead", "noticed"),
     [
-        ("2x2", 3, "rank 3 of this group, on this host, has ended"),
-        ("2x2", 0, "rank 0 of this group, on this host, has ended|the group's store"),
+        ("2x2", 3, "rank 3 on node1 has ended"),
+        ("2x2", 0, "rank 0 on node0 has ended|the group's store"),
         ("3+1", 3, r"host node1 \(rank 3\) has given no sign of life"),
     ],
     ids=["beside another", "the one with the store", "alone on its host"],

@@ -49,6 +49,39 @@ def test_ccl_itself_finds_operations_that_differ(
     assert case == "other_size" or "\n".join(sides) in docs
 
 
+STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
+
+
+@pytest.mark.parametrize(
+    ("case", "line", "on_0", "on_1"),
+    [
+        (
+            "other_part",
+            "dist.all_to_all_single(",
+            "all_to_all_single #3 of group 0, 6 kB float32, at {}",
+            "all_to_all_single #3 of group 0, 6.4 kB float32, at {}",
+        ),
+        (
+            "other_message",
+            "dist.recv(ones)",
+            "recv from any rank #0 of group 0, 4 kB float32, at {}",
+            f"send #0 to rank 0 of group 0, 8 kB float32, which is complete there; now at {STEP}",
+        ),
+    ],
+    ids=["part", "message"],
+)
+def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
+    case: str, line: str, on_0: str, on_1: str, hang: Hang, tmp_path: Path
+) -> None:
+    """ccl's error says who they are: a third rank has no part in it."""
+    hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
+    first = outcome(tmp_path)["first_failure"]
+    assert (first["disagree"], first["ranks"]) == (True, [0, 1])
+    at = f"train.py:{line_of(line)} {case}"
+    sides = [f"rank {rank} on localhost: {called.format(at)}" for rank, called in enumerate((on_0, on_1))]
+    assert first["note"].splitlines() == sides
+
+
 @pytest.mark.parametrize(
     ("case", "who", "ranks", "waits"),
     [

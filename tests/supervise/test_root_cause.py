@@ -26,18 +26,19 @@ def failed(
         ("torch.distributed.DistNetworkError: Failed to recv, got 0 bytes", True),
         ("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients", True),
         ("torch.distributed.DistBackendError: ccl: all_reduce number 7 failed", True),
-        ("RuntimeError: ccl: rank 1 of this group, on this host, has ended", True),
+        ("RuntimeError: ccl: rank 1 has ended", True),
+        ("RuntimeError: ccl: the connection to rank 1 on node-1.c is lost: reset", True),
         ("ValueError: no such luck", False),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'shard-1.npz'", False),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
         (None, False),
         (
-            "torch.distributed.DistBackendError: all_to_all_single of group '0', rank 0 of 4 failed: rank 3 of the group "
-            "sends 44 bytes where this rank expects 40, in all_to_all",
+            "torch.distributed.DistBackendError: all_to_all_single of group '0' of 4 ranks, rank 0 failed: rank 3 "
+            "sends 44 bytes to this rank, which expects 40",
             False,
         ),
         (
-            "torch.distributed.DistBackendError: recv failed: rank 0 of the group sends 40 bytes, this rank receives 80; "
+            "torch.distributed.DistBackendError: recv of group '0' of 2 ranks, rank 1 failed: rank 0 sends 40 bytes to this rank, which expects 80; "
             "the group's store cannot be reached: the process that holds it, mostly rank 0, has ended",
             False,
         ),

@@ -63,6 +63,9 @@ def test_a_rank_whose_agent_is_silent_is_named() -> None:
     found = explained(*others(2), Seen(2, "node0"))
     assert found.headline == "rank 2 on node0 can't be seen; the others wait in all_reduce #7"
     assert "its agent has not answered" in found.lines[1]
+    pair = {**group(0, operation(3), size=2, name="1"), "members": "0,2"}
+    found = explained(seen(0, [pair]), seen(1, []), Seen(2, "node0"), seen(3, []))
+    assert found.headline == "rank 2 on node0 can't be seen; rank 0 on node0 waits in all_reduce #3"
 
 
 def test_different_operations_under_one_number_are_shown_with_both_lines() -> None:
@@ -194,7 +197,9 @@ def test_a_group_that_expects_more_ranks_than_there_are_says_so() -> None:
     assert found.headline == "init_process_group expects 3 ranks, but this job has 2 ranks"
     assert (found.ranks, found.certain) == ((), False)  # others may join it that aren't the job's
     found = explained(seen(0, [group(0, *meeting, size=2, name="")]), seen(1), seen(2))
-    assert found.headline == "member 1 of the group of 2 can't be seen; the others wait in init_process_group"
+    assert found.headline == (
+        "member 1 of the group of 2 can't be seen; rank 0 on node0 waits in init_process_group"
+    )
 
 
 def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0-3") -> Seen:

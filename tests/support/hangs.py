@@ -358,6 +358,20 @@ def unsent():
     else:
         dist.recv(more, size // 2, group)
 
+def other_part():
+    steps(3)
+    usual = [500] * size
+    sizes = [600, *usual[1:]] if is_culprit else usual
+    dist.all_to_all_single(torch.empty(sum(usual)), torch.ones(sum(sizes)), usual, sizes)
+
+def other_message():
+    steps(3)
+    if is_culprit:
+        dist.send(more, 0)
+    elif rank == 0:
+        dist.recv(ones)
+    step()
+
 globals()[case]()
 dist.destroy_process_group()
 """

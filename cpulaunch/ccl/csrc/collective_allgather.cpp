@@ -42,7 +42,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_lists(OpType type, c
     check_list(invalid, outputs[i], getSize(), inputs[i]);
     const auto& own = outputs[i][getRank()];
     if (own.numel() != inputs[i].numel()) {
-      invalid(c10::str("rank ", getRank(), " sends ", inputs[i].sizes(), " and has room for ", own.sizes()));
+      invalid(c10::str("this rank sends ", inputs[i].sizes(), " and has room for ", own.sizes()));
     }
   }
   const auto work = begin(type, name, "ccl:all_gather", inputs, opts.timeout);

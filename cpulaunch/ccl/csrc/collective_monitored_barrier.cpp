@@ -20,6 +20,7 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 // Through the store, so that it works however little the ranks agree on.  Each rank writes a key; rank 0 then writes
 // who is missing, "" for nobody, and waits until those that have come know it: the store may end with rank 0.
 void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const auto& members = state_->members;
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_ : opts.timeout;
   const auto seconds = timeout.count() / 1e3;
   const auto prefix = c10::str("monitored_barrier/", monitored_barriers_++, "/");
@@ -29,8 +30,8 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     store_->set(c10::str(prefix, getRank()), bytes_of(""));
     while (!store_->check({answer})) {
       if (Clock::now() > until) {
-        C10_THROW_ERROR(DistBackendError, c10::str("Rank ", getRank(), " reached monitoredBarrier, which rank 0 did ",
-                                                   "not confirm within ", seconds, " s"));
+        C10_THROW_ERROR(DistBackendError, c10::str("this rank reached monitoredBarrier, which ", members.name(0),
+                                                   " did not confirm within ", seconds, " s"));
       }
       std::this_thread::sleep_for(kInterval);
     }
@@ -45,11 +46,11 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   bool all = store_->check(keys);
   for (; !all && Clock::now() < until; all = store_->check(keys)) std::this_thread::sleep_for(kInterval);
   for (int rank = 1; rank < getSize() && !all; ++rank) {
-    if (!store_->check({keys[rank - 1]})) late.push_back(std::to_string(rank));
+    if (!store_->check({keys[rank - 1]})) late.push_back(members.name(rank));
   }
   std::string missing;
   if (!late.empty()) {
-    missing = c10::str("Rank 0 timed out in monitoredBarrier after ", seconds, " s: rank ",
+    missing = c10::str(members.name(0), " timed out in monitoredBarrier after ", seconds, " s: ",
                        wait_all_ranks ? c10::Join(", ", late) : late[0], " did not reach it");
   }
   store_->set(answer, bytes_of(missing));

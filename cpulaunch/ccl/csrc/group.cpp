@@ -22,10 +22,10 @@ constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
-                                 std::string name, std::vector<std::string> hosts, std::vector<Peer> local_peers,
+                                 std::string name, Members members, std::vector<Peer> local_peers,
                                  Heartbeat heartbeat, StoreIntervals intervals, Connect connect, MakeGloo make_gloo)
     : Backend(rank, size),
-      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(hosts))),
+      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members))),
       store_(store),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       make_gloo_(std::move(make_gloo)),

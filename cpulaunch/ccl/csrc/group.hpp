@@ -26,7 +26,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Throws DistBackendError when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  std::vector<std::string> hosts, std::vector<Peer> local_peers, Heartbeat heartbeat,
+                  Members members, std::vector<Peer> local_peers, Heartbeat heartbeat,
                   StoreIntervals intervals, Connect connect, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 

@@ -48,9 +48,7 @@ class Counts final : public Operation {
       if (local == layout.local) sent = sent_;
       const auto comes = sent[layout.local].bytes;
       if (comes != received_[local]) {
-        throw Mismatch("rank " + std::to_string(layout.ranks_of[layout.host][local]) +
-                                 " of the group sends " + in_bytes(comes) +
-                                 " to this rank, which expects " + std::to_string(received_[local]));
+        throw mismatch_of_sizes(layout.members, layout.ranks_of[layout.host][local], comes, received_[local]);
       }
       addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
       sent[local].bytes = 0;  // a rank's own needs no slot

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "members.hpp"
+
 namespace cpulaunch {
 
 // Hosts are numbered in the order of their first ranks, and the ranks of a host, its local ranks, in their order in the
@@ -16,8 +18,8 @@ namespace cpulaunch {
 struct Layout {
   // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on,
   // or -1; empty: unknown.
-  Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {})
-      : rank(rank), size(static_cast<int>(host_of.size())) {
+  Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {})
+      : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())) {
     std::map<int, int> numbers;
     for (int each = 0; each < size; ++each) {
       const auto [entry, first] = numbers.try_emplace(host_of[each], static_cast<int>(ranks_of.size()));
@@ -55,6 +57,7 @@ struct Layout {
   int most_lanes() const { return (lanes + least - 1) / least; }  // of one rank
   bool is_even() const { return lanes == least; }
 
+  Members members;
   int rank, size;
   int hosts = 0, host = 0;    // their number, and this rank's
   int locals = 0, local = 0;  // the ranks of this host, and this rank's number among them

@@ -30,7 +30,7 @@ PYBIND11_MODULE(_group, module) {
 
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
-                       std::vector<std::string> hosts, const std::vector<std::pair<int, int>>& local_peers,
+                       Members members, const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string, std::string> heartbeat, double store_interval,
                        double silence, const CarrierPtr& carrier, py::function make_gloo) {
              std::vector<Peer> peers;
@@ -45,7 +45,7 @@ PYBIND11_MODULE(_group, module) {
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
-                 std::move(hosts), std::move(peers),
+                 std::move(members), std::move(peers),
                  Heartbeat{std::move(own_key), std::move(own_ip), std::move(next_key), std::move(next_host)},
                  StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3)),
                                 Milliseconds(static_cast<int64_t>(silence * 1e3))),
@@ -56,11 +56,11 @@ PYBIND11_MODULE(_group, module) {
                  });
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("hosts"), py::arg("local_peers"), py::arg("heartbeat"), py::arg("store_interval"),
+           py::arg("members"), py::arg("local_peers"), py::arg("heartbeat"), py::arg("store_interval"),
            py::arg("silence"), py::arg("carrier"), py::arg("make_gloo"),
-           "Connects the ranks; `hosts` are the names of their hosts, empty where there is one; `local_peers` are\n"
-           "(rank, pid) of the others on this host, `timeout` is in seconds, `heartbeat` is (key to write, this\n"
-           "host's address, key to read, name of the host that writes that), empty for none;\n"
+           "Connects the ranks; `local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
+           "`heartbeat` is (key to write, this host's address, key to read, name of the host that writes that),\n"
+           "empty for none;\n"
            "`store_interval` is how many seconds lie between two looks of a waiting rank into the store, and\n"
            "`silence` after how many, at the earliest, a host that says nothing counts as gone;\n"
            "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
@@ -77,9 +77,13 @@ PYBIND11_MODULE(_group, module) {
            "float32 numbers travel as bfloat16: each host's sum is rounded, and their total.  Other types are sent as\n"
            "they are.");
 
+  py::class_<Members>(module, "Members")
+      .def(py::init<std::vector<int>, std::vector<std::string>>(), py::arg("ranks"), py::arg("hosts"),
+           "How messages name a group's ranks: `ranks` are their numbers in the job, empty where those are the same,\n"
+           "and `hosts` the names of their hosts, empty where there is one.");
   py::class_<Layout>(module, "Layout")
-      .def(py::init<std::vector<int>, int, std::vector<int>>(), py::arg("host_of"), py::arg("rank"),
-           py::arg("socket_of"),
+      .def(py::init<std::vector<int>, int, std::vector<int>, Members>(), py::arg("host_of"), py::arg("rank"),
+           py::arg("socket_of"), py::arg("members"),
            "Which ranks share a host and a socket: `host_of` has for each rank the number of its host, and\n"
            "`socket_of` the socket of that host that it runs on, or -1.")
       .def_readonly("hosts", &Layout::hosts)
@@ -124,7 +128,7 @@ PYBIND11_MODULE(_group, module) {
           for (const auto& [ip, port] : addresses) all.push_back({ip, port});
           const Connector::Listener ours{listener->first, listener->second};
           connector = std::make_shared<Connector>(layout.rank, ours, std::move(all), std::string(token));
-          network = std::make_unique<Network>(layout.size, connector);
+          network = std::make_unique<Network>(layout, connector);
         }
         const auto hierarchy = std::make_shared<Hierarchy>(layout, slots, std::move(network));
         const auto messages = std::make_shared<PointToPoint>(layout, slots, connector);

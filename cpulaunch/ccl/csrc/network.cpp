@@ -98,7 +98,7 @@ std::vector<int> Network::awaited() const {
 }
 
 void Network::lose(int peer, const std::string& what) {
-  if (lost_.empty()) lost_ = "the connection to rank " + std::to_string(peer) + " of this group is lost: " + what;
+  if (lost_.empty()) lost_ = "the connection to " + members_.name(peer) + " is lost: " + what;
 }
 
 // --- sending
@@ -222,14 +222,11 @@ bool Network::begin_message(int from) {
   // Messages come operation by operation, as they are expected.  So one of another operation is wrong, too: its sender
   // has another root, for instance, and this rank is past that operation, for which nothing was expected.
   const auto& wanted = operation == peer.expected.end() ? peer.expected.front() : *operation;
-  if (wanted.signature != header.signature) throw header.signature.mismatch(from, wanted.signature);
+  if (wanted.signature != header.signature) throw header.signature.mismatch(members_, from, wanted.signature);
   const auto found = std::find_if(peer.expected.begin(), peer.expected.end(),
                                   [&](const Expected& one) { return one.tag == header.tag; });
   if (found == peer.expected.end()) return false;
-  if (found->bytes != header.bytes) {
-    throw Mismatch("rank " + std::to_string(from) + " of the group sends " + in_bytes(header.bytes) +
-                   " where this rank expects " + std::to_string(found->bytes) + ", in " + header.signature.text());
-  }
+  if (found->bytes != header.bytes) throw mismatch_of_sizes(members_, from, header.bytes, found->bytes);
   std::rotate(peer.expected.begin(), found, found + 1);
   peer.in_header = false;
   peer.in_message = true;

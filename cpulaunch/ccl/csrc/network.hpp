@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "connector.hpp"
+#include "layout.hpp"
 #include "shared_slots.hpp"
 
 namespace cpulaunch {
@@ -36,8 +37,8 @@ struct Tag {
 
 class Network {
  public:
-  Network(int size, std::shared_ptr<Connector> connector)
-      : connector_(std::move(connector)), outgoing_(size), incoming_(size) {}
+  Network(const Layout& layout, std::shared_ptr<Connector> connector)
+      : members_(layout.members), connector_(std::move(connector)), outgoing_(layout.size), incoming_(layout.size) {}
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
@@ -113,6 +114,7 @@ class Network {
   size_t fill(int from);
   void lose(int peer, const std::string& what);
 
+  const Members members_;
   const std::shared_ptr<Connector> connector_;
   Lender lender_;
   std::vector<Outgoing> outgoing_;  // of each rank, as incoming_

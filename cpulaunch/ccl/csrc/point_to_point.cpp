@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 
 #include "copy.hpp"
@@ -123,7 +124,7 @@ class PointToPoint::Progress final : public Transfer {
   std::string missing() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return std::string(request_->sends ? "received" : "sent") + (request_->begun ? " all of" : "") +
-           " a message with tag " + std::to_string(request_->tag);
+           " a message with tag " + std::to_string(request_->tag) + all_->instead_of(*request_);
   }
   std::string lost() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
@@ -190,7 +191,7 @@ void PointToPoint::enqueue(int to, const Frame& frame, RequestPtr request) {
 }
 
 void PointToPoint::lose(int rank, const ConnectionLost& error) {
-  peers_[rank].lost = "the connection to rank " + std::to_string(rank) + " of this group is lost: " + error.what();
+  peers_[rank].lost = "the connection to " + layout_.members.name(rank) + " is lost: " + error.what();
 }
 
 // A rank that has sent what it had to send may leave; others still come.
@@ -203,6 +204,21 @@ std::string PointToPoint::lost(const Request& request) const {
     last = peers_[rank].lost;
   }
   return last;
+}
+
+// Such as "; one with tag 7 from rank 1 waits to be received": what has come in place of what is asked for.
+std::string PointToPoint::instead_of(const Request& request) const {
+  std::string others;
+  for (int rank = 0; rank < layout_.size && !request.sends && !request.begun; ++rank) {
+    if (request.peer != rank && request.peer != kAnySource) continue;
+    std::set<int> tags;
+    for (const auto& each : peers_[rank].unexpected) tags.insert(each.frame.tag);
+    for (const int tag : tags) {
+      others += "; one with tag " + std::to_string(tag) + " from " + layout_.members.name(rank) +
+                " waits to be received";
+    }
+  }
+  return others;
 }
 
 // Finds a message that has come, or has been announced, before it was asked for.
@@ -233,8 +249,7 @@ void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame)
   if (request->source) *request->source = from;
   request->peer = from;
   if (frame.bytes != request->bytes) {
-    request->error = "rank " + std::to_string(from) + " of the group sends " + in_bytes(frame.bytes) +
-                     ", this rank receives " + std::to_string(request->bytes);
+    request->error = mismatch_of_sizes(layout_.members, from, frame.bytes, request->bytes).what();
   } else if (frame.kind == Frame::Kind::request) {
     peers_[from].cleared[frame.id] = request;
     enqueue(from, {Frame::Kind::clear, frame.tag, frame.bytes, frame.id}, nullptr);
@@ -270,7 +285,7 @@ bool PointToPoint::test(Request& request) {
     moved += bytes;
     steps_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (!request.error.empty()) throw std::runtime_error(request.error);
+  if (!request.error.empty()) throw Mismatch(request.error);
   return request.done;
 }
 

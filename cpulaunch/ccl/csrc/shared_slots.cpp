@@ -66,7 +66,7 @@ bool Signature::operator==(const Signature& other) const {
          root == other.root && bytes == other.bytes && sequence == other.sequence;
 }
 
-std::string Signature::text() const {
+std::string Signature::text(const Members& members) const {
   const auto number = static_cast<size_t>(kind);
   const Call call = number < std::size(kCalls) ? kCalls[number] : Call{"unknown"};
   std::string text = call.name;
@@ -74,16 +74,20 @@ std::string Signature::text() const {
   if (call.has_size) text += " of " + in_bytes(bytes);
   if (call.reduces) text += std::string(" ") + name_of(type);
   if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
-  if (call.before_root) text += call.before_root + std::to_string(root);
+  if (call.before_root) text += call.before_root + std::to_string(members.number_of(root));
   return text;
 }
 
-Mismatch Signature::mismatch(int rank, const Signature& own) const {
+Mismatch Signature::mismatch(const Members& members, int rank, const Signature& own) const {
   const auto said = [&](const Signature& one) {
-    return one.text() + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
+    return one.text(members) + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
   };
-  return Mismatch("rank " + std::to_string(rank) + " of the group calls " + said(*this) + ", this rank " +
-                  said(own));
+  return Mismatch(members.name(rank) + " calls " + said(*this) + ", this rank " + said(own));
+}
+
+Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected) {
+  return Mismatch(members.name(rank) + " sends " + in_bytes(sent) + " to this rank, which expects " +
+                  std::to_string(expected));
 }
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way

@@ -61,10 +61,13 @@ struct Signature {
   // What the sum over `ranks` ranks is divided by.
   int divisor(int ranks) const { return reduction == Reduction::average ? ranks : 1; }
   // It may have come over the network: no value is taken for granted.
-  std::string text() const;
+  std::string text(const Members& members) const;
   // What is wrong where `rank` calls this while this rank calls `own`.
-  Mismatch mismatch(int rank, const Signature& own) const;
+  Mismatch mismatch(const Members& members, int rank, const Signature& own) const;
 };
+
+// What is wrong where `rank` sends so many bytes to this rank.
+Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected);
 
 // Memory that a rank offers to the others of its host: a descriptor, in its process.
 struct ShmOffer {

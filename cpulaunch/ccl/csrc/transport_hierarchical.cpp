@@ -257,7 +257,7 @@ void Hierarchy::check_alike(const Operation& operation) const {
   for (int local = 0; slots_ && local < layout.locals; ++local) {
     const auto& theirs = slots_->counters(local).pieces[taken_.number % shape.slots].signature;
     if (theirs != operation.signature) {
-      throw theirs.mismatch(layout.ranks_of[layout.host][local], operation.signature);
+      throw theirs.mismatch(layout.members, layout.ranks_of[layout.host][local], operation.signature);
     }
   }
 }

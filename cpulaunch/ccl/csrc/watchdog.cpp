@@ -134,17 +134,17 @@ struct Watchdog::Watched {
   }
 
   // Says which local peer has ended, of those that are needed; "" when all live.
-  std::string ended_peer(const Need& need, int size) const {
+  std::string ended_peer(const Need& need, const GroupState& state) const {
     size_t ended = 0;
     std::string last;
     for (const auto& peer : local_peers) {
       if (!peer.process->has_ended()) continue;
-      last = c10::str("rank ", peer.rank, " of this group, on this host, has ended");
+      last = c10::str(state.members.name(peer.rank), " has ended");
       if (need.all || need.peers.count(peer.rank)) return last;
       ++ended;
     }
     // Whoever waits for any rank can do so until all are gone.
-    return need.peers.count(-1) && static_cast<int>(ended) == size - 1 ? last : "";
+    return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : "";
   }
 
   // A peer that has ended may have left behind what is needed: that is seen within the grace period.  Callers do this,
@@ -152,7 +152,7 @@ struct Watchdog::Watched {
   void look_after_peers(GroupState& state, Clock::time_point now) {
     if (now - looked_after_peers < kInterval) return;
     looked_after_peers = now;
-    if (auto peer = ended_peer(std::exchange(need, {}), state.size); peer != ended) {
+    if (auto peer = ended_peer(std::exchange(need, {}), state); peer != ended) {
       ended = std::move(peer);
       ended_since = now;
       has_ended = !ended.empty();
@@ -227,11 +227,11 @@ struct Watchdog::Watched {
       if (colon == std::string::npos || sequence < own.sequence) {
         late += (late.empty() ? "" : ", ") + std::to_string(rank);
       } else if (sequence == own.sequence && must_agree != own.said.must_agree) {
-        state.set_cause(own.sequence, c10::str(state.called(rank), " calls ", text));
+        state.set_cause(own.sequence, c10::str(state.members.name(rank), " calls ", text));
         return;
       } else {
         if (sequence > own.sequence && ahead.empty()) {
-          ahead = c10::str(state.called(rank), " is ahead: it calls ", text, " (sequence number ", sequence, ")");
+          ahead = c10::str(state.members.name(rank), " is ahead: it calls ", text, " (sequence number ", sequence, ")");
         }
         const auto next = suspects_of(waits.substr(colon + 1), state.size);
         suspects.insert(suspects.end(), next.begin(), next.end());
@@ -273,7 +273,7 @@ struct Watchdog::Watched {
     if (reported) return;
     reported = true;
     try {
-      store().set(kFailureKey, bytes_of(c10::str("rank ", state.rank, " failed: ", state.reason())));
+      store().set(kFailureKey, bytes_of(c10::str(state.members.name(state.rank), " failed: ", state.reason())));
     } catch (const std::exception&) {
       // Nobody is left who could read it.
     }
@@ -364,7 +364,7 @@ void Watchdog::wake() {
 std::string Watchdog::ended_peer(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  return found == groups_.end() ? "" : found->second->ended_peer({{}, true}, 0);
+  return found == groups_.end() ? "" : found->second->ended_peer({{}, true}, *group);
 }
 
 void Watchdog::run() {

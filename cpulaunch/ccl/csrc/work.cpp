@@ -118,13 +118,9 @@ std::string GroupState::cause(uint64_t sequence) const {
   return cause_sequence_ == sequence ? cause_ : "";
 }
 
-std::string GroupState::called(int rank) const {
-  return hosts_.empty() ? c10::str("rank ", rank) : c10::str("rank ", rank, " on ", hosts_.at(rank));
-}
-
 std::string GroupState::are_late(const std::string& ranks) const {
   std::string all;
-  for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + called(each);
+  for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + members.name(each);
   return (all.empty() ? "a rank" : all) + " did not call it in time, called something else, or ended";
 }
 
@@ -149,7 +145,8 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
 std::string CclWork::describe() const {
-  return c10::str(call(), " of group '", group_->name, "', rank ", group_->rank, " of ", group_->size);
+  return c10::str(call(), " of group '", group_->name, "' of ", group_->size, group_->size == 1 ? " rank" : " ranks",
+                   ", rank ", group_->members.number_of(group_->rank));
 }
 
 std::string CclWork::call() const {
@@ -283,7 +280,7 @@ void CclWork::handle_signals(Clock::time_point now) {
 std::string CclWork::cause() const {
   if (const auto missing = transfer_->missing(); !missing.empty()) {
     const auto peer = transfer_->peer().value_or(-1);
-    return c10::str(peer < 0 ? "no rank has " : group_->called(peer) + " has not ", missing);
+    return c10::str(peer < 0 ? "no rank has " : group_->members.name(peer) + " has not ", missing);
   }
   const auto found = group_->cause(sequence_);
   return found.empty() ? group_->are_late(transfer_->stragglers()) : found;

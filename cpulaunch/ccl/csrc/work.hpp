@@ -16,6 +16,7 @@
 
 #include "clock.hpp"
 #include "ledger.hpp"
+#include "members.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
@@ -35,13 +36,12 @@ std::vector<int> numbers_in(const std::string& text);
 // operations are in flight.
 class GroupState {
  public:
-  // `hosts` are the names of the ranks' hosts; empty where there is one.
-  GroupState(std::string name, int rank, int size, std::vector<std::string> hosts)
+  GroupState(std::string name, int rank, int size, Members members)
       : name(std::move(name)),
         rank(rank),
         size(size),
-        ledger("ccl", this->name, rank, size),
-        hosts_(std::move(hosts)) {}
+        members(std::move(members)),
+        ledger("ccl", this->name, rank, size) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.
   void fail(const std::string& reason);
@@ -53,12 +53,11 @@ class GroupState {
   std::string cause(uint64_t sequence) const;
   // That ranks, such as "1, 3", have.
   std::string are_late(const std::string& ranks) const;
-  // Such as "rank 3 on node1".
-  std::string called(int rank) const;
 
   const std::string name;
   const int rank;
   const int size;
+  const Members members;
   std::atomic<int> in_flight{0};  // operations started and not completed
   LedgerGroup ledger;
 
@@ -68,7 +67,6 @@ class GroupState {
   std::string reason_;
   uint64_t cause_sequence_ = 0;
   std::string cause_;
-  const std::vector<std::string> hosts_;
 };
 
 // An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.

@@ -62,7 +62,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   if (connects) {
     auto connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kTokenSize, 'x'));
-    network = std::make_unique<Network>(layout.size, std::move(connector));
+    network = std::make_unique<Network>(layout, std::move(connector));
   }
   std::shared_ptr<Fabric> fabric;
   if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);
