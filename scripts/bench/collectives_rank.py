@@ -111,10 +111,14 @@ def prepare(operation: str, size: int) -> Call:
     whole, other = torch.ones(part.numel() * ranks), torch.ones(part.numel() * ranks)
     if operation.startswith("send_recv"):
         return round_trip(torch.ones(size // 4), rank, other_end(operation, ranks))
+    shared = in_shared_memory(whole.clone()) if operation == "all_reduce_shared" else whole
     calls: dict[str, Call] = {
         "all_reduce": lambda group: dist.all_reduce(whole, group=group),
         "all_reduces": lambda group: wait_for_all(
             [dist.all_reduce(each, group=group, async_op=True) for each in whole.tensor_split(IN_FLIGHT)]
+        ),
+        "all_reduce_shared": lambda group: dist.all_reduce(
+            shared if dist.get_backend(group) == "ccl" else whole, group=group
         ),
         "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
@@ -122,6 +126,13 @@ def prepare(operation: str, size: int) -> Call:
         "all_to_all": lambda group: dist.all_to_all_single(other, whole, group=group),
     }
     return calls[operation]
+
+
+def in_shared_memory(tensor: Tensor) -> Tensor:
+    from cpulaunch.ccl.load import load_module
+
+    assert load_module().ProcessGroupCCL.share_memory(tensor)
+    return tensor
 
 
 def wait_for_all(works: Sequence[Work | None]) -> None:

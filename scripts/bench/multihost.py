@@ -18,8 +18,9 @@ and its wire: the bytes that the busiest host has sent, in sizes of the tensor. 
 the same processes and take turns of a tenth of a second; a round's ratio is the median of its turns'.  ccl
 and gloo are pinned, and "gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a
 core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that
-of all ranks' parts; all_reduces are eight asynchronous ones of an eighth each; send_recv is half a round trip
-between rank 0 and another.  ``--json FILE`` keeps every sample.
+of all ranks' parts; all_reduces are eight asynchronous ones of an eighth each; in all_reduce_shared, ccl's
+tensor lies in memory that the ranks of a host share, as DDP's buckets do after `prepare`; send_recv is half a
+round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
 With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
 host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling), which
 has processes of its own.
@@ -63,6 +64,7 @@ SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # 
 OPERATIONS = (
     "all_reduce",
     "all_reduces",
+    "all_reduce_shared",
     "all_gather",
     "reduce_scatter",
     "broadcast",

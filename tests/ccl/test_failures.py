@@ -163,10 +163,15 @@ def test_an_error_says_what_each_rank_has_called(
             "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
             "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
         ),
+        (
+            "recv(ones, group=pair, tag=3)",
+            "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
+            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
+        ),
         ("all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
         ("all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
     ],
-    ids=["size", "root", "message", "part", "tag", "late", "dead"],
+    ids=["size", "root", "message", "part", "tag", "tags", "late", "dead"],
 )  # fmt: skip
 def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
     on_1: str, on_2: str, said: str

@@ -66,9 +66,9 @@ def least_wire(operation: str, hosts: Sequence[str]) -> float:
         return max(ranks * (1 - ranks / len(hosts)) for ranks in Counter(hosts).values())
     if operation.startswith("send_recv"):
         return float(hosts[0] != hosts[other_end(operation, len(hosts))])
-    sums = 2 * (count - 1)
-    whole = {"all_reduce": sums, "all_reduces": sums, "broadcast": count if count > 1 else 0}
-    return whole.get(operation, count - 1) / count
+    if operation.startswith("all_reduce"):
+        return 2 * (count - 1) / count
+    return float(count > 1) if operation == "broadcast" else (count - 1) / count
 
 
 def other_end(operation: str, size: int) -> int:

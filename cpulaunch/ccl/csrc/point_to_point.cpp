@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kMaxEager = 16 << 10;
 // A rank stops reading from a peer of which it keeps so much.
 constexpr size_t kMaxKept = 16 << 20;
+constexpr size_t kMostNamed = 4;  // of the messages that nobody has asked for
 constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too
 
 }  // namespace
@@ -208,17 +209,19 @@ std::string PointToPoint::lost(const Request& request) const {
 
 // Such as "; one with tag 7 from rank 1 waits to be received": what has come in place of what is asked for.
 std::string PointToPoint::instead_of(const Request& request) const {
-  std::string others;
-  for (int rank = 0; rank < layout_.size && !request.sends && !request.begun; ++rank) {
+  if (request.sends || request.begun) return "";
+  std::set<std::pair<int, int>> others;  // ranks and tags
+  for (int rank = 0; rank < layout_.size; ++rank) {
     if (request.peer != rank && request.peer != kAnySource) continue;
-    std::set<int> tags;
-    for (const auto& each : peers_[rank].unexpected) tags.insert(each.frame.tag);
-    for (const int tag : tags) {
-      others += "; one with tag " + std::to_string(tag) + " from " + layout_.members.name(rank) +
-                " waits to be received";
-    }
+    for (const auto& each : peers_[rank].unexpected) others.emplace(rank, each.frame.tag);
   }
-  return others;
+  std::string text;
+  size_t named = 0;
+  for (const auto& [rank, tag] : others) {
+    if (named++ == kMostNamed) return text + "; more are waiting";
+    text += "; one with tag " + std::to_string(tag) + " from " + layout_.members.name(rank) + " waits to be received";
+  }
+  return text;
 }
 
 // Finds a message that has come, or has been announced, before it was asked for.

@@ -90,7 +90,7 @@ Numbers Rank::numbers(const Source& source, size_t count) const {
 }
 
 Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check) {
-  auto name = operations[0]->signature.text();
+  auto name = operations[0]->signature.text(Members{});
   if (call.kind == Call::Kind::all_gather) name += " (" + std::to_string(call.count) + " from a rank)";
   Running::Transfers transfers;
   for (auto& each : operations) transfers.push_back(own_->start(std::move(each)));
