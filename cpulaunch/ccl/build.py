@@ -76,6 +76,8 @@ def check(there: installed.State) -> tuple[str, str]:
 
 def _build(compiler: str, identity: str, progress: Progress, *, patient: bool) -> Built:
     root = installed.cache_directory()
+    for left in root.glob("building-*"):  # by a build that was killed: this one has the lock
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
         work = Path(temporary)
         oneccl = _oneccl(work, progress, patient=patient)

@@ -114,11 +114,12 @@ def test_building_without_the_network_says_the_way_out(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     said: list[str] = []
+    (installed.cache_directory() / "building-killed" / "oneccl").mkdir(parents=True)
     with pytest.raises(HostError, match="could not fetch oneccl-devel") as caught:
         build.build(lambda step, detail: said.append(step + detail))
     assert "network" in str(caught.value.hint)
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
-    # Nothing half-built is left.
+    # Nothing half-built is left, not even of a build that was killed earlier.
     assert {p.name for p in installed.cache_directory().iterdir()} == {"lock", "not-fetched.json"}
 
 
