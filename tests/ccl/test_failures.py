@@ -154,22 +154,22 @@ def test_an_error_says_what_each_rank_has_called(
 @pytest.mark.parametrize(
     ("on_1", "on_2", "said"),
     [
-        ("all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
-        ("reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
-        ("recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
-        ("all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
+        ("dist.all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
+        ("dist.reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
+        ("dist.recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
+        ("dist.all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
         (
-            "recv(ones, 2, pair, 3)",
+            "dist.recv(ones, 2, pair, 3)",
             "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
             "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
         ),
         (
-            "recv(ones, group=pair, tag=3)",
+            "dist.recv(ones, group=pair, tag=3)",
             "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
             "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
         ),
-        ("all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
-        ("all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
+        ("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
+        ("dist.all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
     ],
     ids=["size", "root", "message", "part", "tag", "tags", "late", "dead"],
 )  # fmt: skip
@@ -181,12 +181,22 @@ def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
         "both = [torch.ones(9), torch.ones(9)]; odd = [torch.ones(9), torch.ones(4)]",
         "if rank == 0: store.wait(['rank 1 has raised'])",
-        f"if rank == 1: dist.{on_1}",
+        f"if rank == 1: {on_1}",
         f"if rank == 2: {on_2}",
     )
     _, first, _ = run_script(3, script(*calls))
     assert first.returncode == 7, first.stderr
     assert re.search(rf"of group '1' of 2 ranks, rank 1 .*{said}", first.stderr), first.stderr
+
+
+def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come() -> None:
+    calls = (
+        "pair = dist.new_group([1, 2], timeout=timedelta(seconds=3))",
+        "if rank == 1: pair._get_backend(torch.device('cpu')).monitored_barrier()",
+        "else: store.wait(['rank 1 has raised'])",
+    )
+    _, first, _ = run_script(3, script(*calls))
+    assert "s: Rank 1 timed out in monitoredBarrier after 3 s: rank 2 did not reach it\n" in first.stderr
 
 
 def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:

@@ -50,7 +50,8 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   }
   std::string missing;
   if (!late.empty()) {
-    missing = c10::str(members.name(0), " timed out in monitoredBarrier after ", seconds, " s: ",
+    // It begins as gloo's message does, which torch's tests know.
+    missing = c10::str("Rank ", members.number_of(0), " timed out in monitoredBarrier after ", seconds, " s: ",
                        wait_all_ranks ? c10::Join(", ", late) : late[0], " did not reach it");
   }
   store_->set(answer, bytes_of(missing));
