@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
+
+from cpulaunch.model.cores import CoreSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,6 +194,16 @@ class Operation(NamedTuple):
     root: int = -1
     thread: int = 0
     reduction: str = ""
+
+
+def members_text(ranks: Sequence[int]) -> str:
+    """A group's members as the ledger has them; empty where they have no room, or are in another order."""
+    if list(ranks) != sorted(set(ranks)):
+        return ""
+    steps = {after - before for before, after in pairwise(ranks)}
+    evenly = f"{ranks[0]}-{ranks[-1]}:{steps.pop()}" if len(steps) == 1 else ""
+    texts = (str(CoreSet(ranks)), evenly)
+    return next((text for text in texts if len(text) <= MEMBERS_BYTES), "")
 
 
 class Group(NamedTuple):

@@ -152,6 +152,7 @@ TABLE = (
     Variable("KINETO_LOG_LEVEL", "<user> runtime", "<torch>", "integer", "6: torch's profiler prints nothing when it starts and stops"),
     Variable("TORCH_FR_BUFFER_SIZE", "<user> runtime", "<torch>", "integer", "collectives that the flight recorder keeps"),
     Variable("RDMAV_FORK_SAFE", "plan", "<libibverbs>", "1", "whether a process over verbs may fork"),
+    Variable("I_MPI_OFI_LIBRARY", "ccl", "<Intel MPI>", "path", "libfabric, where Intel MPI carries oneCCL's data"),
     Variable("I_MPI_THREAD_YIELD", "plan", "<Intel MPI>", "0 to 3", "what a waiting thread does"),
     # ---- threads, memory, libraries
     Variable("OMP_NUM_THREADS", "<user> plan", "config agent <OpenMP>", "integer", "threads of a rank"),

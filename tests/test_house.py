@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": set(),
     "messages": set(),
     "wire": {"messages"},
-    "ledger": set(),
+    "ledger": {"model.cores"},
     "user_file": set(),
     "metric_line": set(),
     "config": {"config", "model.cores", "plugins"},

@@ -54,7 +54,7 @@ def create(options: Any, backend_options: Any) -> Any:
         atexit.register(_leave, module)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
-    members = module.Members(meeting.numbers, _host_names(peers))
+    members = module.Members(meeting.numbers, ledger.members_text(meeting.numbers), _host_names(peers))
     carrier = _carrier(module, meeting, peers, members)
     if not carrier.has_messages:
         # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.

@@ -101,7 +101,7 @@ def _note_new_groups(torch: Any, memory: Any) -> None:
         size, rank, ranks, name = (given.get(each) for each in _OF_GROUP)
         if size is None or rank is None or not ranks or not name:  # not a member, or the group of all ranks
             return make(*args, **kwargs)
-        members = ledger_groups.members_text(ranks)
+        members = ledger.members_text(ranks)
         with _meeting(memory, ledger.NEW_GROUP, ledger.Group(name, "", size, rank, 1, (), members)):
             return make(*args, **kwargs)
 

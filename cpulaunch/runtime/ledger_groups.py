@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.model.cores import CoreSet
 
 
 def free_slot(memory: Any, *, spare: int = 0) -> int:
@@ -54,16 +51,6 @@ def write(memory: Any, slot: int, group: ledger.Group) -> None:
         fields = kind.encode(), type_.encode(), *figures, thread, waits_for.encode(), reduction.encode()
         ledger.OPERATION.pack_into(text, at, sequence, state, root + 1, *fields)
     _fill(memory, slot, text)
-
-
-def members_text(ranks: Sequence[int]) -> str:
-    """A group's members as the ledger has them; empty where they have no room, or are in another order."""
-    if list(ranks) != sorted(set(ranks)):
-        return ""
-    steps = {after - before for before, after in pairwise(ranks)}
-    evenly = f"{ranks[0]}-{ranks[-1]}:{steps.pop()}" if len(steps) == 1 else ""
-    texts = (str(CoreSet(ranks)), evenly)
-    return next((text for text in texts if len(text) <= ledger.MEMBERS_BYTES), "")
 
 
 def _fill(memory: Any, slot: int, text: bytes | bytearray) -> None:

@@ -292,6 +292,12 @@ class _Case:
         if wait is None:
             return None
         name = what(wait, wait.waiting[0], short=True)
+        if wait.message and wait.operation.peer < 0:
+            senders = [rank for rank in wait.members if rank not in wait.waiting]
+            lines = [*self.words.waiters(wait, senders), *self.words.situations(senders, wait)]
+            return self._of(
+                wait, f"no rank has sent what {self.words.named(wait.waiting)} waits for in {name}", lines, ()
+            )
         lines = [f"all have called {what(wait, wait.waiting[0])}{self.words.at(wait, wait.waiting)}"]
         if held := [rank for rank in wait.members if self.seen[rank].held]:
             headline = self.words.held(held)

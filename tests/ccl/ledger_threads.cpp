@@ -38,13 +38,13 @@ int main() {
   ledger::open(memory.get());
   auto& seen = *reinterpret_cast<ledger::File*>(memory.get());
   {
-    LedgerGroup shared("ccl", "shared", 0, 2);
+    LedgerGroup shared("ccl", "shared", 0, 2, "0-1");
     LedgerEntry hanging(shared, 0, "broadcast", kType, 4, -1, ledger::now());
     std::vector<std::thread> threads;
     for (int i = 0; i < kThreads; ++i) {
       threads.emplace_back([&shared] {
         for (int n = 0; n < kGroups; ++n) {
-          LedgerGroup own("ccl", "own", 0, 2);
+          LedgerGroup own("ccl", "own", 0, 2, "0-1");
           call(own, 3);
         }
         call(shared, kCalls);

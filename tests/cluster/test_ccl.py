@@ -43,6 +43,15 @@ print("shared memory", os.environ["CCL_ATL_SHM"], flush=True)
 dist.destroy_process_group()
 """
 
+SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("ccl")
+x = torch.full((1000,), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+print("the sum is", x[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+
 # A rank waits until all others have been told of the failure, rank 0, which has the store, to the last.
 DIFFER = """\
 import os, sys, torch, torch.distributed as dist
@@ -191,6 +200,28 @@ def test_several_ranks_on_each_of_four_hosts_meet(
     )
     assert done.returncode == 0, done.stderr
     assert len(re.findall("shared memory 1", done.stdout)) == 8
+
+
+def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    """It has to be told where libfabric is, as no script of Intel's was sourced."""
+    (script := tmp_path / "sum.py").write_text(SUM)
+    options = [
+        "--backend",
+        "ccl",
+        "--ccl-transport",
+        "mpi",
+        "--threads",
+        "1",
+        "--oversubscribe",
+        "-ppn",
+        "1",
+        "--tee",
+        "all",
+    ]
+    done = cpulaunch("run", *mpi_options("intel"), "-f", four, *options, script, timeout=110, on="login")
+    assert (done.returncode, done.stdout.count("the sum is 10.0")) == (0, 4), done.stderr
 
 
 def test_whoever_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:

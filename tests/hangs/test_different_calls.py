@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,45 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
     assert "was not completed within its timeout of 3 s" in first["error"]
     docs = (REPOSITORY / "docs/hangs.md").read_text()
     assert case == "unsent" or (title in docs and first["note"].splitlines()[0] in docs)
+
+
+@pytest.mark.parametrize(
+    ("case", "title", "lines"),
+    [
+        (
+            "crossed_pairs",
+            "ranks 1-2 on localhost wait for each other in different groups",
+            [
+                "rank 1 on localhost waits for rank 2 in all_reduce #1 of group 1, 4 kB float32",
+                "rank 2 on localhost waits for rank 1 in all_reduce #1 of group 2, 4 kB float32",
+            ],
+        ),
+        (
+            "destroyed_pair",
+            "rank 2 on localhost failed first",
+            [
+                "rank 2 on localhost: all_reduce #1 of group 1, 8 kB float32",
+                "rank 1 on localhost is not in group 1 any more and is",
+            ],
+        ),
+        (
+            "any_of_pair",
+            "no rank has sent what rank 2 on localhost waits for in recv from any rank #0",
+            [
+                "rank 2 on localhost waits in recv from any rank #0 of group 1, 8 kB float32",
+                "rank 1 on localhost is",
+            ],
+        ),
+    ],
+)
+def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job(
+    case: str, title: str, lines: list[str], hang: Hang, tmp_path: Path
+) -> None:
+    """Also those of which the group's ledger isn't seen any more."""
+    done = hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
+    assert box(done.stderr)[0] == title
+    note = outcome(tmp_path)["first_failure"]["note"].splitlines()
+    assert [re.split(",? at train.py:", line)[0] for line in note] == lines
 
 
 @pytest.mark.parametrize(("case", "first", "second"), [

@@ -164,6 +164,19 @@ def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
     assert "finished #6 94 s ago" in explain([*others(3), replace(late, now=NOW + 1.4)], 7.0).lines[1]
 
 
+def test_who_waits_for_a_message_from_any_rank_is_shown_with_where_the_others_are() -> None:
+    """Nobody is known to be the one to send it."""
+    waits = seen(1, [group(1, operation(0, "recv from any rank"))])
+    found = explained(waits, *(seen(rank, [group(rank)], process(LOAD)) for rank in (0, 2)))
+    assert found.headline == "no rank has sent what rank 1 on node1 waits for in recv from any rank #0"
+    assert found.ranks == ()
+    assert found.lines == (
+        "rank 1 on node1 waits in recv from any rank #0 of group 0, 25 MB float32, at train.py:91 main",
+        "rank 0 on node0 is at train.py:88 load_batch",
+        "rank 2 on node0 is at train.py:88 load_batch",
+    )
+
+
 def test_ranks_of_a_gather_may_have_different_sizes() -> None:
     ranks = [seen(rank, [group(rank, operation(7, "gather", bytes=rank))]) for rank in range(4)]
     assert explained(*ranks).headline == "all have called gather #7, but it has not completed"

@@ -372,6 +372,36 @@ def other_message():
         dist.recv(ones)
     step()
 
+def pairs():
+    from datetime import timedelta
+    both = [dist.new_group([1, 2], timeout=timedelta(seconds=3)) for _ in "ab"]
+    for group in both if rank else ():
+        dist.all_reduce(ones, group=group)
+    return both
+
+def crossed_pairs():
+    first, second = pairs()
+    if rank:
+        dist.all_reduce(ones, group=first if is_culprit else second)
+    step()
+
+def destroyed_pair():
+    group, _ = pairs()
+    if is_culprit:
+        dist.destroy_process_group(group)
+        load_batch()
+    elif rank == 2:
+        dist.all_reduce(more, group=group)
+    step()
+
+def any_of_pair():
+    group, _ = pairs()
+    if is_culprit:
+        load_batch()
+    elif rank == 2:
+        dist.recv(more, group=group)
+    step()
+
 globals()[case]()
 dist.destroy_process_group()
 """

@@ -80,7 +80,8 @@ void add_waiting(uint64_t time) {
 
 using ledger::kRelaxed;
 
-LedgerGroup::LedgerGroup(const std::string& backend, const std::string& name, int rank, int size) {
+LedgerGroup::LedgerGroup(const std::string& backend, const std::string& name, int rank, int size,
+                         const std::string& members) {
   auto* file = ledger::file();
   if (!file) return;
   for (const uint32_t usable : {ledger::Group::free, ledger::Group::closed}) {
@@ -89,6 +90,7 @@ LedgerGroup::LedgerGroup(const std::string& backend, const std::string& name, in
       if (!group.state.compare_exchange_strong(state, ledger::Group::changing, std::memory_order_acquire)) continue;
       ledger::write(group.backend, backend.c_str());
       ledger::write(group.name, name.c_str());
+      ledger::write(group.members, members.c_str());
       group.size = size;
       group.rank = rank;
       for (auto& operation : group.operations) operation.state.store(ledger::Operation::none, kRelaxed);

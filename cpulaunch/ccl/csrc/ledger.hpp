@@ -49,10 +49,11 @@ struct Group {
   char name[48];
   uint32_t size, rank;
   Number count;
-  char padding[48];
+  char members[48];  // the ranks of the job that they are; zeros where nobody says that
   Operation operations[kOperations];
 };
-static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && offsetof(Group, operations) == 128);
+static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && offsetof(Group, members) == 80 &&
+              offsetof(Group, operations) == 128);
 
 struct File {
   State magic, flags;
@@ -82,7 +83,7 @@ void add_waiting(uint64_t time);
 // The part of the ledger that a process group has; nothing where no part is free.
 class LedgerGroup {
  public:
-  LedgerGroup(const std::string& backend, const std::string& name, int rank, int size);
+  LedgerGroup(const std::string& backend, const std::string& name, int rank, int size, const std::string& members);
   ~LedgerGroup() { close(); }
   LedgerGroup(const LedgerGroup&) = delete;
   LedgerGroup& operator=(const LedgerGroup&) = delete;

@@ -14,10 +14,10 @@ class Members {
  public:
   // Ranks have the same numbers in the job as in the group.
   Members() = default;
-  // `ranks` are the numbers that the group's ranks have in the job, or empty: the same ones; `hosts` are the names of
-  // their hosts, empty where there is one.
-  Members(std::vector<int> ranks, std::vector<std::string> hosts)
-      : ranks_(std::move(ranks)), hosts_(std::move(hosts)) {}
+  // `ranks` are the numbers that the group's ranks have in the job, and `in_ledger` is how the ledger has those;
+  // `hosts` are the names of their hosts, empty where there is one.
+  Members(std::vector<int> ranks, std::string in_ledger, std::vector<std::string> hosts)
+      : ranks_(std::move(ranks)), in_ledger_(std::move(in_ledger)), hosts_(std::move(hosts)) {}
 
   // Of what is no rank of the group, that number itself: it may have come over the network.
   int number_of(int rank) const { return static_cast<size_t>(rank) < ranks_.size() ? ranks_[rank] : rank; }
@@ -27,8 +27,11 @@ class Members {
     return hosts_.empty() ? name : name + " on " + hosts_.at(rank);
   }
 
+  const std::string& in_ledger() const { return in_ledger_; }
+
  private:
   std::vector<int> ranks_;
+  std::string in_ledger_;
   std::vector<std::string> hosts_;
 };
 

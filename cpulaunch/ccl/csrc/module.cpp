@@ -78,9 +78,10 @@ PYBIND11_MODULE(_group, module) {
            "they are.");
 
   py::class_<Members>(module, "Members")
-      .def(py::init<std::vector<int>, std::vector<std::string>>(), py::arg("ranks"), py::arg("hosts"),
-           "How messages name a group's ranks: `ranks` are their numbers in the job, empty where those are the same,\n"
-           "and `hosts` the names of their hosts, empty where there is one.");
+      .def(py::init<std::vector<int>, std::string, std::vector<std::string>>(), py::arg("ranks"),
+           py::arg("in_ledger"), py::arg("hosts"),
+           "How messages name a group's ranks: `ranks` are their numbers in the job, `in_ledger` is how the ledger\n"
+           "has those, and `hosts` are the names of their hosts, empty where there is one.");
   py::class_<Layout>(module, "Layout")
       .def(py::init<std::vector<int>, int, std::vector<int>, Members>(), py::arg("host_of"), py::arg("rank"),
            py::arg("socket_of"), py::arg("members"),

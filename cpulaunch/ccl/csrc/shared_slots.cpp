@@ -79,10 +79,9 @@ std::string Signature::text(const Members& members) const {
 }
 
 Mismatch Signature::mismatch(const Members& members, int rank, const Signature& own) const {
-  const auto said = [&](const Signature& one) {
-    return one.text(members) + (sequence == own.sequence ? "" : " as operation " + std::to_string(one.sequence + 1));
-  };
-  return Mismatch(members.name(rank) + " calls " + said(*this) + ", this rank " + said(own));
+  const char* when = sequence < own.sequence ? " as an earlier operation" : " as a later operation";
+  return Mismatch(members.name(rank) + " calls " + text(members) + (sequence == own.sequence ? "" : when) +
+                  ", this rank " + own.text(members));
 }
 
 Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected) {

@@ -41,7 +41,7 @@ class GroupState {
         rank(rank),
         size(size),
         members(std::move(members)),
-        ledger("ccl", this->name, rank, size) {}
+        ledger("ccl", this->name, rank, size, this->members.in_ledger()) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.
   void fail(const std::string& reason);
