@@ -100,9 +100,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
     if library := installed_library("libfabric.so.1"):
         wanted |= {"CCL_OFI_LIBRARY_PATH": str(library), "FI_PROVIDER_PATH": str(library.parent)}
         if situation.transport == "mpi":
-            wanted["I_MPI_OFI_LIBRARY"] = str(
-                library
-            )  # where it looks, no script of Intel's has to be sourced
+            wanted["I_MPI_OFI_LIBRARY"] = str(library)  # else a script of Intel's would have to be sourced
     if situation.transport == "mpi" and (library := installed_library("libmpi.so.12")):
         wanted["CCL_MPI_LIBRARY_PATH"] = str(library)
     return {name: value for name, value in wanted.items() if name not in environ}
