@@ -71,9 +71,12 @@ def main() -> None:
             ]
     atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
     try:
-        _run(sys.argv[1:])
+        _run_to_its_end(sys.argv[1:])
     except SystemExit as error:
         last.status = _exit_code(error.code)
+        mpi: Any = sys.modules.get("cpulaunch.ccl.mpi")
+        if mpi is not None:
+            mpi.has_failed = last.status != 0
         # Its connections may end long before it does, and the others then fail first.
         report(leaving(_exit_code(error.code)))
         raise
@@ -149,6 +152,18 @@ def _exit_code(said: object) -> int:
     if said is None:
         return 0
     return said & 0xFF if isinstance(said, int) else 1
+
+
+def _run_to_its_end(arguments: list[str]) -> None:
+    try:
+        _run(arguments)
+    except SystemExit as error:
+        if _exit_code(error.code) != 0:
+            raise
+    # A program that hasn't destroyed its groups may not know yet that its results are wrong.
+    ccl: Any = sys.modules.get("cpulaunch.ccl._group")
+    if ccl is not None:
+        ccl.check_calls()
 
 
 def _run(arguments: list[str]) -> None:

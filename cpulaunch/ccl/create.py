@@ -249,9 +249,12 @@ def _leave(module: ModuleType) -> None:
     """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
     if os.getpid() != _state.pid:
         return  # a forked process: neither the threads nor the collectives are its own
-    module.shutdown()
-    leave_mpi()
-    _unlink_shared_memory()
+    try:
+        module.check_calls()
+    finally:
+        module.shutdown()
+        leave_mpi()
+        _unlink_shared_memory()
 
 
 def _unlink_shared_memory() -> None:

@@ -25,7 +25,7 @@ _CALLS_OTHER = re.compile(r"\brank \d+(?: on \S+)? calls |\bis ahead: it calls "
 """What our ccl group says of ranks that call different operations."""
 
 _SIZES_DIFFER = re.compile(
-    r"\brank (\d+)(?: on \S+)? failed: .*?\brank (\d+)(?: on \S+)? sends \d+ bytes? to this rank, "
+    r"\brank (\d+): .*? failed: .*?\brank (\d+)(?: on \S+)? sends \d+ bytes? to this rank, "
 )
 """What it says of a rank that was sent more than it expects, or less, by another one."""
 

@@ -80,7 +80,7 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     ), **variables)  # fmt: skip
     assert first.returncode == 7, first.stderr
     name = collective.partition("(")[0]
-    assert f"{name} (sequence number 1, float32[1000, 10]) of group '0' of 2 ranks, rank 0" in first.stderr
+    assert f"rank 0: {name} (sequence number 1, float32[1000, 10]) of group '0' of 2 ranks" in first.stderr
     assert "timeout of 3 s: rank 1 did not call it" in first.stderr
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
@@ -111,7 +111,7 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
             said.format(1, 800_000, 400_000) in result.stderr
             or said.format(0, 400_000, 800_000) in result.stderr
         )
-        error = result.stderr[result.stderr.rindex(" s: all_reduce") :]
+        error = result.stderr[result.stderr.rindex(" s: rank ") :]
         assert [error.count(f"rank {rank} calls") for rank in (0, 1)] in ([0, 1], [1, 0]), error
         assert " calls all_reduce of " not in error
         assert error.count("of group '0' of 2 ranks") == 1, error
@@ -186,7 +186,7 @@ def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
     )
     _, first, _ = run_script(3, script(*calls))
     assert first.returncode == 7, first.stderr
-    assert re.search(rf"of group '1' of 2 ranks, rank 1 .*{said}", first.stderr), first.stderr
+    assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{said}", first.stderr), first.stderr
 
 
 def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come() -> None:
@@ -208,7 +208,7 @@ def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
     first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
     rank_0 = r"rank 0 (calls broadcast|is ahead: it calls all_reduce) of float32\[9\]"
     assert re.search(
-        rf"barrier \(.* of group '0' of 2 ranks, rank 1 failed: {rank_0}.*; oneCCL: ", second.stderr
+        rf"rank 1: barrier \(.* of group '0' of 2 ranks failed: {rank_0}.*; oneCCL: ", second.stderr
     )
     assert "rank 1 failed: barrier" in first.stderr
 

@@ -53,7 +53,7 @@ else:
 def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
     first, second = run_script(2, COMPLETION_FAILS)
     call, why = "all_reduce (sequence number 0, float32[1000])", "could not be completed: a view"
-    reason = f"{call} of group '0' of 2 ranks, rank 0 {why}"
+    reason = f"rank 0: {call} of group '0' of 2 ranks {why}"
     assert first.returncode == 0, first.stderr
     future, waited, used = first.stdout.splitlines()
     assert future.startswith(reason)

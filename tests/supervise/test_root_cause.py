@@ -33,12 +33,12 @@ def failed(
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
         (None, False),
         (
-            "torch.distributed.DistBackendError: all_to_all_single of group '0' of 4 ranks, rank 0 failed: rank 3 "
+            "torch.distributed.DistBackendError: rank 0: all_to_all_single of group '0' of 4 ranks failed: rank 3 "
             "sends 44 bytes to this rank, which expects 40",
             False,
         ),
         (
-            "torch.distributed.DistBackendError: recv of group '0' of 2 ranks, rank 1 failed: rank 0 sends 40 bytes to this rank, which expects 80; "
+            "torch.distributed.DistBackendError: rank 1: recv of group '0' of 2 ranks failed: rank 0 sends 40 bytes to this rank, which expects 80; "
             "the group's store cannot be reached: the process that holds it, mostly rank 0, has ended",
             False,
         ),

@@ -11,7 +11,7 @@ from cpulaunch.ledger import COMPLETED, FAILED, STARTED
 from cpulaunch.messages import AskDump, Dump, End
 from cpulaunch.supervise.sides import WITHIN
 
-ERROR = "DistBackendError: all_reduce of group '0' of 4 ranks, rank 0 failed: rank 1 calls broadcast of float32[1000]"
+ERROR = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks failed: rank 1 calls broadcast of float32[1000]"
 
 
 def groups(
@@ -136,7 +136,7 @@ def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
     ]
 
 
-HAS_ENDED = "DistBackendError: all_reduce of group '0' of 4 ranks, rank 0 cannot complete: rank 1 has ended"
+HAS_ENDED = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks cannot complete: rank 1 has ended"
 
 
 def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
@@ -157,7 +157,7 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
 
 
-TIMED_OUT = "DistBackendError: all_reduce of group '0' of 4 ranks, rank 0 was not completed within its timeout of 3 s: …"
+TIMED_OUT = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks was not completed within its timeout of 3 s: …"
 
 
 def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited() -> None:

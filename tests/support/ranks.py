@@ -15,6 +15,9 @@ from support.faults import Cluster
 
 PORT = 29400
 
+OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+"""Variables of ranks that have oneCCL between the hosts."""
+
 
 def hosts_of(layout: str) -> list[str]:
     """The host of each rank: ``4x2`` is four hosts with two ranks each, ``3+1`` three ranks and one."""

@@ -1,6 +1,7 @@
 #include "group.hpp"
 
 #include <future>
+#include <set>
 
 #include <torch/version.h>
 
@@ -18,6 +19,16 @@ constexpr auto kConnectInterval = std::chrono::milliseconds(100);
 constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
 // How often close() looks whether the operations in flight have been completed.
 constexpr auto kCloseInterval = std::chrono::milliseconds(1);
+
+struct OpenGroups {
+  std::mutex mutex;
+  std::set<ProcessGroupCCL*> all;
+};
+
+OpenGroups& open_groups() {
+  static auto* groups = new OpenGroups;
+  return *groups;
+}
 
 }  // namespace
 
@@ -37,6 +48,8 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
     Watchdog::instance().remove(state_.get());
     throw;
   }
+  std::lock_guard<std::mutex> lock(open_groups().mutex);
+  open_groups().all.insert(this);
 }
 
 ProcessGroupCCL::~ProcessGroupCCL() {
@@ -77,17 +90,54 @@ void ProcessGroupCCL::connect(Connect connect) {
   }
 }
 
+void ProcessGroupCCL::check_calls() {
+  if (!transport_ || is_forked() || state_->failed()) return;
+  try {
+    transport_->check_calls();
+  } catch (const Mismatch& mismatch) {
+    state_->fail(c10::str("ranks have called different collectives: ", mismatch.what()));
+    Watchdog::instance().alert(state_);  // which reports that to the other ranks
+    C10_THROW_ERROR(DistBackendError, c10::str(state_->describe("a collective"), " failed: ", mismatch.what()));
+  }
+}
+
+void ProcessGroupCCL::check_all_calls() {
+  if (is_forked()) return;
+  std::lock_guard<std::mutex> lock(open_groups().mutex);
+  for (auto* group : open_groups().all) group->check_calls();
+}
+
+void ProcessGroupCCL::shutdown() {
+  finish();
+  try {
+    check_calls();
+  } catch (...) {
+    close();
+    throw;
+  }
+  close();
+}
+
+// The background thread completes the operations that are still in flight; the group's timeout holds for them.
+void ProcessGroupCCL::finish() {
+  const auto until = Clock::now() + timeout_;
+  while (!is_forked() && state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() &&
+         Clock::now() < until) {
+    std::this_thread::sleep_for(kCloseInterval);
+  }
+}
+
 void ProcessGroupCCL::close() {
   if (!transport_) return;
   if (is_forked()) {
     static_cast<void>(transport_.release());  // its other end, and what is in flight, are the parent's
     return;
   }
-  // The background thread completes the operations that are still in flight; the group's timeout holds for them.
-  const auto until = Clock::now() + timeout_;
-  while (state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() && Clock::now() < until) {
-    std::this_thread::sleep_for(kCloseInterval);
+  {
+    std::lock_guard<std::mutex> lock(open_groups().mutex);
+    open_groups().all.erase(this);
   }
+  finish();
   transport_->close(state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped());
   transport_.reset();
   state_->ledger.close();

@@ -36,8 +36,15 @@ class ProcessGroupCCL final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // counted from 0 in every rank
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
-  void shutdown() override { close(); }
+  // Throws DistBackendError as check_calls(); the group is closed all the same.
+  void shutdown() override;
   c10d::ErrorType getError() override;
+
+  // Throws DistBackendError, and fails the group in all ranks, where it is known that they have called different
+  // collectives, though none of this rank's has failed.
+  void check_calls();
+  // The same for each group of this process that is not closed.
+  static void check_all_calls();
 
   // Whether ranks reduce a tensor without copying it where it lies in shared memory (shared_blocks.hpp).
   bool shares_memory() const;
@@ -122,6 +129,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   // Throws where the group was destroyed, or is another process's.
   Transport& transport(const char* operation) const;
   void connect(Connect connect);
+  void finish();
   void close();
 
   const std::shared_ptr<GroupState> state_;

@@ -17,7 +17,7 @@ namespace cpulaunch {
 // one local rank sends and receives what belongs to a lane.
 struct Layout {
   // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on,
-  // or -1; empty: unknown.
+  // or -1; empty: unknown.  `members` is how messages name the ranks.
   Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {})
       : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())) {
     std::map<int, int> numbers;

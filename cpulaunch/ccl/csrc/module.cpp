@@ -185,6 +185,9 @@ PYBIND11_MODULE(_group, module) {
       py::arg("mapping"), "Begin to write this process's ledger (cpulaunch/ledger.py).");
   module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
+  module.def("check_calls", &ProcessGroupCCL::check_all_calls, py::call_guard<py::gil_scoped_release>(),
+             "Throws DistBackendError where ranks are known to have called different collectives of a group that is\n"
+             "still open, though none of this rank's has failed.");
   module.def(
       "shutdown",
       [] {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,9 +54,14 @@ class Network {
   void lend(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending);
   void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending);
 
+  // Messages of this operation come next, and those of later ones after that.
+  void enter(const Signature& signature) { current_ = signature; }
   // Sends and receives what it can.  Returns how many bytes that was, or 1 if something else has changed; 0: nothing
   // can be done now.  Throws std::runtime_error where a rank sends something else than is expected of it.
   size_t progress();
+  // Throws Mismatch where a rank from which nothing is expected has sent a message of an operation that this rank has
+  // called otherwise: where two ranks each take themselves for the root, both send, and neither receives.
+  void check_unasked();
 
   // What has become of a connection that is still needed; "" when all is well.
   const std::string& lost() const { return lost_; }
@@ -108,9 +114,10 @@ class Network {
   size_t write_some(Outgoing& peer);
   size_t take_acknowledgements(int to);
   size_t read_from(int from);
+  size_t read_expected(int from);
+  bool open_receiver(int from);
+  bool read_header(int from);
   bool begin_message(int from);
-  size_t read_some(int from, char* data, size_t bytes, bool patient = false);
-  bool acknowledge(int from);
   size_t fill(int from);
   void lose(int peer, const std::string& what);
 
@@ -120,6 +127,8 @@ class Network {
   std::vector<Outgoing> outgoing_;  // of each rank, as incoming_
   std::vector<Incoming> incoming_;
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
+  std::optional<Signature> current_;
+  unsigned idle_calls_ = 0;  // of progress(), since something has moved
   std::string lost_;
 };
 

@@ -58,6 +58,10 @@ class Transport {
   // Whether ranks reduce a tensor without copying it where it lies in shared memory.
   virtual bool shares_memory() const { return false; }
 
+  // Throws Mismatch where it is known that ranks have called different collectives, though none that this rank has
+  // called could tell.
+  virtual void check_calls() {}
+
   // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
   virtual void close(bool in_flight) = 0;
 };

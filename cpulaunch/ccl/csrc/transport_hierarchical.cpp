@@ -42,6 +42,11 @@ std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation)
   return std::make_unique<Progress>(shared_from_this(), std::move(operation));
 }
 
+void Hierarchy::check_unasked() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (network_) network_->check_unasked();
+}
+
 char* Hierarchy::staging(uint64_t piece, size_t bytes) {
   auto& staging = staging_[index(piece)];
   if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
@@ -240,6 +245,7 @@ size_t Hierarchy::enter() {
     // With other hosts, one operation after the other: the messages of each precede those of the next.
     if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
       mapped_.drop_freed();
+      if (network_) network_->enter(next.signature);
       next.begin();
       next.begun_ = true;
       at(entered_);

@@ -123,6 +123,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.
   std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
+  // Throws Mismatch where a rank has sent what shows that they didn't.
+  void check_unasked();
 
   // --- for operations
 

@@ -34,6 +34,8 @@ class OwnTransport : public Transport {
 
   bool shares_memory() const override { return hierarchy_->layout.locals > 1; }
 
+  void check_calls() override { hierarchy_->check_unasked(); }
+
   // What is in flight holds these two, whose connections are closed when they go.
   void close(bool) override {
     hierarchy_.reset();

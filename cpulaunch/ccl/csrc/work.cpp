@@ -118,6 +118,11 @@ std::string GroupState::cause(uint64_t sequence) const {
   return cause_sequence_ == sequence ? cause_ : "";
 }
 
+std::string GroupState::describe(const std::string& call) const {
+  return c10::str("rank ", members.number_of(rank), ": ", call, " of group '", name, "' of ", size,
+                  size == 1 ? " rank" : " ranks");
+}
+
 std::string GroupState::are_late(const std::string& ranks) const {
   std::string all;
   for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + members.name(each);
@@ -144,10 +149,7 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
       entry_(group_->ledger, sequence, name, type_in_ledger(inputs_), bytes_of(inputs_), peer, in_ledger(started_at_)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-std::string CclWork::describe() const {
-  return c10::str(call(), " of group '", group_->name, "' of ", group_->size, group_->size == 1 ? " rank" : " ranks",
-                   ", rank ", group_->members.number_of(group_->rank));
-}
+std::string CclWork::describe() const { return group_->describe(call()); }
 
 std::string CclWork::call() const {
   return c10::str(name_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_), ")");

@@ -51,6 +51,8 @@ class GroupState {
   // What has kept this rank waiting in the operation with this sequence number; "" where nobody has found out.
   void set_cause(uint64_t sequence, std::string cause);
   std::string cause(uint64_t sequence) const;
+  // How an error begins that this rank raises about `call`: "rank 1: all_reduce of group '0' of 2 ranks".
+  std::string describe(const std::string& call) const;
   // That ranks, such as "1, 3", have.
   std::string are_late(const std::string& ranks) const;
 
@@ -137,7 +139,7 @@ class CclWork final : public c10d::Work {
  private:
   enum class State { running, claimed, done };
 
-  // What describe() begins with, for those who know its group and rank.
+  // The part of describe() for those who know its group and rank.
   std::string call() const;
   bool poll_until(Clock::time_point until, Clock::duration more);
   // Why it isn't completed, as far as is known.

@@ -1,0 +1,230 @@
+"""Ranks of a ccl group on several hosts that call nothing, or something else than the others: who is named."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.faults import Cluster
+from support.jobs import box, outcome
+from support.marks import repeat
+from support.ranks import OVER_ONECCL, hosts_of, started_ranks
+
+from cluster.conftest import Run
+from cpulaunch.ccl.installed import state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+# A rank waits until all others have been told of the failure, rank 0, which has the store, to the last.
+DIFFER = """\
+import os, sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=float(sys.argv[1])))
+rank, size = dist.get_rank(), dist.get_world_size()
+store, x = dist.distributed_c10d._get_default_store(), torch.ones(1000)
+every, parts = torch.ones(size * 1000), [torch.ones(1000) for _ in range(size)]
+dist.all_reduce(x)
+
+def wait(key, ranks):
+    store.wait([f"{key}/{each}" for each in ranks], timedelta(seconds=50))
+
+def leave(state):
+    print(state, flush=True)
+    store.set(f"over/{rank}", "")
+    wait("over", range(size))
+    store.set(f"left/{rank}", "")
+    if rank == 0:
+        wait("left", range(size))
+    os._exit(7)
+
+try:
+    exec(sys.argv[3] if rank == int(sys.argv[2]) else sys.argv[4])
+except dist.DistBackendError as error:
+    leave(error)
+leave("no error")
+"""
+
+
+# Each rank takes itself for the root.  Rank 0 looks when rank 1 has sent, or waits, too.
+ROOTS = """\
+import sys, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+rank, size = dist.get_rank(), dist.get_world_size()
+store, x = dist.distributed_c10d._get_default_store(), torch.ones(1000)
+dist.all_reduce(x)
+exec(sys.argv[1])
+store.set(f"sent/{rank}", "")
+store.wait([f"sent/{each}" for each in range(size)])
+exec(sys.argv[2])
+"""
+
+
+def differing(
+    cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str, **variables: str
+) -> list[str]:
+    """What ranks say of whom one, ``odd``, does something else than the others."""
+    argv = [sys.executable, "-c", DIFFER, str(timeout), str(odd), its_call, call]
+    with started_ranks(cluster, hosts_of(layout), argv, limit=60, **variables) as processes:
+        said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [7] * len(processes), said
+    return [out for out, _ in said]
+
+
+@pytest.mark.parametrize(
+    ("layout", "late", "call", "variables"),
+    [
+        ("2x2", 3, "dist.all_reduce(x)", {}),
+        repeat("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))", {}),
+        repeat("2x2", 2, "dist.reduce_scatter(x, parts)", {}),
+        ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
+        ("4x1", 0, "dist.broadcast(x, 0)", {}),
+        repeat("4x1", 2, "dist.all_gather(parts, x)", {}),
+        ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
+        ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
+        repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
+        ("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
+        ("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
+        repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
+    ],
+    ids=[
+        "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather",
+        "oneccl", "oneccl, in pieces", "oneccl, alone on its host", "oneccl, all_gather", "oneccl, reduce_scatter",
+        "oneccl, broadcast", "oneccl, all_to_all", "oneccl alone",
+    ],
+)  # fmt: skip
+def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
+    cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
+) -> None:
+    """Also by those that wait for one that waits for it."""
+    until_all_have_raised = "wait('over', {*range(size)} - {rank})"
+    said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
+    del said[late]
+    named = f"timeout of 4 s: rank {late} on {hosts_of(layout)[late]} did not call it"
+    assert all(named in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("dist.recv(x, 0, tag=3)", "rank 0 on node0 has not sent a message with tag 3"),
+        ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
+        (
+            "dist.send(torch.ones(1_000_000), 0, tag=3)",
+            "rank 0 on node0 has not received a message with tag 3",
+        ),
+    ],
+)
+def test_a_message_that_does_not_come_or_go_is_named(cluster: Cluster, call: str, missing: str) -> None:
+    _, said = differing(cluster, "2x1", 2, 0, "wait('over', {1})", call)
+    assert f"timeout of 2 s: {missing}" in said
+
+
+def test_ranks_that_have_called_it_are_not_said_to_be_late_where_data_is_lost(cluster: Cluster) -> None:
+    """Between two hosts that both reach the one with the store."""
+    call = "print('up', flush=True); sys.stdin.readline(); dist.all_reduce(x)"
+    argv = [sys.executable, "-c", DIFFER, "6", "-1", "", call]
+    with started_ranks(cluster, hosts_of("3x1"), argv, limit=60, stdin=subprocess.PIPE) as processes:
+        assert [process.stdout.readline() for process in processes if process.stdout] == ["up\n"] * 3
+        with cluster.parted("node1", "node2"):
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            said = [process.communicate()[0] for process in processes]
+    assert any("have called it, too, but not all data came in time" in text for text in said), said
+    assert not any("did not call it" in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("layout", "odd_call", "call", "named"),
+    [
+        ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
+         ("all_reduce (sum) of 8000 bytes float32", "all_reduce (sum) of 4000 bytes float32")),
+        ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
+         ("all_reduce (sum) of 4000 bytes float32", "all_gather of 8000 bytes")),
+        repeat("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
+         ("all_reduce (average) of 4000 bytes float32, sent between hosts as bfloat16", "all_reduce (sum)")),
+        ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
+    ],
+    ids=["size", "operation", "reduction", "wire", "root"],
+)  # fmt: skip
+def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
+    cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]
+) -> None:
+    odd = len(hosts_of(layout)) - 1
+    said = [text for text in differing(cluster, layout, 30, odd, odd_call, call) if text != "no error\n"]
+    assert said  # a broadcast's root needs nothing from others
+    assert all(f"rank {odd}" in text and all(one in text for one in named) for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("odd_call", "call", "named"),
+    [
+        ("dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
+        ("dist.all_to_all(parts, [x] * size)", "dist.all_gather(parts, x)", ("all_to_all", "all_gather of 16000 bytes")),
+    ],
+    ids=["reduction", "operation"],
+)  # fmt: skip
+def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too(
+    cluster: Cluster, odd_call: str, call: str, named: tuple[str, str]
+) -> None:
+    """By those on its host, which the others are told of."""
+    said = differing(cluster, "2x2", 30, 3, odd_call, call, **OVER_ONECCL)
+    assert all(all(one in text for one in named) for text in said), said
+
+
+@pytest.mark.parametrize("layout", [repeat("3+1"), "2x1"])
+def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
+    cluster: Cluster, layout: str
+) -> None:
+    """Where they wait for each other: oneCCL itself doesn't tell."""
+    odd = len(hosts_of(layout)) - 1
+    calls = f"dist.gather(x, parts, {odd})", f"dist.scatter(x, None, {odd})"
+    *said, of_odd = differing(cluster, layout, 6, odd, *calls, **OVER_ONECCL)
+    named = re.compile(r"scatter \(.*timeout of 6 s: rank \d on node\d calls gather of float32\[1000\]")
+    assert all(named.search(text) for text in said), said
+    assert re.search(r"gather \(.* rank \d on node0 calls scatter|rank \d failed: scatter", of_odd), of_odd
+
+
+BROADCAST, SCATTER = "dist.broadcast(x, rank)", "dist.scatter(x, [x] * size, rank)"
+LARGE = "dist.broadcast(torch.ones(4_000_000), rank)"
+
+
+@pytest.mark.parametrize(
+    ("call", "last", "exit_code"),
+    [(BROADCAST, "dist.destroy_process_group()", 1), (SCATTER, "", 0), (LARGE, "", 1)],
+    ids=["destroyed", "ends", "waits"],
+)
+def test_two_roots_on_different_hosts_are_named_though_neither_needs_the_other(
+    call: str, last: str, exit_code: int, cluster: Cluster
+) -> None:
+    """The last one to end at the latest; Python's exit code doesn't tell if it is then."""
+    argv = [sys.executable, "-c", ROOTS, call, last]
+    with started_ranks(cluster, hosts_of("2x1"), argv, limit=60) as processes:
+        said = [process.communicate()[1] for process in processes]
+    named = re.compile(r"rank 0: .* failed: rank 1 on node1 calls (.*) from rank 1, this rank \1 from rank 0")
+    assert named.search(said[0]), said
+    assert processes[0].returncode == exit_code
+
+
+def test_a_job_of_two_roots_fails_though_its_program_has_ended_well(
+    cluster: Cluster, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(ROOTS)
+    two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
+    done = cpulaunch("run", "-f", two, "-ppn", "1", "--backend", "ccl", "train.py", BROADCAST, "")
+    title, lines = box(done.stderr)
+    assert (done.returncode, outcome(tmp_path)["kind"]) == (1, "error"), done.stderr
+    assert re.fullmatch(r"ranks call different operations, and rank [01] on node[01] failed first", title)
+    assert re.search(
+        r"calls broadcast of 4000 bytes from rank ([01]), this rank broadcast of", " ".join(lines)
+    )
