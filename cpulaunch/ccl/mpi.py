@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 
 PATIENCE = 10.0
-"""Seconds that the other ranks have to come to their end, too."""
+"""Seconds that the other ranks have to come to their end, too, when this one has failed."""
+
+has_failed = False
+"""Whether the program ends with another exit code than 0; whoever runs it says so.
+
+Python itself tells of exceptions only, and not of ``sys.exit(1)``.
+"""
 
 
 def leave_mpi() -> None:
-    """Finalize the MPI of this process, if oneCCL has entered one."""
+    """Finalize the MPI of this process, if oneCCL has entered one, together with the other ranks.
+
+    They may come much later: they save, say.
+    """
     library = os.environ.get("CCL_MPI_LIBRARY_PATH")
     if os.environ.get("CCL_ATL_TRANSPORT") != "mpi" or not library:
         return
@@ -23,4 +33,4 @@ def leave_mpi() -> None:
     if entered and not left:
         thread = threading.Thread(target=mpi.MPI_Finalize, daemon=True)
         thread.start()
-        thread.join(PATIENCE)
+        thread.join(PATIENCE if has_failed or hasattr(sys, "last_type") else None)

@@ -154,6 +154,10 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # Shared memory triples the speed within a host, and needs other ranks to share it with.  All ranks
         # have to choose alike, those that are alone on their host, too: oneCCL doesn't start otherwise.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
+    elif situation.transport == "mpi":
+        # By default, each rank chooses by what it has itself, which differs from rank to rank: in and after
+        # a scatter of 8 MB, some waited for ever (oneCCL 2022.2.0).
+        variables["CCL_ALLTOALLV"] = "scatter"
     if situation.oversubscribed or (situation.bindings and situation.comm_cores == 0):
         # By default a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).
         variables["CCL_YIELD"] = "sched_yield"
