@@ -219,7 +219,7 @@ def test_an_error_of_oneccl_is_told_also_where_the_other_rank_has_gone() -> None
     assert first.returncode == 0
     # Its process may not have ended yet when it is looked for: then it "did not call it in time, … or ended".
     why = r"(oneCCL: .*has ended|rank 0 .*ended; oneCCL: )"
-    assert re.search(rf"barrier \(.*, rank 1 failed: {why}", second.stderr)
+    assert re.search(rf"rank 1: barrier \(.* failed: {why}", second.stderr)
 
 
 @each_call("dead", 1, 0)
