@@ -76,7 +76,7 @@ def main() -> None:
         last.status = _exit_code(error.code)
         mpi: Any = sys.modules.get("cpulaunch.ccl.mpi")
         if mpi is not None:
-            mpi.has_failed = last.status != 0
+            mpi.has_failed = True
         # Its connections may end long before it does, and the others then fail first.
         report(leaving(_exit_code(error.code)))
         raise
