@@ -92,6 +92,24 @@ if rank == 2:
 dist.send(x, 0)
 """
 
+# The rank that LATE names calls it when it is told to.  Who needs nobody any more ends before that.
+DONE = """\
+import os, sys, torch, torch.distributed as dist
+from cpulaunch.ccl import create
+create.SILENCE = 5.0
+dist.init_process_group("ccl")
+rank, late, size = dist.get_rank(), int(os.environ["LATE"]), int(os.environ["SIZE"])
+x, many = torch.full((size,), float(rank)), [torch.full((size,), 5.0)] * 4
+dist.all_reduce(torch.ones(1))
+print("up", flush=True)
+if rank == late:
+    sys.stdin.readline()
+if sys.argv[1] == "broadcast":
+    dist.broadcast(x, 3 - late)
+else:
+    dist.scatter(x, many if rank == 3 - late else None, 3 - late)
+assert x.unique().tolist() == [5.0 if sys.argv[1] == "scatter" else 3.0 - late], x
+"""
 SUSPENDED = """\
 import sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -282,6 +300,33 @@ def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
         said += [process.communicate("now\n", timeout=60) for process in (processes[2], processes[0])]
     assert [process.returncode for process in processes] == [0] * 3, said
     assert said[-1][0] == "[1, 2]\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "operation", "late", "size", "done"),
+    [
+        ("2x2", "broadcast", 3, 40, [0, 1]),
+        ("2x2", "broadcast", 0, 300_000, [3]),  # the rest waits in the kernel
+        ("2x2", "scatter", 0, 40, [2, 3]),
+        repeat("2x2", "scatter", 3, 4_000_000, [1]),
+        ("4x1", "broadcast", 2, 40, [0, 1]),
+    ],
+)
+def test_ranks_that_are_done_may_end_while_others_wait_for_a_late_one(
+    hosts: str, operation: str, late: int, size: int, done: list[int], cluster: Cluster
+) -> None:
+    """Rank 0 has the store, and rank 2 writes its host's heartbeat: both are silent from then on."""
+    argv = [sys.executable, "-c", DONE, operation]
+    variables = {"LATE": late, "SIZE": size}
+    with started_ranks(cluster, hosts_of(hosts), argv, 90, subprocess.PIPE, **variables) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        said = {rank: processes[rank].communicate(timeout=60) for rank in done}
+        time.sleep(LONG)  # who is silent, or has ended, is an error for those that need it by then
+        others = [late, *(rank for rank in range(4) if rank not in (late, *done))]
+        said |= {rank: processes[rank].communicate("now\n", timeout=60) for rank in others}
+    assert [process.returncode for process in processes] == [0] * 4, said
 
 
 def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cluster) -> None:

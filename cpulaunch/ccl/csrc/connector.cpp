@@ -149,9 +149,9 @@ int Connector::reach(const Address& to, const std::string& own) {
     reached = bind(descriptor, from.get(), from.length) == 0;
   }
   if (reached && (::connect(descriptor, address.get(), address.length) == 0 || would_block(errno))) return descriptor;
-  const std::string reason = std::strerror(errno);
+  const int error = errno;
   ::close(descriptor);
-  throw ConnectionLost(to.ip + " can't be reached: " + reason);
+  throw ConnectionLost(to.ip + " can't be reached: " + std::strerror(error), error);
 }
 
 Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)

@@ -24,7 +24,8 @@ namespace cpulaunch {
 enum class Channel : int32_t { collectives, point_to_point, last };
 
 struct ConnectionLost : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit ConnectionLost(const std::string& what, int code = 0) : std::runtime_error(what), code(code) {}
+  const int code;  // the system's error; 0 where that isn't known
 };
 
 constexpr size_t kTokenSize = 16;  // bytes

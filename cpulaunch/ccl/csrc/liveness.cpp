@@ -63,6 +63,9 @@ std::chrono::milliseconds silence_of(int descriptor) {
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
+// Whether a connection with this error was refused, or reset, by the kernel of the process's host.
+bool is_end(int error) { return error == ECONNREFUSED || error == ECONNRESET; }
+
 // A descriptor of its own for a connection of this process to `port` of a server; -1 where there is none, or where
 // connections to several servers have that port.  One that was there before, with the same port, may have left its
 // connection.
@@ -172,6 +175,8 @@ RemoteProcess::RemoteProcess(const std::string& address) {
   try {
     connection_ = Connector::reach(to);
     set_asking(connection_, true);
+  } catch (const ConnectionLost& error) {
+    ended_ = is_end(error.code);
   } catch (const std::runtime_error&) {
     // It is gone.
   }
@@ -179,6 +184,16 @@ RemoteProcess::RemoteProcess(const std::string& address) {
 
 RemoteProcess::~RemoteProcess() {
   if (connection_ >= 0) close(connection_);
+}
+
+bool RemoteProcess::has_ended() {
+  int error = 0;
+  socklen_t size = sizeof(error);
+  // The kernel says an error only once.
+  if (connection_ >= 0 && getsockopt(connection_, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && is_end(error)) {
+    ended_ = true;
+  }
+  return ended_;
 }
 
 bool RemoteProcess::is_there(std::chrono::milliseconds within) const { return silence_of(connection_) <= within; }

@@ -95,9 +95,12 @@ class RemoteProcess {
 
   // Whether its host's kernel has said within this time that it is there, be it stopped.
   bool is_there(std::chrono::milliseconds within) const;
+  // Whether its host's kernel has said that it isn't.
+  bool has_ended();
 
  private:
   int connection_ = -1;
+  bool ended_ = false;
 };
 
 }  // namespace cpulaunch

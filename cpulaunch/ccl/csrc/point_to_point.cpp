@@ -122,6 +122,7 @@ class PointToPoint::Progress final : public Transfer {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return request_->peer;
   }
+  std::optional<std::set<int>> needed() override { return std::set<int>{*peer()}; }
   std::string missing() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return std::string(request_->sends ? "received" : "sent") + (request_->begun ? " all of" : "") +

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -37,8 +38,12 @@ class Transfer {
   // The ranks that the transfer waits for, such as "1, 3"; "" where that is unknown.
   virtual std::string stragglers() = 0;
 
-  // The only rank that it needs, or -1 where any one will do; nullopt: it needs all of the group.
+  // The other rank of a message, or -1 where any one will do; nullopt: it is no message.
   virtual std::optional<int> peer() { return std::nullopt; }
+
+  // The ranks of this host without which it cannot be completed, or -1 where any one will do; lost() tells of those of
+  // other hosts.  nullopt: as far as is known it needs all of the group, and lost() may not tell.
+  virtual std::optional<std::set<int>> needed() { return std::nullopt; }
 
   // What that rank has not done yet, such as "sent a message"; "" where there is no such rank.
   virtual std::string missing() { return ""; }
@@ -79,6 +84,16 @@ class CombinedTransfer final : public Transfer {
   }
 
   std::optional<int> peer() override { return parts_.size() == 1 ? parts_[0]->peer() : std::nullopt; }
+
+  std::optional<std::set<int>> needed() override {
+    std::set<int> all;
+    for (const auto& part : parts_) {
+      const auto ranks = part->needed();
+      if (!ranks) return std::nullopt;
+      all.insert(ranks->begin(), ranks->end());
+    }
+    return all;
+  }
 
   std::string missing() override { return parts_.size() == 1 ? parts_[0]->missing() : ""; }
 

@@ -12,6 +12,10 @@ class Hierarchy::Progress final : public Transfer {
   bool test() override { return hierarchy_->advance(*operation_); }
   void abort() override { hierarchy_->abort(); }
   std::string stragglers() override { return hierarchy_->stragglers(*operation_); }
+  std::optional<std::set<int>> needed() override {
+    if (hierarchy_->fabric_) return std::nullopt;
+    return hierarchy_->needed();
+  }
   std::string lost() override { return hierarchy_->lost(); }
   // What moves within a fabric is not counted.
   std::optional<uint64_t> steps() const override {
@@ -109,20 +113,34 @@ void Hierarchy::abort() {
 
 std::string Hierarchy::stragglers(const Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<int> late;  // local ranks that have put less than this one, or else those that others are waited for
-  for (int local = 0; slots_ && local < layout.locals; ++local) {
-    // Relaxed: nothing is read on its account.
-    const auto put = slots_->counters(local).put.load(std::memory_order_relaxed);
-    if (put < put_.number) late.push_back(layout.ranks_of[layout.host][local]);
-  }
+  auto late = behind(&SharedSlots::Counters::put);
   if (late.empty() && network_) late = network_->awaited();
   if (late.empty() && fabric_ && exchanged_.number < started_.number) {  // it may be any of those
     const auto peers = lane_peers();
     late.assign(peers.begin(), peers.end());
   }
   if (late.empty()) late = operation.awaited();
+  if (late.empty()) late = behind(&SharedSlots::Counters::taken);
   std::string ranks;
   for (const int rank : late) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return ranks;
+}
+
+// A rank that has completed an operation has taken all pieces of it, and may end.  One that ends before that has left
+// the others.
+std::set<int> Hierarchy::needed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto ranks = behind(&SharedSlots::Counters::taken);
+  return {ranks.begin(), ranks.end()};
+}
+
+std::vector<int> Hierarchy::behind(Counter counter) const {
+  std::vector<int> ranks;
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    // Relaxed: nothing is read on its account.
+    const auto number = (slots_->counters(local).*counter).load(std::memory_order_relaxed);
+    if (local != layout.local && number < put_.number) ranks.push_back(layout.ranks_of[layout.host][local]);
+  }
   return ranks;
 }
 

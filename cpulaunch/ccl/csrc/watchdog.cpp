@@ -81,6 +81,7 @@ struct Watchdog::Watched {
   std::vector<LocalPeer> local_peers;
   Heartbeat heartbeat;
   Clock::time_point looked{};                 // into the store
+  bool store_is_lost = false;
   Clock::time_point read{};
   std::string last_value;  // of the next host's heartbeat
   Clock::time_point last_change = Clock::now();
@@ -109,9 +110,9 @@ struct Watchdog::Watched {
 
   // Nothing more is asked of a store that is gone.
   void lose_store() {
+    store_is_lost = true;
     heartbeat.own_key.clear();
     reported = true;  // as far as possible
-    suspect("the group's store cannot be reached: the process that holds it, mostly rank 0, has ended");
   }
 
   // Asks the store for something, which throws where it is gone.
@@ -175,8 +176,9 @@ struct Watchdog::Watched {
     ask([&] { heartbeats().set(heartbeat.own_key, bytes_of(text)); });
   }
 
-  // Throws when the store is gone.
-  void read_heartbeat() {
+  // Throws when the store is gone.  The process that writes it may end before the others, once it has no part any more
+  // in what they wait for: unless the caller needs all ranks, it sees the end of those that it needs by itself.
+  void read_heartbeat(bool needs_all) {
     const auto now = Clock::now();
     if (heartbeat.next_key.empty() || now - read < intervals.heartbeat) return;
     read = now;
@@ -196,7 +198,8 @@ struct Watchdog::Watched {
     }
     const bool may_be_there =
         next_process && (now - next_asked <= part || next_process->is_there(intervals.timeout));
-    if (silence > intervals.timeout && !may_be_there) {
+    const bool may_end = !needs_all && next_process && next_process->has_ended();
+    if (silence > intervals.timeout && !may_be_there && !may_end) {
       suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", intervals.timeout.count() / 1e3,
                        " s"));
     }
@@ -254,17 +257,19 @@ struct Watchdog::Watched {
 
   void look(GroupState& state, const Alert& alert) {
     // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
-    if (suspicion.empty() && !has_ended && Clock::now() - looked >= intervals.look) {
+    if (suspicion.empty() && !has_ended && !store_is_lost && Clock::now() - looked >= intervals.look) {
       looked = Clock::now();
       ask([&] {
-        // The host after this one may end before the others once it has no part in their messages any more.
-        if (alert.needs_all) read_heartbeat();
+        read_heartbeat(alert.needs_all);
         if (const auto text = cpulaunch::read(store(), kFailureKey); !text.empty()) {
           reported = true;  // by another rank
           state.fail(text);
         }
         if (alert.waiting) find_late(state, *alert.waiting);
       });
+    }
+    if (store_is_lost && alert.needs_all) {
+      suspect("the group's store cannot be reached: the process that holds it, usually rank 0, has ended");
     }
     if (!suspicion.empty() && Clock::now() - suspected > kGracePeriod) state.fail(suspicion);
   }
@@ -317,15 +322,16 @@ void Watchdog::linger() {
   while (failed && Clock::now() - *failed < kLingerTime) std::this_thread::sleep_for(kInterval / 10);
 }
 
-void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion, std::optional<int> peer) {
+void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion,
+                     std::optional<std::set<int>> needed) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
   if (found == groups_.end()) return;
   auto& watched = *found->second;
   const auto now = Clock::now();
   watched.alerted = now;
-  if (peer) {
-    watched.need.peers.insert(*peer);
+  if (needed) {
+    watched.need.peers.merge(*needed);
   } else {
     watched.need.all = watched.alert.needs_all = true;
   }
@@ -339,7 +345,7 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   }
   if (watched.server->is_silent_for(watched.intervals.timeout)) {
     group->fail(c10::str("the group's store has not answered for ", watched.intervals.timeout.count() / 1e3,
-                         " s: the host that holds it, mostly rank 0's, cannot be reached"));
+                         " s: the host that holds it, usually rank 0's, cannot be reached"));
   }
   wake();
 }

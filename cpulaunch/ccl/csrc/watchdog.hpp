@@ -2,7 +2,8 @@
 //
 // The watchdog watches a peer on this host through its pidfd, which becomes readable when the process ends, even
 // while it is a zombie.  From other hosts it learns through the group's store: the rank that sees a failure reports
-// it there, and an unreachable store means that its host is gone.  A host that loses all its ranks at once cannot
+// it there.  The store ends with rank 0, which may have done its part: then nothing more is heard of other hosts, and
+// only who can't say whom it needs takes that for a failure.  A host that loses all its ranks at once cannot
 // report anything.  So the first rank of each host writes a heartbeat to the store, and the ranks of the host before
 // it read that.
 //
@@ -62,10 +63,11 @@ class Watchdog {
   void remove(const GroupState* group);
 
   // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.  `peer` is the only rank that it needs, or -1
-  // where any one will do; nullopt: all.  Whoever waits calls this every few milliseconds.
+  // what tells the caller that a peer is gone; "" when nothing does.  `needed` are the ranks of this host without which
+  // it can't go on, or -1 where any one will do; nullopt: all of the group.  Whoever waits calls this every few
+  // milliseconds.
   void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
-             std::optional<int> peer = std::nullopt);
+             std::optional<std::set<int>> needed = std::nullopt);
 
   // Has the watchdog tell the others what this rank calls, while it waits for `ranks`, such as "1, 3", or "" where it
   // may be any.  If it `asks`, the watchdog finds out which ranks are late or call something else, and tells the group.

@@ -251,11 +251,10 @@ void CclWork::check(Clock::time_point now) {
     const auto others = is_explained_ ? "" : group_->cause(sequence_);
     fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
   } else if (broken || waited > kAlertAfter) {
-    const auto peer = transfer_->peer();
     const auto ranks = transfer_->stragglers();
     entry_.waits_for(ranks);
-    Watchdog::instance().alert(group_, transfer_->lost(), peer);
-    if (peer) return;
+    Watchdog::instance().alert(group_, transfer_->lost(), transfer_->needed());
+    if (transfer_->peer()) return;
     // Half the time is left for asking around.
     const bool asks = broken || waited > timeout_ / 2;
     if (asks || (ranks.empty() && waited > kSayAfter)) {
