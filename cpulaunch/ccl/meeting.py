@@ -109,7 +109,13 @@ class Meeting:
 
     def _missing(self, keys: list[str]) -> Exception:
         absent = zip(self.numbers, keys, strict=True)
-        missing = [str(number) for number, key in absent if not self._store.check([key])]
+        try:
+            missing = [str(number) for number, key in absent if not self._store.check([key])]
+        except RuntimeError:
+            return distributed.DistBackendError(
+                "ccl: the ranks' store cannot be reached while they make a group: the process that holds it, "
+                "usually rank 0, has ended, or has destroyed the group that it was made for"
+            )
         seconds = self._timeout.total_seconds()
         return distributed.DistBackendError(
             f"ccl: {len(missing)} of {self.size} ranks did not come within {seconds:g} s: "

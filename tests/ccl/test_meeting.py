@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -80,6 +81,19 @@ def test_a_store_that_has_gone_keeps_no_group_from_being_made() -> None:
     with pytest.raises(RuntimeError):
         mine.add("read", 1)
     Meeting(mine, 0, range(2), LIMIT).end()
+
+
+def test_a_store_that_goes_while_a_group_is_made_is_named() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
+    mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(Meeting(mine, 1, range(2), LIMIT).exchange, "peer", "here")
+        store.wait(["peer/1"], LIMIT)
+        del store
+        with pytest.raises(
+            DistBackendError, match="store cannot be reached while they make a group: the process"
+        ):
+            said.result()
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
