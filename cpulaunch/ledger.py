@@ -195,6 +195,11 @@ class Operation(NamedTuple):
     thread: int = 0
     reduction: str = ""
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it goes to or from one rank, which may be any (``peer`` is -1)."""
+        return self.peer >= 0 or "recv" in self.kind
+
 
 def members_text(ranks: Sequence[int]) -> str:
     """A group's members as the ledger has them; empty where they have no room, or are in another order."""
@@ -278,13 +283,13 @@ def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
     return {name for state, backend, *_ in found if state in (OPEN, CLOSED) and (name := _text(backend))}
 
 
-def groups(ledger: bytes | memoryview | mmap.mmap) -> list[Group]:
-    """The groups that are open."""
+def groups(ledger: bytes | memoryview | mmap.mmap, *, closed: bool = False) -> list[Group]:
+    """The groups that are open, or those that are ``closed``."""
     found = []
     for number in range(GROUPS):
         at = FIRST_GROUP + number * GROUP_BYTES
         state, backend, name, size, rank, count, members = GROUP.unpack_from(ledger, at)
-        if state == OPEN:
+        if state == (CLOSED if closed else OPEN):
             first = at + GROUP.size
             records = range(first, first + OPERATIONS * OPERATION.size, OPERATION.size)
             kept = [operation for record in records if (operation := _operation(ledger, record)).state]

@@ -314,7 +314,9 @@ class Exit(NamedTuple):
     it had ``finished``: its script had ended before, with this code, at this time.  ``by_signal`` is the
     signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
     ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
-    ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.
+    ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.  If it
+    has ended by itself otherwise, ``groups`` are those of ``ccl`` whose last collective was completed, with
+    that.
     """
 
     code: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from cpulaunch import ledger, variables
@@ -47,8 +48,27 @@ def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[
     which have failed.
     """
     found = ledger.groups(kept) if kept else []
-    if unfinished:
-        found = [group for group in found if _is_unfinished(group)]
+    return _documents(group for group in found if not unfinished or _is_unfinished(group))
+
+
+def last_calls(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
+    """What a program has called that has ended: of each group of ``ccl`` the last collective, if completed.
+
+    It may have destroyed the group before.  What is known of other groups may be a second old.
+    """
+    found = [*ledger.groups(kept), *ledger.groups(kept, closed=True)] if kept else []
+    called = [
+        group._replace(operations=tuple(collectives[-1:]))
+        for group in found
+        if group.backend == "ccl" and (collectives := [op for op in group.operations if not op.is_message])
+    ]
+    # The newest of those that have had the same name.
+    called.sort(key=lambda group: group.operations[0].enqueued)
+    last = {(group.name, group.members): group for group in called}
+    return _documents(group for group in last.values() if group.operations[0].state == ledger.COMPLETED)
+
+
+def _documents(found: Iterable[ledger.Group]) -> list[dict[str, Any]]:
     return [
         {**group._asdict(), "operations": [_in_seconds(each._asdict()) for each in group.operations]}
         for group in found

@@ -414,7 +414,9 @@ class Agent:
         elif number == signal.SIGKILL and not by_launcher:
             note = why_killed(running.program.pid, self.oom_kills)
         unexplained = self.placement.python and self.exiting is None
-        groups = self._unfinished() if number and not by_launcher else None
+        groups = None
+        if finished or not by_launcher:
+            groups = self._unfinished() if number else ledger_file.last_calls(running.ledger)
         threads = self.aborting if number == signal.SIGABRT and not by_launcher else None
         return messages.Exit(
             code, number, at, by_launcher, self.by_signal, note, unexplained, groups, threads, finished

@@ -102,6 +102,15 @@ class Rank:
             self.rated = beat, now
 
     @property
+    def last_dump(self) -> messages.Dump | None:
+        """What is known of what its program had called when it ended."""
+        if self.exit is None or self.exit.groups is None:
+            return None
+        threads = self.exit.threads
+        program = [{"pid": self.pid, "threads": threads}] if threads else []
+        return messages.Dump(0, self.exit.at, self.exit.groups, program, "")
+
+    @property
     def status(self) -> str:
         """The state in words, as in ``outcome.json``."""
         words = _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
+from cpulaunch.model.names import RANKS
 from cpulaunch.supervise.outcome import Failure
 
 _PEER_HAS_GONE = re.compile(
@@ -93,9 +94,8 @@ def root_cause(
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]
     if not before:
         return first
-    at, rank = before[0]
-    others = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    when = f"{first.at - at:.1f} s earlier" if first.at - at >= 0.05 else "just before"
-    note = f"rank {rank}{others} had exited with code 0, {when}"
+    at = before[0][0]
     left = tuple(rank for _, rank in before)
+    when = f"{first.at - at:.1f} s earlier" if first.at - at >= 0.05 else "just before"
+    note = f"{RANKS.several(left)} had exited with code 0, {when}"
     return first._replace(failure=replace(first.failure, note=note, ranks=left))

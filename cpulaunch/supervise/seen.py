@@ -37,11 +37,13 @@ class Seen:
 
     @property
     def at(self) -> str:
-        return self.at_of(0)
+        return self.raised_at or (whereabouts.where(self.program) if self.program else "")
 
-    def at_of(self, caller: int) -> str:
-        """Where it is, or its thread with this number, which has called something."""
-        return self.raised_at or (whereabouts.where(self.program, caller) if self.program else "")
+    def line_of(self, caller: int) -> str:
+        """The line where it is, or its thread with this number, which has called something; "" if unknown."""
+        if self.raised_at or self.program is None or whereabouts.place(self.program, caller) is None:
+            return self.raised_at
+        return whereabouts.where(self.program, caller)
 
     def may_wait(self, caller: int) -> bool:
         """Whether it, or its thread with this number, may wait in what it has called."""

@@ -96,26 +96,26 @@ class Sides:
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
-    """``failure`` of a rank that its ``ranks`` have left, with what it waited in."""
+    """``failure`` of a rank that its ``ranks`` have left, with what it waited in.
+
+    Those that had called it before they left aren't its cause.
+    """
     dumps = sides.dumps if sides else {}
     seen = [
-        Seen(each.rank, each.host, left=each.status)
+        Seen(each.rank, each.host, left=each.status, dump=each.last_dump)
         if each.rank in failure.ranks
         else _seen(each, dumps.get(each.rank))
         for each in ranks
     ]
     text, lines = gone(seen) or (has_left(seen, failure.ranks), [])
-    return replace(failure, text=text, note="\n".join([*lines, *filter(None, [failure.note])]))
+    note = "\n".join([*lines, *filter(None, [failure.note])])
+    return replace(failure, text=text, note=note, ranks=failure.ranks if text else ())
 
 
 def _seen(rank: Rank, dump: Dump | None) -> Seen:
     raised = rank.raised
     if raised is None:
-        if dump is None and rank.exit:
-            threads = rank.exit.threads
-            program = [{"pid": rank.pid, "threads": threads}] if threads else []
-            dump = Dump(REQUEST, rank.exit.at, rank.exit.groups or [], program, "")
-        return Seen(rank.rank, rank.host, dump=dump)
+        return Seen(rank.rank, rank.host, dump=dump or rank.last_dump)
     own = Dump(REQUEST, raised.at, raised.groups, [], "")
     return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
 

@@ -92,14 +92,20 @@ def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
 
 
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
-    """Who has left without calling what others have failed in, and those; None where it isn't known."""
+    """Who has left without calling what others have failed in, and those; None where it isn't known.
+
+    "" where all that have left are known to have called it, and who hasn't.
+    """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
-        if left := sorted(rank for rank in wait.absent if case.seen[rank].left):
+        if left := case.left(wait, wait.absent):
             operation = what(wait, wait.waiting[0], short=True)
             return has_left(seen, left, operation), [case.words.side(wait, wait.waiting)]
-    return None
+    if not any(wait.members.keys() >= {each.rank for each in seen if each.left} for wait in found):
+        return None
+    late = case.of_waits()
+    return "", list(late.lines) if late else []
 
 
 def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") -> str:
@@ -180,7 +186,8 @@ class _Case:
         wait, free = max(
             candidates, key=lambda each: (len(self.words.waiting(each[0])), len(each[0].waiting))
         )
-        left = [rank for rank in free if self.seen[rank].left]
+        left = self.left(wait, free)
+        free = [rank for rank in free if rank in left or not self.seen[rank].left]
         held = [rank for rank in free if self.seen[rank].held]
         first = left or held or free
         headline = self._of_absent(wait, free, left, held)
@@ -188,6 +195,16 @@ class _Case:
         lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
         certain = bool(left) or bool(not held and self._locked(free))
         return replace(self._of(wait, headline, lines, first), certain=certain)
+
+    def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
+        """Those of ``ranks`` that have left, as far as they may be the cause.
+
+        One of which it isn't known whether it had called the operation before isn't, where it is known of
+        others that they haven't.
+        """
+        left = sorted(rank for rank in ranks if self.seen[rank].left)
+        is_known = any(rank in wait.missing and rank not in left for rank in ranks)
+        return [rank for rank in left if rank in wait.missing] if is_known else left
 
     def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
         """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""

@@ -59,7 +59,7 @@ class Words:
     def at(self, wait: Wait, ranks: Iterable[int]) -> str:
         """``", at train.py:91 main"``: the lines where ranks are that have called it."""
         callers = {rank: wait.operations[rank].thread for rank in ranks}
-        places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].at_of(callers[rank])))
+        places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].line_of(callers[rank])))
         return f", at {shortened(list(places))}" if places else ""
 
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
@@ -71,7 +71,7 @@ class Words:
         raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
         if there := [rank for rank in ranks if rank in wait.waiting or rank in raised]:
             return self.at(wait, there)
-        return self.at(wait, ranks).replace(", at ", ", which is complete there; now at ", 1)
+        return ", which is complete there" + self.at(wait, ranks).replace(", at ", "; now at ", 1)
 
     def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
         others = [rank for rank in self.seen if rank not in missing]

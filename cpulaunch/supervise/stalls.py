@@ -364,7 +364,7 @@ class Stalls:
                 rank.rank,
                 rank.host,
                 rank.status if rank.state.final else "",
-                self._dumps.get(rank.rank),
+                rank.last_dump or self._dumps.get(rank.rank),
                 now=now - rank.clock,
                 leaving=self._pauses.leaves(rank.rank),
                 collectives=rank.beat.collectives if rank.beat else 0,

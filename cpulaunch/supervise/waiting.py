@@ -13,11 +13,6 @@ _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 """Collectives that take as many bytes from each rank."""
 
 
-def is_message(operation: Operation) -> bool:
-    """Whether it goes to or from one rank, which may be any (``peer`` is -1)."""
-    return operation.peer >= 0 or "recv" in operation.kind
-
-
 class Member(NamedTuple):
     """A rank in a group, by the rank's own ledger."""
 
@@ -30,7 +25,7 @@ class Member(NamedTuple):
 
     @property
     def collectives(self) -> list[Operation]:
-        return [op for op in self.group.operations if not is_message(op)]
+        return [op for op in self.group.operations if not op.is_message]
 
     @property
     def reached(self) -> int:
@@ -111,7 +106,7 @@ class Wait(NamedTuple):
         if self.message:
             own, me = self.operation, self.members[self.waiting[0]].group.rank
             for rank in set(pair) & self.members.keys() - operations.keys():
-                ends = (op for op in self.members[rank].group.operations if is_message(op) and op.peer == me)
+                ends = (op for op in self.members[rank].group.operations if op.is_message and op.peer == me)
                 other = [op for op in ends if op.kind != own.kind and op.bytes != own.bytes]
                 operations |= {rank: max(other, key=lambda op: op.sequence)} if other else {}
         waiting = tuple(rank for rank, op in operations.items() if op.state != COMPLETED)
@@ -271,7 +266,7 @@ def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, lis
 def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
     """Of each member the first message that doesn't complete."""
     for member in members:
-        pending = [op for op in member.group.operations if is_message(op) and op.state in states]
+        pending = [op for op in member.group.operations if op.is_message and op.state in states]
         if not pending:
             continue
         first = min(pending, key=lambda op: op.sequence)

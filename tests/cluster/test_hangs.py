@@ -80,6 +80,17 @@ def test_other_hangs_are_named_on_four_hosts_too(
         assert "lock" in stacks.read_text()
 
 
+def test_ranks_that_have_called_an_operation_before_they_left_are_not_blamed(
+    cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
+    """Rank 3 waits for what rank 2 would pass on; ranks 0 and 1 need nobody, and have ended."""
+    title, lines = hang("done", cpulaunch, four, tmp_path)
+    assert "rank 2 on node2 has not called broadcast #3" in title
+    assert lines[0].startswith("rank 3 on node3 waits in broadcast #3 of group 0, 4 kB float32, at train.py:")
+    assert stall(tmp_path)["ranks"] == [2]
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"][:2]] == ["exit 0", "exit 0"]
+
+
 @pytest.mark.repeats
 def test_a_disk_that_hangs_is_named_with_its_host(
     cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path

@@ -69,6 +69,15 @@ def test_a_rank_that_computes_meanwhile_is_not_said_to_wait(backend: str, hang: 
     assert found["ranks"] == [1]
 
 
+def test_whoever_is_known_to_be_late_is_named_rather_than_who_has_left(hang: Hang, tmp_path: Path) -> None:
+    """Rank 0 waits for gloo's handshake with rank 1; what rank 2 has called in the end isn't known of gloo."""
+    title, lines, found = stall(tmp_path, hang("done", "-n", "3", "--oversubscribe", backend="gloo"))
+    assert title.endswith("rank 1 on localhost has not called broadcast #3")
+    assert lines[0].startswith("rank 0 on localhost waits in broadcast #3 of group 0, 4 kB float32, at ")
+    assert lines[1].startswith("rank 1 on localhost finished #2 ")
+    assert found["ranks"] == [1]
+
+
 def test_a_rank_that_has_destroyed_its_group_is_named(hang: Hang, tmp_path: Path) -> None:
     """gloo's other ranks hear no more than that a connection is gone."""
     done = hang("destroyed", "--stall-timeout", "30", backend="gloo")

@@ -286,6 +286,22 @@ def test_what_a_group_has_completed_counts_though_it_is_destroyed_at_once(
         ranks.go_on()
 
 
+def test_the_last_collective_of_a_group_is_there_though_it_was_destroyed(tmp_path: Path) -> None:
+    """Not that of another group which had the same name before; messages are none."""
+    program = (
+        "pair = dist.new_group([0, 1])\ndist.barrier(pair)\n"
+        "for _ in range(3): dist.all_reduce(x)\n"
+        "dist.send(x, 1) if rank == 0 else dist.recv(x, 0)\ndist.destroy_process_group()\n"
+        "dist.init_process_group('ccl')\ndist.broadcast(x, 0)\n"
+    )
+    with Ranks(tmp_path, sys.executable, "ccl", program) as ranks:
+        ranks.go_on()
+        for kept in ranks.ledgers:
+            calls = {each["name"]: each["operations"] for each in ledger_file.last_calls(kept)}
+            kinds = {name: [(op["kind"], op["sequence"]) for op in those] for name, those in calls.items()}
+            assert kinds == {"0": [("broadcast", 0)], "1": [("barrier", 0)]}
+
+
 @each_backend
 def test_groups_share_the_room(tmp_path: Path, backend: str) -> None:
     program = (

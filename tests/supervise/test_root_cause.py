@@ -39,7 +39,7 @@ def failed(
         ),
         (
             "torch.distributed.DistBackendError: rank 1: recv of group '0' of 2 ranks failed: rank 0 sends 40 bytes to this rank, which expects 80; "
-            "the group's store cannot be reached: the process that holds it, mostly rank 0, has ended",
+            "the group's store cannot be reached: the process that holds it, usually rank 0, has ended",
             False,
         ),
     ],
@@ -73,7 +73,7 @@ def test_without_a_failure_there_is_no_cause() -> None:
 def test_consequences_alone_name_those_who_left_before() -> None:
     found = root_cause([failed(0, 5.0, GLOO)], [(6.0, 1), (3.5, 2), (4.0, 3)])
     assert found
-    assert found.failure.note == "rank 2 and 1 more had exited with code 0, 1.5 s earlier"
+    assert found.failure.note == "ranks 2-3 had exited with code 0, 1.5 s earlier"
     assert found.failure.ranks == (2, 3)
     found = root_cause([failed(0, 5.0, GLOO)], [(4.99, 1)])
     assert found

@@ -66,16 +66,18 @@ def test_each_says_where_it_is_before_it_is_ended() -> None:
     ]
 
 
-def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now() -> None:
-    """The root of a broadcast doesn't wait for the others."""
+@pytest.mark.parametrize("runs", [True, False])
+def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool) -> None:
+    """The root of a broadcast doesn't wait for the others.  Once its Python ends, it is at no line."""
     job = differs()
-    job.says(1, dump(1, "broadcast", COMPLETED))
+    its = dump(1, "broadcast", COMPLETED)
+    job.says(1, its if runs else its._replace(processes=[{"pid": 9, "word": "running", "threads": []}]))
     for rank in (2, 3):
         job.says(rank, dump(rank))
     job.exits(0, 1)
     job.obeys(1, 2, 3)
-    operation = "broadcast #3 of group 0, 4 kB float32"
-    assert f"rank 1 on node1: {operation}, which is complete there; now at train.py:13 step" in note(job)
+    called = "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, which is complete there"
+    assert (f"{called}; now at train.py:13 step" if runs else called) in note(job)
 
 
 def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
@@ -155,6 +157,24 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     assert first
     assert first.text == "rank 1 on node1 has left (exit 0) without calling all_reduce #3"
     assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
+
+
+def test_whoever_had_called_it_before_it_left_is_not_its_cause() -> None:
+    job = running()
+    job.exits(1, 0, groups=groups(1, state=COMPLETED))
+    job.until(job.now + 2)
+    job.raises(0, HAS_ENDED, groups=groups(0))
+    job.says(2, dump(2))
+    late = dump(3, state=COMPLETED)
+    late.groups[0]["operations"][0] |= {"sequence": 2, "completed": 0.5}
+    job.says(3, late)
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.ranks, first.text) == (0, (), "")
+    assert note(job)[-2].startswith("rank 3 on node3 finished #2 ")
+    assert note(job)[-1].startswith("rank 1 had exited with code 0, ")
 
 
 TIMED_OUT = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks was not completed within its timeout of 3 s: …"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,24 @@ def test_a_rank_that_has_left_is_named() -> None:
     found = explained(*others(2), seen(2, left="exit 0"))
     assert found.headline == "rank 2 on node0 has left (exit 0) without calling all_reduce #7"
     assert found.ranks == (2,)
+
+
+@pytest.mark.parametrize("left", [(), (group(2, operation(7, done=50)),)], ids=["unknown", "known"])
+def test_a_rank_that_may_have_called_it_before_it_left_is_not_named_where_another_one_is_late(
+    left: Sequence[dict[str, Any]],
+) -> None:
+    gone = replace(seen(2, left, left="exit 0"), dump=Dump(1, NOW, list(left), [], "") if left else None)
+    found = explained(*others(1, 2), gone, seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN)))
+    assert found.headline == "rank 1 on node1 has not called all_reduce #7"
+    assert not any("rank 2" in line for line in found.lines)
+    assert (found.ranks, found.certain) == ((1,), False)
+
+
+def test_a_rank_that_is_known_to_have_left_before_is_named_though_another_one_is_late() -> None:
+    dump = Dump(1, NOW, [group(2, operation(6, done=50))], [], "")
+    late = seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN))
+    found = explained(*others(1, 2), late, replace(seen(2, left="exit 0"), dump=dump))
+    assert found.headline == "rank 2 on node0 has left (exit 0) without calling all_reduce #7"
 
 
 def test_a_rank_whose_agent_is_silent_is_named() -> None:
