@@ -110,6 +110,24 @@ else:
     dist.scatter(x, many if rank == 3 - late else None, 3 - late)
 assert x.unique().tolist() == [5.0 if sys.argv[1] == "scatter" else 3.0 - late], x
 """
+# Rank 0 ends, and the store with it, before it has sent anything in the group.
+MUTE = """\
+import os, sys, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("ccl", timeout=timedelta(seconds=60))
+rank, x = dist.get_rank(), torch.ones(40)
+dist.group.WORLD._get_backend(torch.device("cpu")).monitored_barrier()
+if rank == 0:
+    os._exit(0)
+try:
+    if sys.argv[1] == "recv":
+        dist.recv(x, rank - 1)
+    else:
+        dist.broadcast(x, 0)
+except dist.DistBackendError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
 SUSPENDED = """\
 import sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -280,6 +298,20 @@ def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
         # One notices; the others hear of it, or of the end of one that has raised before them.
         assert any(re.search(noticed, text) for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "call"), [("2x2", "broadcast"), ("2x1", "recv"), repeat("4x1", "broadcast")]
+)
+def test_a_rank_that_ends_without_having_sent_anything_is_an_error_in_all_that_wait_for_it(
+    hosts: str, call: str, cluster: Cluster
+) -> None:
+    """No connection of it is there that could break, and nobody who could report it."""
+    with started_ranks(cluster, hosts_of(hosts), [sys.executable, "-c", MUTE, call], limit=90) as processes:
+        said = [process.communicate(timeout=45)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] + [7] * (len(processes) - 1), said
+    gone = r"rank 0 on node0 has ended|the connection to rank \d on node\d is lost: it was closed there"
+    assert all(re.search(gone, text) for text in said[1:]), said
 
 
 APART, TOGETHER = ["node0", "node1", "node2"], ["node0"] * 3

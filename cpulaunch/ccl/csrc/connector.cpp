@@ -26,6 +26,8 @@ constexpr int kMaxUnsent = 256 << 10;
 constexpr std::chrono::microseconds kRest{20};
 constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
+// What a rank has sent before it left comes within this time, or is lost.
+constexpr std::chrono::seconds kLatest{2};
 
 struct ResolvedAddress {
   sockaddr_storage storage{};
@@ -63,6 +65,11 @@ size_t sent(ssize_t result) {
 }
 
 }  // namespace
+
+bool is_hung_up(int descriptor) {
+  pollfd entry{descriptor, POLLRDHUP, 0};
+  return poll(&entry, 1, 0) == 1;
+}
 
 // --- the ends of a connection
 
@@ -117,6 +124,11 @@ size_t Sender::lend(Lender& lender, const char* data, size_t bytes) {
 size_t Sender::acknowledged(size_t most) {
   char acknowledgements[64];
   return socket_.read(acknowledgements, std::min(most, sizeof(acknowledgements)));
+}
+
+bool Sender::greet() {
+  if (hello_done_ < sizeof(hello_)) write(nullptr, 0);
+  return !is_hung_up(descriptor_);
 }
 
 // --- how they are made
@@ -229,6 +241,23 @@ bool Connector::read_hello(Unknown& unknown) {
                     std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
   if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
   return true;
+}
+
+bool Silent::has_left(Connector& connector, int rank, Channel channel, Sender& sender) {
+  try {
+    if (!sender.is_open()) sender = connector.connect(rank, channel);
+    if (sender.greet()) {
+      left_.reset();
+      return false;
+    }
+  } catch (const ConnectionLost&) {
+    // It can't be reached.
+  } catch (const std::runtime_error&) {
+    return false;  // this rank has no descriptors left, and can't tell
+  }
+  const auto now = Clock::now();
+  if (!left_) left_ = now;
+  return now - *left_ > kLatest;
 }
 
 }  // namespace cpulaunch

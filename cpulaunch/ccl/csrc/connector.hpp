@@ -11,11 +11,13 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "clock.hpp"
 #include "lender.hpp"
 
 namespace cpulaunch {
@@ -40,6 +42,9 @@ struct Hello {
 // Bytes of an operation, or that a message still lacks, from which on its reader is patient: for less, the rest costs
 // more than it saves.
 constexpr size_t kLeastForPatience = 8 << 20;
+
+// Whether the other end of a connection has closed it, or refuses it.
+bool is_hung_up(int descriptor);
 
 // The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.
 class Receiver {
@@ -75,6 +80,8 @@ class Sender {
   size_t lend(Lender& lender, const char* data, size_t bytes);
   // How many acknowledgements have come that weren't counted before, up to `most`.
   size_t acknowledged(size_t most);
+  // Tells the receiver whose connection this is, as what is written would.  Whether the connection is there.
+  bool greet();
 
  private:
   static constexpr size_t kMaxParts = 17;
@@ -134,6 +141,17 @@ class Connector {
   Listener listener_;
   std::vector<Unknown> unknown_;
   std::map<std::pair<int, Channel>, Receiver> known_;  // those that nobody has asked for yet
+};
+
+// A rank from which something is expected, and which has not opened its connection.
+class Silent {
+ public:
+  // Whether it has ended, or left the group, without having sent anything.  `sender` is the connection to it, which is
+  // opened where it isn't: that ends with the rank.
+  bool has_left(Connector& connector, int rank, Channel channel, Sender& sender);
+
+ private:
+  std::optional<Clock::time_point> left_;  // when that was seen
 };
 
 }  // namespace cpulaunch

@@ -38,11 +38,6 @@ std::string peer_at(int descriptor, uint16_t port) {
   return matches ? std::string(reinterpret_cast<const char*>(&peer), size) : "";
 }
 
-bool is_hung_up(int descriptor) {
-  pollfd entry{descriptor, POLLRDHUP, 0};
-  return ::poll(&entry, 1, 0) == 1;
-}
-
 // Whether the kernel asks the other end of a connection once a second whether it is there.  Its own limit, after which
 // it closes the connection, is two minutes of silence.
 void set_asking(int descriptor, bool asks) {

@@ -105,6 +105,22 @@ std::vector<int> Network::awaited() const {
   return {earliest.begin(), earliest.end()};
 }
 
+const std::string& Network::lost() {
+  for (size_t i = 0; i < receiving_.size() && lost_.empty(); ++i) {
+    const int from = receiving_[i];
+    try {
+      auto& sender = outgoing_[from].sender;
+      if (open_receiver(from) || !incoming_[from].silent.has_left(*connector_, from, Channel::collectives, sender)) {
+        continue;
+      }
+      lose(from, "it was closed there");
+    } catch (const ConnectionLost& error) {
+      lose(from, error.what());
+    }
+  }
+  return lost_;
+}
+
 void Network::lose(int peer, const std::string& what) {
   if (lost_.empty()) lost_ = "the connection to " + members_.name(peer) + " is lost: " + what;
 }

@@ -63,8 +63,9 @@ class Network {
   // called otherwise: where two ranks each take themselves for the root, both send, and neither receives.
   void check_unasked();
 
-  // What has become of a connection that is still needed; "" when all is well.
-  const std::string& lost() const { return lost_; }
+  // What has become of a connection that is still needed; "" when all is well.  Looks after the ranks that have not
+  // opened theirs.
+  const std::string& lost();
   // The ranks from which something is expected next; where there are none, those that have not taken what is sent to
   // them.
   std::vector<int> awaited() const;
@@ -101,6 +102,7 @@ class Network {
     static constexpr size_t kRoom = 8192;  // so that a small message takes one call of the kernel
 
     Receiver receiver;
+    Silent silent;               // while `receiver` isn't open
     std::vector<char> buffer;    // kRoom bytes, of which those from `begin` to `end` have not been used yet
     size_t begin = 0, end = 0;
     bool in_message = false;     // `header` is of a message whose expected data has partly come

@@ -28,6 +28,8 @@ class PointToPoint::Pipe {
   // Each returns how many bytes were moved; 0: nothing can be done now.  They throw ConnectionLost.
   virtual size_t write(const iovec* parts, size_t count) = 0;
   virtual size_t read(char* data, size_t bytes) = 0;
+  // Whether the peer has left without having written anything, where nothing else tells.
+  virtual bool has_left() { return false; }
 };
 
 class PointToPoint::RingPipe final : public Pipe {
@@ -89,15 +91,24 @@ class PointToPoint::SocketPipe final : public Pipe {
   }
 
   size_t read(char* data, size_t bytes) override {
-    if (!receiver_.is_open()) receiver_ = connector_.accept(peer_, Channel::point_to_point);
-    return receiver_.is_open() ? receiver_.read(data, bytes, bytes >= kLeastForPatience) : 0;
+    return open_receiver() ? receiver_.read(data, bytes, bytes >= kLeastForPatience) : 0;
+  }
+
+  bool has_left() override {
+    return !open_receiver() && silent_.has_left(connector_, peer_, Channel::point_to_point, sender_);
   }
 
  private:
+  bool open_receiver() {
+    if (!receiver_.is_open()) receiver_ = connector_.accept(peer_, Channel::point_to_point);
+    return receiver_.is_open();
+  }
+
   Connector& connector_;
   const int peer_;
   Sender sender_;
   Receiver receiver_;
+  Silent silent_;
 };
 
 // --- messages
@@ -197,13 +208,18 @@ void PointToPoint::lose(int rank, const ConnectionLost& error) {
 }
 
 // A rank that has sent what it had to send may leave; others still come.
-std::string PointToPoint::lost(const Request& request) const {
-  if (request.peer != kAnySource) return peers_[request.peer].lost;
+std::string PointToPoint::lost(const Request& request) {
   std::string last;
   for (int rank = 0; rank < layout_.size; ++rank) {
-    if (rank == layout_.rank) continue;
-    if (peers_[rank].lost.empty()) return "";
-    last = peers_[rank].lost;
+    if (rank == layout_.rank || (request.peer != rank && request.peer != kAnySource)) continue;
+    auto& peer = peers_[rank];
+    try {
+      if (peer.lost.empty() && expects_from(rank) && peer.pipe->has_left()) throw ConnectionLost("it was closed there");
+    } catch (const ConnectionLost& error) {
+      lose(rank, error);
+    }
+    if (peer.lost.empty()) return "";
+    last = peer.lost;
   }
   return last;
 }

@@ -99,7 +99,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   };
 
   void lose(int rank, const ConnectionLost& error);
-  std::string lost(const Request& request) const;
+  std::string lost(const Request& request);
   std::string instead_of(const Request& request) const;
   void enqueue(int to, const Frame& frame, RequestPtr request);
   bool match_unexpected(int from, const RequestPtr& request);
