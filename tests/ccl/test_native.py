@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 NATIVE = Path(__file__).parent / "native"
 WITHOUT_TORCH = (
     "arithmetic",
+    "clock",
     "shared_*",
     "connector",
     "lender",
