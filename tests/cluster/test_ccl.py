@@ -338,10 +338,10 @@ def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
     ("hosts", "operation", "late", "size", "done"),
     [
         ("2x2", "broadcast", 3, 40, [0, 1]),
-        ("2x2", "broadcast", 0, 300_000, [3]),  # the rest waits in the kernel
+        repeat("2x2", "broadcast", 0, 300_000, [3]),  # the rest waits in the kernel
         ("2x2", "scatter", 0, 40, [2, 3]),
         repeat("2x2", "scatter", 3, 4_000_000, [1]),
-        ("4x1", "broadcast", 2, 40, [0, 1]),
+        repeat("4x1", "broadcast", 2, 40, [0, 1]),
     ],
 )
 def test_ranks_that_are_done_may_end_while_others_wait_for_a_late_one(
