@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
-from cpulaunch.ccl.mpi import leave_mpi
+from cpulaunch.ccl.mpi import leave_mpi, program_has_failed
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
@@ -252,7 +252,7 @@ def _leave(module: ModuleType) -> None:
     try:
         module.check_calls()
     finally:
-        module.shutdown()
+        module.shutdown(has_failed=program_has_failed())
         leave_mpi()
         _unlink_shared_memory()
 

@@ -18,6 +18,11 @@ Python itself tells of exceptions only, and not of ``sys.exit(1)``.
 """
 
 
+def program_has_failed() -> bool:
+    """Whether it ends by an exception, or is known to end with another exit code than 0."""
+    return has_failed or hasattr(sys, "last_type")
+
+
 def leave_mpi() -> None:
     """Finalize the MPI of this process, if oneCCL has entered one, together with the other ranks.
 
@@ -33,4 +38,4 @@ def leave_mpi() -> None:
     if entered and not left:
         thread = threading.Thread(target=mpi.MPI_Finalize, daemon=True)
         thread.start()
-        thread.join(PATIENCE if has_failed or hasattr(sys, "last_type") else None)
+        thread.join(PATIENCE if program_has_failed() else None)

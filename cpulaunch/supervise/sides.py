@@ -83,16 +83,16 @@ class Sides:
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
         said = says_ranks_differ(error)
         lines, those = sides(seen, said=said, pair=of_other_sizes(error))
-        disagree = said or bool(lines)
-        note = "\n".join(lines or without(seen)) or failure.note
-        if disagree:
+        if said or lines:
+            note = "\n".join(lines or without(seen)) or failure.note
             return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
-        if note or failure.rank is None or not _TIMED_OUT.search(error):
-            return replace(failure, note=note)
-        found = timed_out(seen, failure.rank)
-        if found is None:
+        if lines := without(seen):
+            return replace(failure, note="\n".join(lines))
+        if failure.rank is None or not _TIMED_OUT.search(error):
             return failure
-        return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
+        if found := timed_out(seen, failure.rank):
+            return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
+        return failure
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
@@ -115,7 +115,8 @@ def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) 
 def _seen(rank: Rank, dump: Dump | None) -> Seen:
     raised = rank.raised
     if raised is None:
-        return Seen(rank.rank, rank.host, dump=dump or rank.last_dump)
+        left = rank.status if rank.exit and rank.exit.own and rank.exit.code == 0 else ""
+        return Seen(rank.rank, rank.host, left, dump or rank.last_dump)
     own = Dump(REQUEST, raised.at, raised.groups, [], "")
     return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
 

@@ -94,7 +94,7 @@ def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
     """Who has left without calling what others have failed in, and those; None where it isn't known.
 
-    "" where all that have left are known to have called it, and who hasn't.
+    "" where all that have left are known to have called it, or aren't in its group, and who hasn't called it.
     """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
@@ -102,10 +102,18 @@ def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
         if left := case.left(wait, wait.absent):
             operation = what(wait, wait.waiting[0], short=True)
             return has_left(seen, left, operation), [case.words.side(wait, wait.waiting)]
-    if not any(wait.members.keys() >= {each.rank for each in seen if each.left} for wait in found):
+    have_left = {each.rank for each in seen if each.left}
+    if not any(_have_called(wait, have_left) for wait in found):
         return None
     late = case.of_waits()
     return "", list(late.lines) if late else []
+
+
+def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
+    """Whether those of ``ranks`` that are in the group are known to have called it; none of them may be."""
+    if any(number not in wait.ranks for number in wait.unknown):
+        return False
+    return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
 
 
 def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") -> str:

@@ -168,10 +168,15 @@ def test_an_error_says_what_each_rank_has_called(
             "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
             "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
         ),
+        (
+            "dist.recv(ones, 2, pair, 3)",
+            "dist.send(ones, 1, pair, 5); os._exit(0)",
+            "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
+        ),
         ("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
         ("dist.all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
     ],
-    ids=["size", "root", "message", "part", "tag", "tags", "late", "dead"],
+    ids=["size", "root", "message", "part", "tag", "tags", "tag of one that ended", "late", "dead"],
 )  # fmt: skip
 def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
     on_1: str, on_2: str, said: str
@@ -242,6 +247,17 @@ def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
     assert "ValueError: mine" in second.stderr
     assert first.returncode == 7
     assert "has ended" in first.stderr
+
+
+def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> None:
+    """Only one of them waits for it.  With messages, a process is patient for 5 s."""
+    calls = (
+        "if rank == 1: time.sleep(7)",
+        "work = dist.all_reduce(x, async_op=True)",
+        "if rank == 1: work.wait()",
+    )
+    for result in run_script(2, script(*calls, seconds=30)):
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,26 @@ leave("no error")
 """
 
 
+# Two ranks of the group take themselves for the root of a gather, to which neither sends anything.
+GATHERS = """\
+import os, torch, torch.distributed as dist
+dist.init_process_group("ccl")
+rank, x = dist.get_rank(), torch.ones(40)
+group = dist.new_group([0, 2, 3])
+if rank == 1:
+    dist.recv(x, 3)
+    os._exit(0)
+root = 2 if rank == 2 else 0
+parts = [torch.ones(40) for _ in range(3)] if rank == root else None
+try:
+    dist.gather(x, parts, root, group=group)
+    dist.send(x, 1)
+    os._exit(0)
+except dist.DistBackendError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
+
 # Each rank takes itself for the root.  Rank 0 looks when rank 1 has sent, or waits, too.
 ROOTS = """\
 import sys, torch, torch.distributed as dist
@@ -228,3 +248,13 @@ def test_a_job_of_two_roots_fails_though_its_program_has_ended_well(
     assert re.search(
         r"calls broadcast of 4000 bytes from rank ([01]), this rank broadcast of", " ".join(lines)
     )
+
+
+def test_two_roots_of_a_gather_are_an_error_though_nobody_sends_to_them(cluster: Cluster) -> None:
+    with started_ranks(cluster, hosts_of("4x1"), [sys.executable, "-c", GATHERS], limit=90) as processes:
+        said = [process.communicate(timeout=45)[0] for process in processes]
+    assert [process.returncode for process in processes] == [7, 0, 7, 0], said
+    told = "rank {} on node{} calls gather to rank {}, this rank gather to rank {}"
+    assert told.format(2, 2, 2, 0) in said[0] or "rank 2 on node2 failed" in said[0], said
+    assert told.format(0, 0, 0, 2) in said[2] or "rank 0 on node0 failed" in said[2], said
+    assert any("calls gather to rank" in text for text in said), said

@@ -222,6 +222,22 @@ def test_a_timeout_is_about_the_group_in_which_it_was() -> None:
     assert first.text == "rank 2 on node2 has not called all_reduce #0"
 
 
+def test_a_rank_that_has_left_is_not_to_blame_for_a_group_that_it_is_not_in() -> None:
+    job = running()
+    job.exits(1, 0, groups=groups(1, state=COMPLETED))
+    job.until(job.now + 2)
+    job.raises(0, TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
+    job.says(3, dump(3, state=COMPLETED))
+    late = dump(2, state=COMPLETED)
+    late.groups.append({**pair(rank=1), "operations": [], "count": 0})
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.text, first.ranks) == ("rank 2 on node2 has not called all_reduce #0", (2,))
+
+
 def test_only_members_of_a_group_are_said_to_disagree() -> None:
     job = running()
     job.raises(0, ERROR, groups=[*groups(0, state=COMPLETED), pair()])

@@ -190,10 +190,10 @@ PYBIND11_MODULE(_group, module) {
              "still open, though none of this rank's has failed.");
   module.def(
       "shutdown",
-      [] {
+      [](bool has_failed) {
         py::gil_scoped_release release;
-        return ProgressEngine::instance().shutdown();
+        return ProgressEngine::instance().shutdown(has_failed);
       },
-      "Ends all progress; true when nothing was in flight.");
+      py::arg("has_failed"), "Ends all progress; true when nothing was in flight.");
   module.def("version", [] { return std::string(ccl::get_library_version().full); }, "oneCCL's version.");
 }

@@ -20,6 +20,8 @@ constexpr size_t kLeastToLend = 512 << 10;
 // Calls of progress() in which nothing moves, until unasked messages are looked for: some 0.1 s for one who sleeps in
 // between.
 constexpr unsigned kIdleCallsPerCheck = 1000;
+// The phase in the tag of a message that asks whether its receiver calls the same.
+constexpr uint16_t kQuestion = 0xffff;
 
 }  // namespace
 
@@ -109,6 +111,7 @@ const std::string& Network::lost() {
   for (size_t i = 0; i < receiving_.size() && lost_.empty(); ++i) {
     const int from = receiving_[i];
     try {
+      ask(from);
       auto& sender = outgoing_[from].sender;
       if (open_receiver(from) || !incoming_[from].silent.has_left(*connector_, from, Channel::collectives, sender)) {
         continue;
@@ -119,6 +122,37 @@ const std::string& Network::lost() {
     }
   }
   return lost_;
+}
+
+// Asks once for each operation.
+void Network::ask(int rank) {
+  auto& peer = incoming_[rank];
+  if (peer.expected.empty()) return;
+  const auto& awaited = peer.expected.front();
+  if (peer.asked == awaited.tag.operation) return;
+  auto& sender = outgoing_[rank].sender;
+  try {
+    if (!sender.is_open()) sender = connector_->connect(rank, Channel::collectives);
+  } catch (const std::runtime_error&) {
+    return;  // whether it has left is seen elsewhere
+  }
+  peer.asked = awaited.tag.operation;
+  const Tag tag{awaited.tag.operation, 0, kQuestion};
+  enqueue(rank, {{tag, awaited.signature, /*bytes=*/0, /*lent=*/0}, nullptr, &questions_}, /*more_follow=*/false);
+}
+
+// True when the message whose header is in the buffer was a question about this rank's operation, or about one before:
+// its sender waits for what another rank, or the network, has not brought yet.  Throws Mismatch where this rank calls
+// something else.
+bool Network::answer(int from) {
+  auto& peer = incoming_[from];
+  const auto& signature = peer.header.signature;
+  if (peer.header.tag.phase != kQuestion || !current_ || signature.sequence > current_->sequence) return false;
+  if (signature.sequence == current_->sequence && signature != *current_) {
+    throw signature.mismatch(members_, from, *current_);
+  }
+  peer.in_header = false;
+  return true;
 }
 
 void Network::lose(int peer, const std::string& what) {
@@ -136,7 +170,11 @@ size_t Network::write_to(int to) {
     if (!peer.sender.is_open()) peer.sender = connector_->connect(to, Channel::collectives);
     written = write_some(peer);
   } catch (const ConnectionLost& error) {
-    lose(to, error.what());
+    // Who isn't there to answer may have sent all that is needed.
+    const auto is_question = [](const Sent& message) { return message.header.tag.phase == kQuestion; };
+    if (!std::all_of(peer.queue.begin(), peer.queue.end(), is_question)) lose(to, error.what());
+    peer.queue.clear();
+    peer.done = 0;
   }
   if (written == 0) return 0;
   size_t left = written;
@@ -236,8 +274,11 @@ bool Network::read_header(int from) {
 // True when the message whose header is in the buffer is expected.
 bool Network::begin_message(int from) {
   auto& peer = incoming_[from];
-  if (!read_header(from)) return false;
+  do {
+    if (!read_header(from)) return false;
+  } while (answer(from));
   const auto& header = peer.header;
+  if (header.tag.phase == kQuestion) return false;  // of a later operation
   const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
   const auto operation = std::find_if(peer.expected.begin(), peer.expected.end(), same_operation);
   // Messages come operation by operation, as they are expected.  So one of another operation is wrong, too: its sender
@@ -310,7 +351,10 @@ void Network::check_unasked() {
     } catch (const ConnectionLost&) {
       continue;  // nobody waits for it
     }
-    if (!read_header(from)) continue;
+    do {
+      if (!read_header(from)) break;
+    } while (answer(from));
+    if (!peer.in_header) continue;
     const auto& signature = peer.header.signature;
     if (signature.sequence <= current_->sequence && signature != *current_) {
       throw signature.mismatch(members_, from, *current_);

@@ -64,7 +64,8 @@ class Network {
   void check_unasked();
 
   // What has become of a connection that is still needed; "" when all is well.  Looks after the ranks that have not
-  // opened theirs.
+  // opened theirs, and asks those that are waited for whether they call the same: two that each take themselves for
+  // the root of a gather send nothing otherwise.
   const std::string& lost();
   // The ranks from which something is expected next; where there are none, those that have not taken what is sent to
   // them.
@@ -103,6 +104,7 @@ class Network {
 
     Receiver receiver;
     Silent silent;               // while `receiver` isn't open
+    std::optional<uint64_t> asked;  // about the operation with this number
     std::vector<char> buffer;    // kRoom bytes, of which those from `begin` to `end` have not been used yet
     size_t begin = 0, end = 0;
     bool in_message = false;     // `header` is of a message whose expected data has partly come
@@ -121,6 +123,8 @@ class Network {
   bool read_header(int from);
   bool begin_message(int from);
   size_t fill(int from);
+  void ask(int rank);
+  bool answer(int from);
   void lose(int peer, const std::string& what);
 
   const Members members_;
@@ -131,6 +135,7 @@ class Network {
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
   std::optional<Signature> current_;
   unsigned idle_calls_ = 0;  // of progress(), since something has moved
+  int questions_ = 0;        // under way
   std::string lost_;
 };
 

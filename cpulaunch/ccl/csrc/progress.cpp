@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <set>
 
 #include "watchdog.hpp"
@@ -41,7 +42,8 @@ constexpr unsigned kYieldsBeforeSleep = 1000;
 // 6.18 4 ms, and threads that go on yielding have left others without a core for half a minute.
 constexpr auto kYieldTime = std::chrono::microseconds(100);
 constexpr auto kPollerSleep = std::chrono::microseconds(50);
-// A process that ends gives its operations so long to complete, because a peer may be waiting for them ...
+// A process that ends gives its messages so long to complete, because a peer may be waiting for them (its collectives
+// up to their timeouts, unless it has failed) ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
 // ... and then its background threads so long to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
@@ -184,13 +186,20 @@ void ProgressEngine::lead() {
   for (auto& work : completed) work->complete();
 }
 
-bool ProgressEngine::shutdown() {
+bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
   // A peer may be waiting for what this rank has started, and will not be if it is gone.
-  for (const auto until = Clock::now() + kShutdownTimeout; Clock::now() < until;) {
+  for (const auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (pending_.empty()) break;
+    const auto is_collective = [](const auto& work) { return !work->is_message(); };
+    const bool waits = !has_failed && std::any_of(pending_.begin(), pending_.end(), is_collective);
+    if (pending_.empty() || (!waits && Clock::now() >= until)) break;
     lock.unlock();
+    try {
+      handle_signals();
+    } catch (const std::exception&) {
+      has_failed = true;  // Ctrl-C, for instance
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   stopping_.store(true, std::memory_order_release);

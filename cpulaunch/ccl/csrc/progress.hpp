@@ -51,9 +51,10 @@ class ProgressEngine {
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
 
-  // Waits some seconds for what is in flight, then ends the background threads.  From then on no operation makes
-  // progress; for interpreter exit.  True when nothing was in flight.
-  bool shutdown();
+  // Waits for the collectives in flight, or up to some seconds if the program `has_failed`, as for messages; then ends
+  // the background threads.  From then on no operation makes progress; for interpreter exit.  True when nothing was in
+  // flight any more.
+  bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
   // Lets time pass between two polls.

@@ -123,10 +123,14 @@ std::string GroupState::describe(const std::string& call) const {
                   size == 1 ? " rank" : " ranks");
 }
 
-std::string GroupState::are_late(const std::string& ranks) const {
+std::string GroupState::names_of(const std::string& ranks) const {
   std::string all;
   for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + members.name(each);
-  return (all.empty() ? "a rank" : all) + " did not call it in time, called something else, or ended";
+  return all;
+}
+
+std::string GroupState::are_late(const std::string& ranks) const {
+  return (ranks.empty() ? "a rank" : names_of(ranks)) + " did not call it in time, called something else, or ended";
 }
 
 std::vector<int> numbers_in(const std::string& text) {
@@ -246,7 +250,9 @@ void CclWork::check(Clock::time_point now) {
   if (waited > timeout_) {
     fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()));
   } else if (group_->failed() && !(broken && is_explained_)) {
-    fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason()));
+    const auto missing = missing_message();
+    fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason(),
+                  missing.empty() ? "" : "; ", missing));
   } else if (broken && (group_->failed() || now - broken_at_ > kExplainTime)) {
     const auto others = is_explained_ ? "" : group_->cause(sequence_);
     fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
@@ -278,13 +284,20 @@ void CclWork::handle_signals(Clock::time_point now) {
   }
 }
 
+std::string CclWork::missing_message() const {
+  const auto missing = transfer_->missing();
+  if (missing.empty()) return "";
+  const auto peer = transfer_->peer().value_or(-1);
+  return c10::str(peer < 0 ? "no rank has " : group_->members.name(peer) + " has not ", missing);
+}
+
 std::string CclWork::cause() const {
-  if (const auto missing = transfer_->missing(); !missing.empty()) {
-    const auto peer = transfer_->peer().value_or(-1);
-    return c10::str(peer < 0 ? "no rank has " : group_->members.name(peer) + " has not ", missing);
-  }
+  if (auto missing = missing_message(); !missing.empty()) return missing;
   const auto found = group_->cause(sequence_);
-  return found.empty() ? group_->are_late(transfer_->stragglers()) : found;
+  if (!found.empty()) return found;
+  // Nobody could be asked.
+  const auto ranks = transfer_->stragglers();
+  return ranks.empty() ? group_->are_late("") : "it waited for " + group_->names_of(ranks);
 }
 
 Said CclWork::said() const {

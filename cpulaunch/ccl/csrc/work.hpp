@@ -55,6 +55,7 @@ class GroupState {
   std::string describe(const std::string& call) const;
   // That ranks, such as "1, 3", have.
   std::string are_late(const std::string& ranks) const;
+  std::string names_of(const std::string& ranks) const;
 
   const std::string name;
   const int rank;
@@ -118,6 +119,7 @@ class CclWork final : public c10d::Work {
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
   const void* moved_with() const { return transfer_->moved_with(); }
   // Whether a thread that waits for it polls it.
+  bool is_message() const { return transfer_->peer().has_value(); }
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
@@ -143,6 +145,8 @@ class CclWork final : public c10d::Work {
   std::string call() const;
   bool poll_until(Clock::time_point until, Clock::duration more);
   // Why it isn't completed, as far as is known.
+  // Which message has not been sent or received; "" where this is none.
+  std::string missing_message() const;
   std::string cause() const;
   // The transport has failed with `reason`: the operation fails, too, once the others could say what they call.
   // `explained`: the reason says that.
