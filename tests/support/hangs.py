@@ -312,14 +312,6 @@ def finished():
         sys.exit()
     step()
 
-def done():
-    steps(3)
-    if is_culprit:
-        load_batch()
-    dist.broadcast(ones, 0)
-    if rank == 0:
-        sys.exit()  # the others destroy the group before
-
 def all_destroyed():
     steps(3)
     dist.destroy_process_group()
@@ -409,6 +401,14 @@ def any_of_pair():
     elif rank == 2:
         dist.recv(more, group=group)
     step()
+
+def done():
+    steps(3)
+    if is_culprit:
+        load_batch()
+    dist.broadcast(ones, 0)
+    if rank == 0:
+        sys.exit()  # the others destroy the group before
 
 globals()[case]()
 dist.destroy_process_group()
