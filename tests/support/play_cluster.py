@@ -27,6 +27,8 @@ from support.namespaces import why_not  # noqa: E402
 
 FAULTS = ("dropping", "cut", "unknown_key", "changed_key", "refusing_users", "without_sshd")
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> int:
     if host := os.environ.get("PLAY_CLUSTER_HOST"):
@@ -43,10 +45,17 @@ def main() -> int:
     if problem := why_not():
         print(f"no cluster: {problem}", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # or the hosts would end, but not their files
+    for number in ENDING:
+        signal.signal(number, _leave)
     with Cluster(("login", *(f"node{n}" for n in range(options.hosts)))) as cluster:
         return _play(cluster, options.command)
+
+
+def _leave(*_: object) -> None:
+    """Else the hosts would end, but not their files; timeout(1) asks twice."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _play(cluster: Cluster, command: list[str]) -> int:
