@@ -74,9 +74,9 @@ def main() -> None:
         _run_to_its_end(sys.argv[1:])
     except SystemExit as error:
         last.status = _exit_code(error.code)
-        mpi: Any = sys.modules.get("cpulaunch.ccl.mpi")
-        if mpi is not None:
-            mpi.has_failed = True
+        ccl: Any = sys.modules.get("cpulaunch.ccl.create")
+        if ccl is not None:
+            ccl.has_failed = True
         # Its connections may end long before it does, and the others then fail first.
         report(leaving(_exit_code(error.code)))
         raise

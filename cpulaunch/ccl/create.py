@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -19,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
-from cpulaunch.ccl.mpi import leave_mpi, program_has_failed
+from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
@@ -27,6 +28,12 @@ from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_
 _TOKEN_SIZE = 16  # bytes
 _MIN_STORE_INTERVAL = 0.2  # seconds
 _LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
+
+has_failed = False
+"""Whether the program ends with another exit code than 0; whoever runs it says so.
+
+Python itself tells of exceptions only, and not of ``sys.exit(1)``.
+"""
 
 SILENCE = 15.0
 """Seconds after which a host that says nothing counts as gone: a busy one may delay a thread by seconds."""
@@ -249,11 +256,12 @@ def _leave(module: ModuleType) -> None:
     """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
     if os.getpid() != _state.pid:
         return  # a forked process: neither the threads nor the collectives are its own
+    failed = has_failed or hasattr(sys, "last_type")
     try:
         module.check_calls()
     finally:
-        module.shutdown(has_failed=program_has_failed())
-        leave_mpi()
+        module.shutdown(has_failed=failed)
+        leave_mpi(has_failed=failed)
         _unlink_shared_memory()
 
 

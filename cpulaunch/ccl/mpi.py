@@ -5,25 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 
 PATIENCE = 10.0
 """Seconds that the other ranks have to come to their end, too, when this one has failed."""
 
-has_failed = False
-"""Whether the program ends with another exit code than 0; whoever runs it says so.
 
-Python itself tells of exceptions only, and not of ``sys.exit(1)``.
-"""
-
-
-def program_has_failed() -> bool:
-    """Whether it ends by an exception, or is known to end with another exit code than 0."""
-    return has_failed or hasattr(sys, "last_type")
-
-
-def leave_mpi() -> None:
+def leave_mpi(*, has_failed: bool) -> None:
     """Finalize the MPI of this process, if oneCCL has entered one, together with the other ranks.
 
     They may come much later: they save, say.
@@ -38,4 +26,4 @@ def leave_mpi() -> None:
     if entered and not left:
         thread = threading.Thread(target=mpi.MPI_Finalize, daemon=True)
         thread.start()
-        thread.join(PATIENCE if program_has_failed() else None)
+        thread.join(PATIENCE if has_failed else None)

@@ -14,7 +14,7 @@ from support.namespaces import until
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
+import os, select, sys, time, torch, torch.distributed as dist
 from contextlib import suppress
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
@@ -247,6 +247,18 @@ def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
     assert "ValueError: mine" in second.stderr
     assert first.returncode == 7
     assert "has ended" in first.stderr
+
+
+def test_whoever_raises_an_exception_does_not_stay_for_a_collective_that_it_has_started() -> None:
+    """Rank 1 never calls it; 30 s are half of its timeout."""
+    calls = (
+        "if rank == 0: store.set('pid', str(os.getpid())); dist.all_reduce(x, async_op=True); raise ValueError('mine')",
+        "ended = select.select([os.pidfd_open(int(store.get('pid')))], [], [], 30)[0]",
+        "os._exit(0 if ended else 9)",
+    )
+    first, second = run_script(2, script(*calls))
+    assert (first.returncode, second.returncode) == (1, 0), second.stderr
+    assert "ValueError: mine" in first.stderr
 
 
 def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> None:
