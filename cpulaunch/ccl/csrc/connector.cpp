@@ -126,9 +126,8 @@ size_t Sender::acknowledged(size_t most) {
   return socket_.read(acknowledgements, std::min(most, sizeof(acknowledgements)));
 }
 
-bool Sender::greet() {
+void Sender::greet() {
   if (hello_done_ < sizeof(hello_)) write(nullptr, 0);
-  return !is_hung_up(descriptor_);
 }
 
 // --- how they are made
@@ -246,7 +245,8 @@ bool Connector::read_hello(Unknown& unknown) {
 bool Silent::has_left(Connector& connector, int rank, Channel channel, Sender& sender) {
   try {
     if (!sender.is_open()) sender = connector.connect(rank, channel);
-    if (sender.greet()) {
+    sender.greet();
+    if (!sender.is_hung_up()) {
       left_.reset();
       return false;
     }

@@ -80,8 +80,9 @@ class Sender {
   size_t lend(Lender& lender, const char* data, size_t bytes);
   // How many acknowledgements have come that weren't counted before, up to `most`.
   size_t acknowledged(size_t most);
-  // Tells the receiver whose connection this is, as what is written would.  Whether the connection is there.
-  bool greet();
+  // Tells the receiver whose connection this is, as what is written would.
+  void greet();
+  bool is_hung_up() const { return cpulaunch::is_hung_up(descriptor_); }
 
  private:
   static constexpr size_t kMaxParts = 17;

@@ -260,23 +260,23 @@ bool Network::open_receiver(int from) {
   return peer.receiver.is_open();
 }
 
-// Takes the next message's header from the buffer; true when there is one.
+// Takes the next message's header from the buffer, past questions that are answered; true when there is one.
 bool Network::read_header(int from) {
   auto& peer = incoming_[from];
-  if (!peer.in_header && peer.end - peer.begin >= sizeof(Header)) {
-    std::memcpy(&peer.header, peer.buffer.data() + peer.begin, sizeof(Header));
-    peer.begin += sizeof(Header);
-    peer.in_header = true;
-  }
+  do {
+    if (!peer.in_header && peer.end - peer.begin >= sizeof(Header)) {
+      std::memcpy(&peer.header, peer.buffer.data() + peer.begin, sizeof(Header));
+      peer.begin += sizeof(Header);
+      peer.in_header = true;
+    }
+  } while (peer.in_header && answer(from));
   return peer.in_header;
 }
 
 // True when the message whose header is in the buffer is expected.
 bool Network::begin_message(int from) {
   auto& peer = incoming_[from];
-  do {
-    if (!read_header(from)) return false;
-  } while (answer(from));
+  if (!read_header(from)) return false;
   const auto& header = peer.header;
   if (header.tag.phase == kQuestion) return false;  // of a later operation
   const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
@@ -351,10 +351,7 @@ void Network::check_unasked() {
     } catch (const ConnectionLost&) {
       continue;  // nobody waits for it
     }
-    do {
-      if (!read_header(from)) break;
-    } while (answer(from));
-    if (!peer.in_header) continue;
+    if (!read_header(from)) continue;
     const auto& signature = peer.header.signature;
     if (signature.sequence <= current_->sequence && signature != *current_) {
       throw signature.mismatch(members_, from, *current_);
