@@ -11,6 +11,8 @@ constexpr size_t kGranule = 64;  // bytes
 // With so many pieces for each host, the hosts form a chain, in which each sends the data once; with fewer, a tree,
 // whose way is shorter.
 constexpr size_t kPiecesForChain = 2;
+// Bytes of a lane's part of a piece, where hosts pass it on: the last one gets smaller ones sooner.
+constexpr size_t kMaxPart = 128 << 10;
 
 // On the root's host, the ranks take pieces from the root's slot.  Each then sends its lane's part to the next hosts,
 // where it goes to a slot for the others.
@@ -84,7 +86,9 @@ class Broadcast final : public Operation {
  private:
   // Where a rank has neither local ranks nor a host to pass it on to, the tensor is one piece.
   static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
-    return hierarchy.layout.lanes == 1 && hierarchy.layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
+    const auto& layout = hierarchy.layout;
+    if (layout.hosts > 2) return std::min(hierarchy.shape.slot_size, layout.lanes * kMaxPart);
+    return layout.lanes == 1 && layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
   }
 
   Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
