@@ -253,6 +253,7 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, o
         ("1,1", "another part", "rank 1 sends 4004 bytes to this rank, which expects 4000"),
         ("1,1", "another root", "rank 1 calls broadcast of 4000 bytes from rank 1 as an earlier operation, this rank all_reduce (sum) of 4000 bytes int32\n"),
         ("1,1,1", "another root", "calls broadcast of 4000 bytes from rank "),
+        ("1,1", "ended root", "rank 0 calls broadcast of 4000 bytes from rank 0, this rank all_reduce (sum) of 4000 bytes int32\n"),
         ("2", "absent", "waits for rank 1"),
         ("1,1", "absent", "waits for rank 1"),
         ("1,2", "absent over a fabric", "waits for rank 2"),

@@ -83,7 +83,7 @@ size_t Network::progress() {
     }
   }
   idle_calls_ = moved ? 0 : idle_calls_ + 1;
-  if (idle_calls_ == kIdleCallsPerCheck) {
+  if (idle_calls_ == kIdleCallsPerCheck || !lost_.empty()) {
     idle_calls_ = 0;
     check_unasked();
   }
@@ -342,19 +342,22 @@ size_t Network::read_expected(int from) {
 }
 
 void Network::check_unasked() {
-  for (size_t from = 0; current_ && lost_.empty() && from < incoming_.size(); ++from) {
+  for (size_t from = 0; current_ && from < incoming_.size(); ++from) {
     auto& peer = incoming_[from];
-    if (!peer.expected.empty()) continue;  // read_from() compares
+    const bool is_expected = !peer.expected.empty();
+    if (is_expected && (lost_.empty() || peer.in_message)) continue;  // read_from() compares, or has compared
     try {
       if (!open_receiver(from)) continue;
-      if (!peer.in_header) fill(from);
+      if (!read_header(from)) fill(from);
     } catch (const ConnectionLost&) {
-      continue;  // nobody waits for it
+      continue;  // nobody waits for it, or what is lost is known
     }
-    if (!read_header(from)) continue;
-    const auto& signature = peer.header.signature;
-    if (signature.sequence <= current_->sequence && signature != *current_) {
-      throw signature.mismatch(members_, from, *current_);
+    if (is_expected) {
+      begin_message(from);
+    } else if (read_header(from)) {
+      const auto& signature = peer.header.signature;
+      const bool is_late = signature.sequence > current_->sequence;
+      if (!is_late && signature != *current_) throw signature.mismatch(members_, from, *current_);
     }
   }
 }

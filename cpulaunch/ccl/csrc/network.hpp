@@ -60,7 +60,8 @@ class Network {
   // can be done now.  Throws std::runtime_error where a rank sends something else than is expected of it.
   size_t progress();
   // Throws Mismatch where a rank from which nothing is expected has sent a message of an operation that this rank has
-  // called otherwise: where two ranks each take themselves for the root, both send, and neither receives.
+  // called otherwise: where two ranks each take themselves for the root, both send, and neither receives.  Once a
+  // connection is lost, also where something is expected: who has left may have sent what tells why.
   void check_unasked();
 
   // What has become of a connection that is still needed; "" when all is well.  Looks after the ranks that have not

@@ -255,6 +255,25 @@ void run_other_root(const Arguments& given) {
   });
 }
 
+// The root has ended when the other rank calls something else, and can't be reached any more.
+void run_ended_root(const Arguments& given) {
+  Meeting meeting(given.host_of, 1);
+  Call call = sum_of(1000, Call::Kind::broadcast);
+  call.root = 0;
+  std::atomic<bool> has_ended{false};
+  run_ranks(meeting.size(), [&](int rank) {
+    auto ranks = std::make_unique<Rank>(meeting, rank);
+    if (rank == 0) {
+      ranks->start(call).wait(kLimit);
+      ranks.reset();
+      has_ended = true;
+      return;
+    }
+    while (!has_ended) std::this_thread::sleep_for(1ms);
+    ranks->start(sum_of(1000)).wait(kLimit);
+  });
+}
+
 // The last rank calls nothing, so that the others wait for it: also the one that only sends.
 void run_absent(const Arguments& given) {
   narrow_connections();
@@ -377,6 +396,7 @@ constexpr Program kPrograms[] = {
     {"another wire", run_other_wire},
     {"another part", run_other_part},
     {"another root", run_other_root},
+    {"ended root", run_ended_root},
     {"absent", run_absent},
     {"few descriptors", run_few_descriptors},
     {"enough descriptors", run_enough_descriptors},
