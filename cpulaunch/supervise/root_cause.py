@@ -15,7 +15,7 @@ _PEER_HAS_GONE = re.compile(
     ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
     | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
     | [Tt]imed\ out\ waiting | Socket\ Timeout
-    | \brank\ \d+(\ on\ \S+)?\ (has\ ended|is\ lost)
+    | \brank\ \d+(\ on\ \S+)?\ (has\ ended|is\ lost|has\ left\ the\ group)
     | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
     """,
     re.VERBOSE,

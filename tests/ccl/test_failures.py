@@ -272,6 +272,32 @@ def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> Non
         assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_a_rank_that_leaves_a_group_lets_nobody_wait_in_it() -> None:
+    calls = (
+        "group = dist.new_group([0, 1])",
+        "dist.all_reduce(x, group=group)",
+        "if rank == 0: dist.all_reduce(x, group=group)",
+        "dist.destroy_process_group(group)",
+        "store.wait(['rank 0 has raised'], timedelta(seconds=50))",
+    )
+    first, second = run_script(2, script(*calls))
+    assert (first.returncode, second.returncode) == (7, 0), second.stderr
+    assert "rank 1 has left the group" in first.stderr
+
+
+def test_whoever_has_completed_a_collective_may_leave_its_group_before_a_late_rank_comes() -> None:
+    calls = (
+        "group = dist.new_group([0, 1, 2])",
+        "dist.all_reduce(x, group=group)",
+        "if rank == 2: time.sleep(5)",
+        "dist.gather(x, parts if rank == 1 else None, 1, group=group)",
+        "dist.destroy_process_group(group)",
+        "dist.barrier()",
+    )
+    for result in run_script(3, script(*calls)):
+        assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -109,6 +109,8 @@ if sys.argv[1] == "broadcast":
 else:
     dist.scatter(x, many if rank == 3 - late else None, 3 - late)
 assert x.unique().tolist() == [5.0 if sys.argv[1] == "scatter" else 3.0 - late], x
+if rank % 2:
+    dist.destroy_process_group()
 """
 # Rank 0 ends, and the store with it, before it has sent anything in the group.
 MUTE = """\

@@ -33,6 +33,11 @@ void Network::close() {
   receiving_.clear();
 }
 
+void Network::enter(const Signature& signature) {
+  current_ = signature;
+  if (signature.root >= 0) entered_ = Clock::now();
+}
+
 void Network::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
                    bool more_follow) {
   enqueue(to, {{tag, signature, bytes, /*lent=*/0}, data, &pending}, more_follow && bytes > kMaxSentAtOnce);

@@ -55,7 +55,7 @@ class Network {
   void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending);
 
   // Messages of this operation come next, and those of later ones after that.
-  void enter(const Signature& signature) { current_ = signature; }
+  void enter(const Signature& signature);
   // Sends and receives what it can.  Returns how many bytes that was, or 1 if something else has changed; 0: nothing
   // can be done now.  Throws std::runtime_error where a rank sends something else than is expected of it.
   size_t progress();
@@ -63,6 +63,8 @@ class Network {
   // called otherwise: where two ranks each take themselves for the root, both send, and neither receives.  Once a
   // connection is lost, also where something is expected: who has left may have sent what tells why.
   void check_unasked();
+  // Whether such a message may still be on its way: this rank has just called an operation that has a root.
+  bool may_get_unasked() const { return current_ && current_->root >= 0 && Clock::now() - entered_ < kLongestWay; }
 
   // What has become of a connection that is still needed; "" when all is well.  Looks after the ranks that have not
   // opened theirs, and asks those that are waited for whether they call the same: two that each take themselves for
@@ -75,6 +77,9 @@ class Network {
   void close();
 
  private:
+  // Of a message to another host that needn't wait for others: also where that host's processors are busy.
+  static constexpr std::chrono::milliseconds kLongestWay{50};
+
   struct Header {
     Tag tag;
     Signature signature;
@@ -135,6 +140,7 @@ class Network {
   std::vector<Incoming> incoming_;
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
   std::optional<Signature> current_;
+  Clock::time_point entered_;  // when that was called, if it has a root
   unsigned idle_calls_ = 0;  // of progress(), since something has moved
   int questions_ = 0;        // under way
   std::string lost_;

@@ -93,6 +93,7 @@ class SharedSlots {
       SharedBlocks::Place tensor;
     } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
+    std::atomic<bool> has_left;  // the group, and so takes nothing any more
     // For each slot, the number of the piece in it, from 1, once this rank has reduced its parts of it so far.
     alignas(kCacheLine) std::atomic<uint64_t> on_socket[kMaxSlots], everywhere[kMaxSlots];
   };

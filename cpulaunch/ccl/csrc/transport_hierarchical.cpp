@@ -1,8 +1,15 @@
 #include "transport_hierarchical.hpp"
 
 #include <stdexcept>
+#include <thread>
 
 namespace cpulaunch {
+
+namespace {
+
+constexpr std::chrono::milliseconds kCheckInterval{1};
+
+}  // namespace
 
 class Hierarchy::Progress final : public Transfer {
  public:
@@ -46,9 +53,21 @@ std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation)
   return std::make_unique<Progress>(shared_from_this(), std::move(operation));
 }
 
+// Two roots that call and leave at the same time would otherwise miss each other's messages.
 void Hierarchy::check_unasked() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (network_) network_->check_unasked();
+  for (bool again = network_ != nullptr; again;) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      network_->check_unasked();
+      again = network_->may_get_unasked();
+    }
+    if (again) std::this_thread::sleep_for(kCheckInterval);
+  }
+}
+
+void Hierarchy::leave() {
+  // Release: whoever sees that this rank has left sees all that it has taken, too.
+  if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
 }
 
 char* Hierarchy::staging(uint64_t piece, size_t bytes) {
@@ -146,6 +165,11 @@ std::vector<int> Hierarchy::behind(Counter counter) const {
 
 std::string Hierarchy::lost() {
   std::lock_guard<std::mutex> lock(mutex_);
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    const auto& theirs = slots_->counters(local);
+    if (!theirs.has_left.load(std::memory_order_acquire) || theirs.taken >= put_.number) continue;
+    return layout.members.name(layout.ranks_of[layout.host][local]) + " has left the group";
+  }
   return network_ ? network_->lost() : "";
 }
 

@@ -125,6 +125,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
   // Throws Mismatch where a rank has sent what shows that they didn't.
   void check_unasked();
+  // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
+  void leave();
 
   // --- for operations
 

@@ -37,7 +37,8 @@ class OwnTransport : public Transport {
   void check_calls() override { hierarchy_->check_unasked(); }
 
   // What is in flight holds these two, whose connections are closed when they go.
-  void close(bool) override {
+  void close(bool in_flight) override {
+    if (!in_flight) hierarchy_->leave();
     hierarchy_.reset();
     messages_.reset();
   }

@@ -354,7 +354,7 @@ bool CclWork::wait(Milliseconds timeout) {
   const Counted driver(drivers_, 1);
   if (!drive(until)) {
     C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
-                                               timeout.count() / 1e3, " s that wait() was given"));
+                                               timeout.count() / 1e3, " s that wait() was given: ", cause()));
   }
   std::unique_lock<std::mutex> lock(mutex_);
   // Another thread may be about to complete it.
