@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns where a client's name can't be looked up
@@ -101,11 +102,8 @@ def be_others(port: int, first: int, end: int, size: int) -> None:
         meet(store, rank, size)
 
     threading.stack_size(STACK_SIZE)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(first, end)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(end - first) as pool:
+        list(pool.map(run, range(first, end)))  # raises what a rank has raised
 
 
 def spread(values: tuple[float, ...]) -> str:

@@ -272,6 +272,17 @@ def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> Non
         assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_a_wait_with_a_limit_of_its_own_names_whom_it_waited_for_and_the_group_goes_on() -> None:
+    calls = (
+        "if rank == 1: store.wait(['rank 0 has raised'])",
+        "work = dist.all_reduce(x, async_op=True)",
+        "work.wait(timedelta(seconds=1)) if rank == 0 else work.wait()",
+    )
+    first, second = run_script(2, script(*calls))
+    assert (first.returncode, second.returncode, second.stderr) == (7, 0, "")
+    assert "within the 1 s that wait() was given: it waited for rank 1" in first.stderr
+
+
 def test_a_rank_that_leaves_a_group_lets_nobody_wait_in_it() -> None:
     calls = (
         "group = dist.new_group([0, 1])",
