@@ -100,8 +100,7 @@ def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
     case = _Case(seen, found)
     for wait in found:
         if left := case.left(wait, wait.absent):
-            operation = what(wait, wait.waiting[0], short=True)
-            return has_left(seen, left, operation), [case.words.side(wait, wait.waiting)]
+            return has_left(seen, left, wait), [case.words.side(wait, wait.waiting)]
     have_left = {each.rank for each in seen if each.left}
     if not any(_have_called(wait, have_left) for wait in found):
         return None
@@ -116,12 +115,20 @@ def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
     return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
 
 
-def has_left(seen: Sequence[Seen], ranks: Collection[int], operation: str = "") -> str:
-    """The headline where ``ranks`` have, without calling the ``operation``."""
+def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = None) -> str:
+    """The headline where ``ranks`` have, and others ``wait`` for them in vain."""
     how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
     who = Words(seen).named(ranks)
-    without = f" without calling {operation}" if operation else ""
+    without = ""
+    if wait:
+        without = f" without {'answering' if wait.message else 'calling'} {_of_others(wait)}"
     return f"{who} {has_or_have(ranks)} left ({shortened(list(how))}){without}"
+
+
+def _of_others(wait: Wait) -> str:
+    """What ranks wait in, as one says to others: ``"all_reduce #3"``, ``"rank 1's recv #0 from rank 0"``."""
+    name = what(wait, wait.waiting[0], short=True)
+    return f"rank {wait.waiting[0]}'s {name}" if wait.message else name
 
 
 def _waits(seen: Sequence[Seen], *, failed: bool = False) -> Sequence[Wait]:
@@ -218,12 +225,11 @@ class _Case:
         """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
         name = what(wait, wait.waiting[0], short=True)
         if left:
-            return has_left(list(self.seen.values()), left, name)
+            return has_left(list(self.seen.values()), left, wait)
         if all(self.seen[rank].dump is None for rank in free):
             return f"{self.words.named(free)} can't be seen; {self._others_wait(wait, free)} in {name}"
         if wait.message:
-            asks = f"rank {wait.waiting[0]}'s {name}"
-            return f"{self.words.named(free)} {has_or_have(free)} not answered {asks}"
+            return f"{self.words.named(free)} {has_or_have(free)} not answered {_of_others(wait)}"
         if held:
             return self.words.held(held)
         if locked := self._locked(free):

@@ -278,7 +278,7 @@ def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int
             {member.rank: first},
             (member.rank,),
             () if there or peer is None else (peer,),
-            (),
+            (first.peer,) if peer is None and first.peer >= 0 else (),
             {each.rank: each for each in members},
             names,
             message=True,

@@ -307,6 +307,15 @@ def test_a_message_that_nobody_answers_names_the_peer() -> None:
     found = explained(receiver, *(seen(rank, [group(rank)], process(LOAD)) for rank in (1, 2, 3)))
     assert found.headline == "rank 2 on node0 has not answered rank 0's recv #1 from rank 2"
     assert found.lines[0].startswith("rank 0 on node0 waits in recv #1 from rank 2")
+    rest = [seen(rank, [group(rank)], process(LOAD)) for rank in (1, 3)]
+    found = explained(receiver, *rest, seen(2, left="exit 0"))
+    assert found.headline.endswith("has left (exit 0) without answering rank 0's recv #1 from rank 2")
+
+
+def test_nobody_knows_whether_a_peer_that_can_not_be_seen_has_answered() -> None:
+    receiver = seen(0, [group(0, operation(1, "recv", peer=2))])
+    found = explained(receiver, seen(1, [group(1)], process(LOAD)))
+    assert found.headline.startswith("member 2 of group 0 can't be seen; rank 0 on node0 waits in recv #1")
 
 
 def test_two_that_both_want_to_receive_wait_for_each_other() -> None:
