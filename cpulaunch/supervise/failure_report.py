@@ -101,7 +101,7 @@ def failure_report(
     kept = last_output(failure.rank)
     log = names.log(failure.rank)
     if failure.disagree:
-        title = f"ranks call different operations, and {title}"
+        title = f"{failure.text}, and {title}"
     elif failure.text:  # it is about others
         title, head = failure.text, (failure.note or "").splitlines()
         head += ["", f"{name} on {failure.host} failed then:"]

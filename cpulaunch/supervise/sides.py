@@ -23,7 +23,7 @@ from cpulaunch.supervise.stacks import BACKWARD
 from cpulaunch.supervise.stall_report import gone, has_left, sides, timed_out, without
 from cpulaunch.supervise.waiting import waits
 
-DISAGREE = "ranks call different operations"
+DISAGREE = "ranks make different calls"
 
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""

@@ -183,7 +183,7 @@ class _Case:
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
                 lines = [self.words.side(wait, theirs) for theirs in kinds.values()]
-                headline = f"ranks call different operations as #{wait.sequence} of group {wait.group.name}"
+                headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
                 found = self._of(wait, headline, lines, sorted(wait.operations))
                 return replace(found, disagree=True, certain=True, mutual=True)
         return None

@@ -244,7 +244,7 @@ def test_a_job_of_two_roots_fails_though_its_program_has_ended_well(
     done = cpulaunch("run", "-f", two, "-ppn", "1", "--backend", "ccl", "train.py", BROADCAST, "")
     title, lines = box(done.stderr)
     assert (done.returncode, outcome(tmp_path)["kind"]) == (1, "error"), done.stderr
-    assert re.fullmatch(r"ranks call different operations, and rank [01] on node[01] failed first", title)
+    assert re.fullmatch(r"ranks make different calls, and rank [01] on node[01] failed first", title)
     assert re.search(
         r"calls broadcast of 4000 bytes from rank ([01]), this rank broadcast of", " ".join(lines)
     )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("other_operation", backend="gloo"), in_docs=True)
-    assert "call different operations" in title
+    assert "make different calls" in title
     at = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
     assert any(line.startswith("rank 0 on localhost: all_reduce") and at in line for line in lines)
     at = f"train.py:{line_of('dist.broadcast(')} other_operation"
@@ -188,7 +188,7 @@ def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: P
     at = f"train.py:{line_of('dist.all_reduce(more)')} other_size"
     assert other == f"rank 1 on localhost: all_reduce #3 of group 0, 8 kB float32, at {at}"
     title, lines = box(done.stderr)
-    assert title == "ranks call different operations, and rank 0 on localhost failed first"
+    assert title == "ranks make different calls, and rank 0 on localhost failed first"
     assert {aborted, other} <= set(lines)
     assert "Received data size doesn't match expected size." in "".join(lines)
     assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies the recorder

@@ -90,7 +90,7 @@ def test_a_rank_whose_agent_is_silent_is_named() -> None:
 def test_different_operations_under_one_number_are_shown_with_both_lines() -> None:
     other = seen(1, [group(1, operation(6, done=94), operation(7, "broadcast"))], process(TORCH, LOAD))
     found = explained(*others(1), other)
-    assert found.headline == "ranks call different operations as #7 of group 0"
+    assert found.headline == "ranks make different calls as #7 of group 0"
     assert found.lines == (
         "ranks 0,2-3 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
         "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
@@ -117,7 +117,7 @@ def test_one_for_which_an_operation_with_another_root_is_complete_is_no_sign_tha
     two = [seen(rank, [group(rank, operation(6, "broadcast", root=roots[rank]), size=3)]) for rank in roots]
     third = [operation(6, "broadcast", root=0, done=93), operation(7)]
     found = explained(*two, seen(2, [group(2, *third, size=3)]))
-    assert found.headline == "ranks call different operations as #6 of group 0"
+    assert found.headline == "ranks make different calls as #6 of group 0"
     assert (found.ranks, found.mutual) == ((0, 1, 2), True)
 
 
@@ -136,7 +136,7 @@ def test_sides_that_are_said_to_differ_are_the_first_ones_that_do() -> None:
 def test_one_that_has_completed_another_operation_and_gone_on_is_shown_too() -> None:
     """As the root of a broadcast may."""
     other = seen(1, [group(1, operation(7, "broadcast", done=93), operation(8))])
-    assert explained(*others(1), other).headline == "ranks call different operations as #7 of group 0"
+    assert explained(*others(1), other).headline == "ranks make different calls as #7 of group 0"
 
 
 def test_different_sizes_are_shown() -> None:
