@@ -354,7 +354,8 @@ def test_gdb_shows_the_stack_of_a_program_without_python_if_native_frames_are_wa
         assert (shell["stacks"], sleep["stacks"]) == ("gdb", "gdb")
         assert any("wait" in name for name in functions(shell))
         assert any("nanosleep" in name for name in functions(sleep))
-        assert "State:\tS" in Path(f"/proc/{sleep['pid']}/status").read_text()
+        status = Path(f"/proc/{sleep['pid']}/status")
+        until(lambda: "State:\tS" in status.read_text(), "sleep to sleep again")
 
 
 @needs_py_spy
