@@ -63,15 +63,18 @@ class Words:
         return f", at {shortened(list(places))}" if places else ""
 
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """Where ranks have called it, or where they are now, if it is complete for all of them.
+        """Where ranks have called it, or where they are now, if it is complete for all of them, or if they \
+have called a later one.
 
         What is complete for a rank that has raised an error may well have failed, but for ``ccl``'s.
         """
         knows = wait.group.backend == "ccl"
         raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
-        if there := [rank for rank in ranks if rank in wait.waiting or rank in raised]:
+        there = [rank for rank in ranks if rank in wait.waiting or rank in raised]
+        if there and (wait.message or any(wait.members[rank].reached <= wait.sequence for rank in there)):
             return self.at(wait, there)
-        return ", which is complete there" + self.at(wait, ranks).replace(", at ", "; now at ", 1)
+        when = "called earlier" if there else "which is complete there"
+        return f", {when}" + self.at(wait, there or ranks).replace(", at ", "; now at ", 1)
 
     def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
         others = [rank for rank in self.seen if rank not in missing]

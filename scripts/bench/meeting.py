@@ -4,7 +4,8 @@
 
 The other ranks are threads of a few processes, each with a connection to the store of its own.  They say
 what the ranks of a group on several hosts say, in four rounds (`cpulaunch.ccl.create`), and connect to
-nobody else.
+nobody else.  Before that, torch's store asks the name server for the name of each client, one after the
+other, so that with a slow one the ranks don't come together in time.
 Printed, as min / median / max: seconds of processor time of rank 0's process, with the store's thread, and
 seconds until it knows all, which the other processes share the machine's cores for.
 """

@@ -14,7 +14,7 @@ from support.namespaces import until
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 SCRIPT = """
-import os, select, sys, time, torch, torch.distributed as dist
+import os, select, sys, threading, time, torch, torch.distributed as dist
 from contextlib import suppress
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
@@ -270,6 +270,58 @@ def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> Non
     )
     for result in run_script(2, script(*calls, seconds=30)):
         assert (result.returncode, result.stderr) == (0, "")
+
+
+WAITS_IN_A_THREAD = (
+    "def call(): dist.all_reduce(x); os.write(1, b'came back')",
+    "if rank == 0: threading.Thread(target=call, daemon=True).start()",
+    "if rank == 0: time.sleep(0.5); store.add('main ends', 1)",
+)
+
+
+def test_a_collective_that_a_daemon_thread_waits_in_is_completed_for_the_others() -> None:
+    """The thread gets nothing of it: Python is finished by then."""
+    calls = ("if rank == 1: store.wait(['main ends']); time.sleep(2); dist.all_reduce(x)",)
+    for result in run_script(2, script(*WAITS_IN_A_THREAD, *calls)):
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_an_exception_is_the_end_also_while_a_daemon_thread_waits() -> None:
+    calls = ("if rank == 0: raise ValueError('mine')", "store.wait(['main ends'])")
+    first, second = run_script(2, script(*WAITS_IN_A_THREAD, *calls))
+    assert (first.returncode, second.returncode) == (1, 0), first.stderr
+    assert first.stderr.endswith("ValueError: mine\n")
+
+
+def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
+    calls = (
+        "def listen(): dist.recv(x, 1)",
+        "if rank == 0: threading.Thread(target=listen, daemon=True).start(); time.sleep(0.5); store.set('pid', str(os.getpid()))",
+        "if rank == 1: ended = select.select([os.pidfd_open(int(store.get('pid')))], [], [], 30)[0]",
+        "if rank == 1: os._exit(0 if ended else 9)",
+    )
+    for result in run_script(2, script(*calls)):
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_error_of_a_call_is_that_of_no_later_one() -> None:
+    """Whoever waits in the later one has moved the data of both."""
+    calls = (
+        "out = torch.empty(2000)",
+        "if rank == 0: dist.all_gather_into_tensor(out, x.ravel()[:1000], async_op=True); dist.all_gather(parts, x)",
+        "else: dist.all_reduce(x)",
+    )
+    first, second = run_script(2, script(*calls))
+    assert (first.returncode, second.returncode) == (7, 7)
+    early, late = (
+        "all_gather_into_tensor (sequence number 1, float32[1000])",
+        "all_gather (sequence number 2, ",
+    )
+    calls_other = (
+        "failed: rank 1 calls all_reduce (sum) of 40000 bytes float32, this rank all_gather of 8000 bytes"
+    )
+    assert f"s: rank 0: {late}" in first.stderr
+    assert f"cannot complete: {early} {calls_other}" in first.stderr
 
 
 def test_a_wait_with_a_limit_of_its_own_names_whom_it_waited_for_and_the_group_goes_on() -> None:

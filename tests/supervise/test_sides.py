@@ -80,6 +80,25 @@ def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool)
     assert (f"{called}; now at train.py:13 step" if runs else called) in note(job)
 
 
+def test_whoever_has_raised_the_error_of_an_earlier_call_in_a_later_one_is_at_no_line_of_the_earlier_one() -> (
+    None
+):
+    job = running()
+    called = groups(0)
+    later = {**called[0]["operations"][0], "sequence": 4, "kind": "all_gather"}
+    called[0]["operations"].append(later)
+    job.raises(0, ERROR, groups=called, line=8)
+    job.says(1, dump(1, "broadcast"))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert (
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, called earlier; now at train.py:8"
+        in note(job)
+    )
+
+
 def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
     job = differs()
     job.exits(0, 1)

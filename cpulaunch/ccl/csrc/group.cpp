@@ -216,6 +216,7 @@ ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, cons
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,
                                                       c10::function_ref<void(CombinedTransfer&)> submit) {
+  const ProgressEngine::Visit visit(ProgressEngine::instance(), work->is_message());
   auto transfer = std::make_unique<CombinedTransfer>();
   auto& transfers = *transfer;
   work->started(std::move(transfer));

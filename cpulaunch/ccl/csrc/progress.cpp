@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
@@ -64,7 +66,34 @@ void relax() {
 #endif
 }
 
+[[noreturn]] void stay() {
+  for (;;) ::pause();
+}
+
+thread_local bool is_background_thread = false;
+thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
+
+// The main thread ends the process, and background threads end by themselves.
+bool may_outlive_the_program() {
+  thread_local const bool is_main_thread = syscall(SYS_gettid) == getpid();
+  return !is_main_thread && !is_background_thread;
+}
+
 }  // namespace
+
+ProgressEngine::Visit::Visit(ProgressEngine& engine, bool in_message)
+    : engine_(engine), may_stay_(visits++ == 0 && may_outlive_the_program()), counts_(may_stay_ && !in_message) {
+  if (counts_) ++engine_.visitors_;
+  if (!may_stay_ || !engine_.is_ending_) return;
+  if (counts_) --engine_.visitors_;
+  stay();
+}
+
+ProgressEngine::Visit::~Visit() {
+  --visits;
+  if (counts_) --engine_.visitors_;
+  if (may_stay_ && engine_.is_ending_) stay();
+}
 
 ProgressEngine& ProgressEngine::instance() {
   static auto* engine = new ProgressEngine;
@@ -120,6 +149,7 @@ void ProgressEngine::promote_follower() {
 
 void ProgressEngine::background() {
   pthread_setname_np(pthread_self(), "cpulaunch-ccl");
+  is_background_thread = true;
   if (!options_.cores.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -188,12 +218,14 @@ void ProgressEngine::lead() {
 
 bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
+  is_ending_ = true;
   // A peer may be waiting for what this rank has started, and will not be if it is gone.
   for (const auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_collective = [](const auto& work) { return !work->is_message(); };
-    const bool waits = !has_failed && std::any_of(pending_.begin(), pending_.end(), is_collective);
-    if (pending_.empty() || (!waits && Clock::now() >= until)) break;
+    const bool visited = visitors_ > 0;
+    const bool waits = !has_failed && (visited || std::any_of(pending_.begin(), pending_.end(), is_collective));
+    if ((pending_.empty() && !visited) || (!waits && Clock::now() >= until)) break;
     lock.unlock();
     try {
       handle_signals();

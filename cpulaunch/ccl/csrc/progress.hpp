@@ -48,12 +48,27 @@ class ProgressEngine {
     if (handle_signals_) handle_signals_();
   }
 
+  // What a thread holds while it is in an operation.  Once the process ends, a thread of the program other than the
+  // one that ends it begins none any more, and stays here for good when it leaves one: Python ends a thread that comes
+  // back to a finished interpreter, which no destructor on its way survives.
+  class Visit {
+   public:
+    Visit(ProgressEngine& engine, bool in_message);
+    ~Visit();
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+
+   private:
+    ProgressEngine& engine_;
+    const bool may_stay_, counts_;
+  };
+
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
 
-  // Waits for the collectives in flight, or up to some seconds if the program `has_failed`, as for messages; then ends
-  // the background threads.  From then on no operation makes progress; for interpreter exit.  True when nothing was in
-  // flight any more.
+  // Waits for the collectives in flight, or up to some seconds if the program `has_failed`, as for messages (for those
+  // that another thread of the program waits for, not at all); then ends the background threads.  From then on no
+  // operation makes progress; for interpreter exit.  True when nothing was in flight any more.
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
@@ -80,6 +95,8 @@ class ProgressEngine {
   bool led_ = false;
   int idle_threads_ = 0;
   int threads_ = 0;
+  std::atomic<int> visitors_{0};      // threads in collectives: of the program's, those that don't end the process
+  std::atomic<bool> is_ending_{false};
   std::atomic<bool> stopping_{false};
 };
 

@@ -87,7 +87,7 @@ std::string Signature::text(const Members& members) const {
 Mismatch Signature::mismatch(const Members& members, int rank, const Signature& own) const {
   const char* when = sequence < own.sequence ? " as an earlier operation" : " as a later operation";
   return Mismatch(members.name(rank) + " calls " + text(members) + (sequence == own.sequence ? "" : when) +
-                  ", this rank " + own.text(members));
+                  ", this rank " + own.text(members), own.sequence);
 }
 
 Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected) {

@@ -19,7 +19,10 @@ namespace cpulaunch {
 
 // The ranks call different operations, or with different sizes; it says which.
 struct Mismatch : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Mismatch(const std::string& what, std::optional<uint64_t> sequence = std::nullopt)
+      : std::runtime_error(what), sequence(sequence) {}
+
+  std::optional<uint64_t> sequence;  // of this rank's operation, among its transport's, where that is known
 };
 
 class Transfer {

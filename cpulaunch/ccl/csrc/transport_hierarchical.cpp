@@ -106,15 +106,23 @@ Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, siz
 bool Hierarchy::advance(Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
-  // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
-  for (size_t moved = 0; !done() && !aborted_ && moved < shape.slot_size;) {
-    size_t bytes = step();
-    if (bytes == 0 && network_) bytes = network_->progress();
-    if (bytes == 0) break;
-    moved += bytes;
-    steps_.fetch_add(1, std::memory_order_relaxed);
+  try {
+    // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
+    for (size_t moved = 0; !done() && !aborted_ && !mismatch_ && moved < shape.slot_size;) {
+      size_t bytes = step();
+      if (bytes == 0 && network_) bytes = network_->progress();
+      if (bytes == 0) break;
+      moved += bytes;
+      steps_.fetch_add(1, std::memory_order_relaxed);
+    }
+  } catch (const Mismatch& found) {
+    mismatch_ = found;
   }
-  return done();
+  if (done() || !mismatch_) return done();
+  // Who has found the error while moving another operation's data leaves it to that one, unless that is complete.
+  const auto whose = mismatch_->sequence;
+  if (!whose || *whose < gone_ || *whose == operation.signature.sequence) throw *mismatch_;
+  return false;
 }
 
 // The other local ranks then find this rank before its first piece and go no further.  A rank that has read the

@@ -62,6 +62,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -166,7 +167,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   using Counter = std::atomic<uint64_t> SharedSlots::Counters::*;
 
   // Does the next steps that can be done now, for whichever operation.
-  // True when `operation` is complete.
+  // True when `operation` is complete.  Throws Mismatch where ranks differ in this operation, or in one that is
+  // complete here.
   bool advance(Operation& operation);
   void abort();
   std::string stragglers(const Operation& operation);
@@ -209,6 +211,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
   bool aborted_ = false;
+  std::optional<Mismatch> mismatch_;  // once there is one, nothing moves any more
 };
 
 }  // namespace cpulaunch

@@ -153,6 +153,11 @@ CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const cha
       entry_(group_->ledger, sequence, name, type_in_ledger(inputs_), bytes_of(inputs_), peer, in_ledger(started_at_)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
+bool CclWork::is_message() const {
+  const auto type = retrieveOpType();
+  return type == c10d::OpType::SEND || type == c10d::OpType::RECV;
+}
+
 std::string CclWork::describe() const { return group_->describe(call()); }
 
 std::string CclWork::call() const {
@@ -351,6 +356,7 @@ bool CclWork::isSuccess() const {
 
 bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
   const Counted driver(drivers_, 1);
   if (!drive(until)) {
     C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",

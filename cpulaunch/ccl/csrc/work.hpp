@@ -118,8 +118,8 @@ class CclWork final : public c10d::Work {
   // Of the transfer.
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
   const void* moved_with() const { return transfer_->moved_with(); }
+  bool is_message() const;
   // Whether a thread that waits for it polls it.
-  bool is_message() const { return transfer_->peer().has_value(); }
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
