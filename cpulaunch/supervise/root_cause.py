@@ -25,6 +25,9 @@ _PEER_HAS_GONE = re.compile(
 _CALLS_OTHER = re.compile(r"\brank \d+(?: on \S+)? calls |\bis ahead: it calls ")
 """What our ccl group says of ranks that call different operations."""
 
+_HEARD = re.compile(r"\bcannot complete: rank \d+(?: on \S+)? failed: ")
+"""What our ccl group says of what another rank has found."""
+
 _SIZES_DIFFER = re.compile(
     r"\brank (\d+): .*? failed: .*?\brank (\d+)(?: on \S+)? sends \d+ bytes? to this rank, "
 )
@@ -80,6 +83,8 @@ def root_cause(
 ) -> Candidate | None:
     """The earliest failure that isn't another's consequence; where all are, the earliest.
 
+    One that says what another rank has found comes after that one's.
+
     ``succeeded`` are (time, rank) of those that ended with exit code 0: where all failures are consequences,
     they may be so of an early end, and these are the cause's ``ranks``.  ``independent``: no failure is
     another's consequence.
@@ -87,9 +92,14 @@ def root_cause(
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:
         return None
-    for candidate in ordered:
-        if not candidate.by_signal and (independent or not is_consequence(candidate.failure.error)):
-            return candidate
+    causes = [
+        candidate
+        for candidate in ordered
+        if not candidate.by_signal and (independent or not is_consequence(candidate.failure.error))
+    ]
+    if causes:
+        own = (each for each in causes if not _HEARD.search(each.failure.error or ""))
+        return next(own, causes[0])
     first = ordered[0]
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]
     if not before:

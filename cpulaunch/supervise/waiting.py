@@ -252,12 +252,14 @@ def _wait(
 
 
 def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, list[Operation]]) -> bool:
-    """Whether all others have completed this collective, which was the same one for all, and wait in a later
-    one, so that it isn't the cause.
+    """Whether all others have completed this collective, which was the same one for all and has failed for
+    none, and wait in a later one, so that it isn't the cause.
 
     gloo's completions are noted up to a second late, and not at all once a rank is stopped.
     """
     calls = {member.rank: op for member in members if (op := member.record(sequence))}
+    if any(op.state == FAILED for op in calls.values()):
+        return False
     others = [member for member in members if all(op.sequence != sequence for op in open_ones[member.rank])]
     later = any(op.sequence > sequence for member in others for op in open_ones[member.rank])
     return later and len(_kinds(calls)) == 1 and all(member.has_completed(sequence) for member in others)

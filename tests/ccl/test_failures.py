@@ -293,6 +293,20 @@ def test_an_exception_is_the_end_also_while_a_daemon_thread_waits() -> None:
     assert first.stderr.endswith("ValueError: mine\n")
 
 
+def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> None:
+    calls = (
+        "group = dist.new_group([0, 1])",
+        "def again(future):",
+        "    for _ in range(3): dist.all_reduce(x, group=group)",
+        "    os.write(1, b'called back')",
+        "if rank == 1: store.wait(['main ends']); time.sleep(1)",
+        "future = dist.all_reduce(x, async_op=True).get_future().then(again)",
+        "future.wait() if rank == 1 else store.set('main ends', '')",
+    )
+    for result in run_script(2, script(*calls)):
+        assert (result.returncode, result.stdout, result.stderr) == (0, "called back", "")
+
+
 def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
     calls = (
         "def listen(): dist.recv(x, 1)",

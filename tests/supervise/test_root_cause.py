@@ -9,6 +9,9 @@ from cpulaunch.supervise.root_cause import Candidate, is_consequence, root_cause
 
 GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
 
+CANNOT_COMPLETE = "DistBackendError: rank 1: broadcast of group '0' of 4 ranks cannot complete: "
+CALLS_OTHER = "all_reduce (sequence number 2) failed: rank 0 on a calls broadcast, this rank all_reduce"
+
 
 def failed(
     rank: int, at: float, error: str | None = None, signal: int | None = None, by_signal: bool = False
@@ -55,6 +58,14 @@ def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
         ([failed(0, 2.0, "ValueError: x"), failed(1, 1.0, "KeyError: y")], 1),
         ([failed(0, 1.0, GLOO), failed(2, 1.4, "ValueError: x")], 2),
         ([failed(0, 1.0, GLOO), failed(2, 1.4, None, 9)], 2),
+        (
+            [
+                failed(1, 1.0, f"{CANNOT_COMPLETE}rank 3 on b failed: {CALLS_OTHER}"),
+                failed(3, 1.1, CALLS_OTHER),
+            ],
+            3,
+        ),
+        ([failed(1, 1.0, f"{CANNOT_COMPLETE}rank 3 on b failed: {CALLS_OTHER}"), failed(0, 1.1, GLOO)], 1),
         ([failed(0, 1.2, GLOO), failed(1, 1.1, GLOO)], 1),
         ([failed(0, 1.0, None, 15, by_signal=True), failed(1, 1.1, None, 9)], 1),
         ([failed(0, 1.0, None, 15, by_signal=True)], 0),

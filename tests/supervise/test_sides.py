@@ -80,6 +80,27 @@ def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool)
     assert (f"{called}; now at train.py:13 step" if runs else called) in note(job)
 
 
+def test_who_sends_a_part_of_another_size_is_shown_though_it_has_gone_on() -> None:
+    """What it gets has the size that it expects."""
+    job = running()
+    call = "rank 0: all_to_all (sequence number 3) of group '0' of 4 ranks"
+    differs = "rank 2 on node2 sends 4400 bytes to this rank, which expects 4000"
+    job.raises(0, f"DistBackendError: {call} failed: {differs}", groups=groups(0, "all_to_all"))
+    for rank in (1, 2, 3):
+        gone_on = dump(rank, "all_to_all", COMPLETED)
+        (operation,) = gone_on.groups[0]["operations"]
+        later = {**operation, "sequence": 4, "kind": "all_reduce", "state": STARTED}
+        operation["bytes"] += 400 * (rank == 2)
+        gone_on.groups[0]["operations"].append(later)
+        job.says(rank, gone_on)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "rank 0 on node0: all_to_all #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 2 on node2: all_to_all #3 of group 0, 4.4 kB float32, which is complete there; now at train.py:13 step",
+    ]
+
+
 def test_whoever_has_raised_the_error_of_an_earlier_call_in_a_later_one_is_at_no_line_of_the_earlier_one() -> (
     None
 ):

@@ -44,8 +44,8 @@ constexpr unsigned kYieldsBeforeSleep = 1000;
 // 6.18 4 ms, and threads that go on yielding have left others without a core for half a minute.
 constexpr auto kYieldTime = std::chrono::microseconds(100);
 constexpr auto kPollerSleep = std::chrono::microseconds(50);
-// A process that ends gives its messages so long to complete, because a peer may be waiting for them (its collectives
-// up to their timeouts, unless it has failed) ...
+// A process that ends gives its messages and callbacks so long to complete after its collectives, because a peer may be
+// waiting for them (its collectives up to their timeouts, unless it has failed) ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
 // ... and then its background threads so long to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
@@ -73,16 +73,19 @@ void relax() {
 thread_local bool is_background_thread = false;
 thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
 
-// The main thread ends the process, and background threads end by themselves.
-bool may_outlive_the_program() {
-  thread_local const bool is_main_thread = syscall(SYS_gettid) == getpid();
-  return !is_main_thread && !is_background_thread;
+// The one that ends the process.
+bool is_main_thread() {
+  thread_local const bool is = syscall(SYS_gettid) == getpid();
+  return is;
 }
 
 }  // namespace
 
 ProgressEngine::Visit::Visit(ProgressEngine& engine, bool in_message)
-    : engine_(engine), may_stay_(visits++ == 0 && may_outlive_the_program()), counts_(may_stay_ && !in_message) {
+    : engine_(engine),
+      is_watched_(visits++ == 0 && !is_main_thread()),
+      counts_(is_watched_ && !in_message),
+      may_stay_(is_watched_ && !is_background_thread) {
   if (counts_) ++engine_.visitors_;
   if (!may_stay_ || !engine_.is_ending_) return;
   if (counts_) --engine_.visitors_;
@@ -212,20 +215,23 @@ void ProgressEngine::lead() {
   }
   led_ = false;
   if (!pending_.empty() && !stopped()) promote_follower();
+  ++completing_threads_;
   lock.unlock();
   for (auto& work : completed) work->complete();
+  --completing_threads_;
 }
 
 bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
   is_ending_ = true;
   // A peer may be waiting for what this rank has started, and will not be if it is gone.
-  for (const auto until = Clock::now() + kShutdownTimeout;;) {
+  for (auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_collective = [](const auto& work) { return !work->is_message(); };
-    const bool visited = visitors_ > 0;
-    const bool waits = !has_failed && (visited || std::any_of(pending_.begin(), pending_.end(), is_collective));
-    if ((pending_.empty() && !visited) || (!waits && Clock::now() >= until)) break;
+    const bool in_collective = visitors_ > 0 || std::any_of(pending_.begin(), pending_.end(), is_collective);
+    if (!in_collective && completing_threads_ == 0 && pending_.empty()) break;
+    if (in_collective && !has_failed) until = Clock::now() + kShutdownTimeout;
+    if (Clock::now() >= until) break;
     lock.unlock();
     try {
       handle_signals();

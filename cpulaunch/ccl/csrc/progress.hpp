@@ -50,7 +50,8 @@ class ProgressEngine {
 
   // What a thread holds while it is in an operation.  Once the process ends, a thread of the program other than the
   // one that ends it begins none any more, and stays here for good when it leaves one: Python ends a thread that comes
-  // back to a finished interpreter, which no destructor on its way survives.
+  // back to a finished interpreter, which no destructor on its way survives.  Background threads, which run callbacks,
+  // go on until the engine stops.
   class Visit {
    public:
     Visit(ProgressEngine& engine, bool in_message);
@@ -60,15 +61,15 @@ class ProgressEngine {
 
    private:
     ProgressEngine& engine_;
-    const bool may_stay_, counts_;
+    const bool is_watched_, counts_, may_stay_;
   };
 
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
 
-  // Waits for the collectives in flight, or up to some seconds if the program `has_failed`, as for messages (for those
-  // that another thread of the program waits for, not at all); then ends the background threads.  From then on no
-  // operation makes progress; for interpreter exit.  True when nothing was in flight any more.
+  // For interpreter exit: waits for the collectives in flight, and up to some seconds for messages and callbacks (for a
+  // message that another thread of the program waits for, not at all), and for all if the program `has_failed`; then
+  // ends the background threads.  From then on no operation makes progress.  True when nothing was in flight any more.
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
@@ -95,7 +96,8 @@ class ProgressEngine {
   bool led_ = false;
   int idle_threads_ = 0;
   int threads_ = 0;
-  std::atomic<int> visitors_{0};      // threads in collectives: of the program's, those that don't end the process
+  std::atomic<int> visitors_{0};  // threads in collectives, but for the one that ends the process
+  std::atomic<int> completing_threads_{0};
   std::atomic<bool> is_ending_{false};
   std::atomic<bool> stopping_{false};
 };
