@@ -272,10 +272,17 @@ def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> Non
         assert (result.returncode, result.stderr) == (0, "")
 
 
+IN_A_DAEMON_THREAD = (
+    "def calls(call):",
+    "    thread = threading.Thread(target=call, daemon=True)",
+    "    thread.start()",
+    "    while sys._current_frames()[thread.ident].f_code.co_name not in ('all_reduce', 'recv'): time.sleep(0.01)",
+    "    time.sleep(0.5)",  # from torch's function into ours
+)
 WAITS_IN_A_THREAD = (
+    *IN_A_DAEMON_THREAD,
     "def call(): dist.all_reduce(x); os.write(1, b'came back')",
-    "if rank == 0: threading.Thread(target=call, daemon=True).start()",
-    "if rank == 0: time.sleep(0.5); store.add('main ends', 1)",
+    "if rank == 0: calls(call); store.add('main ends', 1)",
 )
 
 
@@ -309,8 +316,8 @@ def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> N
 
 def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
     calls = (
-        "def listen(): dist.recv(x, 1)",
-        "if rank == 0: threading.Thread(target=listen, daemon=True).start(); time.sleep(0.5); store.set('pid', str(os.getpid()))",
+        *IN_A_DAEMON_THREAD,
+        "if rank == 0: calls(lambda: dist.recv(x, 1)); store.set('pid', str(os.getpid()))",
         "if rank == 1: ended = select.select([os.pidfd_open(int(store.get('pid')))], [], [], 30)[0]",
         "if rank == 1: os._exit(0 if ended else 9)",
     )

@@ -101,9 +101,7 @@ def test_who_sends_a_part_of_another_size_is_shown_though_it_has_gone_on() -> No
     ]
 
 
-def test_whoever_has_raised_the_error_of_an_earlier_call_in_a_later_one_is_at_no_line_of_the_earlier_one() -> (
-    None
-):
+def test_an_error_raised_in_a_later_call_is_at_no_line_of_the_earlier_one() -> None:
     job = running()
     called = groups(0)
     later = {**called[0]["operations"][0], "sequence": 4, "kind": "all_gather"}
