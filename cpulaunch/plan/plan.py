@@ -11,6 +11,7 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.model.network import Interface
 from cpulaunch.plan.request import HostRequest
+from cpulaunch.plan.training import PrecisionDecision
 
 SCHEMA = 1
 
@@ -96,7 +97,7 @@ class HostPlan:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_NESTED = ("hosts", "request", "program", "egress_interface", "instances")
+_NESTED = ("hosts", "request", "program", "egress_interface", "instances", "precision")
 _ONLY_IF_THERE = ("instances", "each")  # what most plans don't have
 
 
@@ -113,7 +114,7 @@ class Plan:
     ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
-    ``instances``: the plan's ranks are independent programs.
+    ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
     """
 
     launcher_setting: str
@@ -131,6 +132,7 @@ class Plan:
     mpiexec: str
     mpi_args: tuple[str, ...]
     request: HostRequest
+    precision: PrecisionDecision
     settings: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
@@ -158,6 +160,8 @@ class Plan:
             value = getattr(self, f.name)
             if f.name == "request":
                 document.update(value.to_json())
+            elif f.name == "precision":
+                document["precision"] = value.to_json()
             elif f.name == "hosts":
                 document["hosts"] = [host.to_json() for host in value]
             elif f.name != "program":
@@ -190,6 +194,7 @@ class Plan:
             tuple(map(tuple, document.get("each", ()))),
         )
         raw["instances"] = Instances(**document["instances"]) if "instances" in document else None
+        raw["precision"] = PrecisionDecision.from_json(document["precision"])
         interface = document["egress_interface"]
         raw["egress_interface"] = Interface(**interface) if interface else None
         return cls(**raw)

@@ -14,7 +14,7 @@ from cpulaunch.config.rank_settings import rank_setting
 class TrainingSettings:
     """What a rank trains with; the defaults hold outside of cpulaunch.
 
-    ``backend`` and ``precision`` are None where neither a plan nor the user names them; ``bucket_mb`` is in
+    ``backend`` and ``precision`` are None where neither a plan nor the user chooses one; ``bucket_mb`` is in
     MB (2²⁰ bytes), None for torch's own size.  ``in_job``: whether this process is a rank of a cpulaunch job.
     """
 
@@ -31,11 +31,12 @@ class TrainingSettings:
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
     """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
+    precision = rank_setting("training.precision", environ)
     backend, bucket = rank_setting("training.backend", environ), rank_setting("training.bucket_mb", environ)
     return TrainingSettings(
         in_job=variables.JOB_ID in environ,
         backend=backend if environ.get(variables.BACKEND) else None,
-        precision=rank_setting("training.precision", environ) if environ.get(variables.PRECISION) else None,
+        precision=None if precision == "auto" else precision,
         engine=rank_setting("training.engine", environ),
         compile=rank_setting("training.compile", environ),
         compress_gradients=rank_setting("training.compress_gradients", environ),
