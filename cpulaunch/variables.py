@@ -40,6 +40,7 @@ BUCKET_MB = "CPULAUNCH_BUCKET_MB"
 STATIC_GRAPH = "CPULAUNCH_STATIC_GRAPH"
 AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
 CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
+PRECISION_IS_PLANNED = "CPULAUNCH_RANK_PRECISION_IS_PLANNED"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
@@ -92,6 +93,7 @@ TABLE = (
     Variable(LOCAL_IDENTITY[3], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(BACKEND, "config plan", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
     Variable(PRECISION, "config", "config runtime <script>", _SETTING, "precision of a training step"),
+    Variable(PRECISION_IS_PLANNED, "plan", "runtime", "1", "the plan has chosen the precision, and not the user"),
     Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
     Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),
     Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),

@@ -252,6 +252,8 @@ def _environment(config: Config, job: _PlannedHosts, decided: Mapping[str, Any])
         group = {}
     else:
         group = {"MASTER_ADDR": decided["hosts.master_addr"]}
+    if config["training.precision"] == "auto":
+        told[variables.PRECISION_IS_PLANNED] = "1"
     return dict(sorted({**job.env, **told, **config["env"], **group}.items()))
 
 

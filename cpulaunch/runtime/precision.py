@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -45,10 +45,14 @@ class Choice:
         return f"{self.precision}, engine {self.engine}: {self.why}"
 
 
+_kept: str | None = None  # the precision of the checkpoint from which this training goes on
+
+
 @lru_cache(1)
 def chosen() -> Choice:
     """The choice for this process, which is logged once."""
     settings, flags = training_settings(), cpu_flags()
+    settings = replace(settings, precision=_kept or settings.precision)
     rates = product_rates(torch) if settings.precision is None else None
     choice = choose(settings, flags, torch.__version__, rates=rates)
     # Ranks without a plan decide by their own CPUs, so each one that departs from the default says so.
@@ -116,6 +120,30 @@ def rank_precision(
     ranks do the same.  Its own CPU counts only where there is no plan, and nobody has set the precision.
     """
     return decide_precision(settings.precision or "auto", [HostSpeed(LOCALHOST, cpu_here(), flags, rates)])
+
+
+def current_precision(settings: TrainingSettings) -> str | None:
+    """The precision of this training; None where nobody has chosen one yet."""
+    decided = chosen().precision if chosen.cache_info().currsize else settings.precision
+    return _kept or decided
+
+
+def keep_precision(saved: str, settings: TrainingSettings) -> None:
+    """Go on in the precision of a checkpoint, unless the user has chosen another one.
+
+    A training that changed its precision half way would not be the one that was interrupted.
+    """
+    global _kept
+    now = current_precision(settings)
+    if now == saved:
+        return
+    is_users = settings.precision is not None and not settings.precision_is_planned
+    if is_users or (now == "bf16" and chosen().engine != "native"):  # which has changed the weights
+        log_once(f"the checkpoint was saved in {saved}, and this job computes in {now}")
+        return
+    _kept = saved
+    chosen.cache_clear()
+    log_once(f"precision {saved}, as in the job that saved the checkpoint")
 
 
 def check_precision(settings: TrainingSettings, flags: Flags) -> None:

@@ -16,11 +16,13 @@ class TrainingSettings:
 
     ``backend`` and ``precision`` are None where neither a plan nor the user chooses one; ``bucket_mb`` is in
     MB (2²⁰ bytes), None for torch's own size.  ``in_job``: whether this process is a rank of a cpulaunch job.
+    ``precision_is_planned``: the plan has chosen the precision, and not the user.
     """
 
     in_job: bool = False
     backend: str | None = None
     precision: str | None = None
+    precision_is_planned: bool = False
     engine: str = "auto"
     compile: bool = False
     compress_gradients: str = "none"
@@ -37,6 +39,7 @@ def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettin
         in_job=variables.JOB_ID in environ,
         backend=backend if environ.get(variables.BACKEND) else None,
         precision=None if precision == "auto" else precision,
+        precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
         engine=rank_setting("training.engine", environ),
         compile=rank_setting("training.compile", environ),
         compress_gradients=rank_setting("training.compress_gradients", environ),

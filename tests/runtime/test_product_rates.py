@@ -144,3 +144,39 @@ def test_a_measurement_that_fails_leaves_the_flags(cpulaunch: Run, tmp_path: Pat
     assert done.returncode == 0
     assert "bf16 and fp32 could not be measured: ImportError: no such torch" in done.stderr
     assert "(not measured; the CPU" in done.stderr
+
+
+TRAINING = """
+import torch, cpulaunch
+seen = []
+model, optimizer = cpulaunch.prepare(model := torch.nn.Linear(4, 4), torch.optim.SGD(model.parameters(), 0.1))
+checkpoint = cpulaunch.Checkpoint("saved", model=model, optimizer=optimizer, every=1)
+first = checkpoint.resume()
+with cpulaunch.autocast():
+    out = model(torch.ones(2, 4))
+out.float().sum().backward()
+optimizer.step()
+checkpoint.save_if_due()
+checkpoint.wait()
+print("step", first, out.dtype)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_keeps_the_precision_of_its_checkpoint(
+    cpulaunch: Run, tmp_path: Path, cache: RateCache
+) -> None:
+    (tmp_path / "script.py").write_text(TRAINING)
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    options = ("-n", 1, "--cores-per-rank", 1, "--backend", "gloo")
+    cache.keep(1, SLOW_BF16)
+    assert cpulaunch("run", *options, "script.py", env=env).stdout == "step 0 torch.float32\n"
+    cache.keep(1, {"fp32": Rate(1e11, 1e11), "bf16": Rate(9e11, 9e11)})  # on another CPU, say
+    resumed = cpulaunch("run", *options, "script.py", env=env)
+    assert resumed.stdout == "step 1 torch.float32\n"
+    assert "precision fp32, as in the job that saved the checkpoint" in resumed.stderr
+    chosen = cpulaunch("run", *options, "--precision", "bf16", "script.py", env=env)
+    assert chosen.stdout == "step 2 torch.bfloat16\n"
+    assert "the checkpoint was saved in fp32, and this job computes in bf16" in chosen.stderr
+    back = cpulaunch("run", *options, "script.py", env=env)
+    assert back.stdout == "step 3 torch.bfloat16\n"
