@@ -45,24 +45,43 @@ MAY_IMPORT: dict[str, set[str]] = {
     "discovery.partition": {"discovery", "model", "manifests.sbatch_options"},
     "discovery.step": {"discovery", "model", "config.config"},
     "discovery.collect": {"discovery", "model", "config", "plan", "user_file"},
-    "supervise": {"supervise", "messages", "wire", "model", "plan", "launchers"},
-    "supervise.record": {"metric_line", "model", "supervise"},
-    "supervise.metrics": {"metric_line", "supervise"},
-    "supervise.shown": {"metric_line", "supervise"},
-    "supervise.waiting": {"ledger", "model.cores"},
-    "supervise.box": {"rich"},
-    "supervise.telemetry_sinks": {"supervise", "config.kinds", "plan"},
-    "supervise.tensorboard": {"supervise", "tensorboardX"},
-    "supervise.attempt": {
+    "supervise": {
         "supervise",
         "messages",
+        "metric_line",
         "wire",
         "model",
         "plan",
         "launchers",
         "discovery.master_port",
+        "rich",
     },
-    "supervise.failure_report": {"supervise", "model"},
+    "supervise.job": {
+        "supervise.job",
+        "supervise.stalls",
+        "supervise.telemetry",
+        "launchers",
+        "messages",
+        "model",
+        "wire",
+    },
+    "supervise.stalls": {
+        "supervise.stalls",
+        "supervise.job",
+        "supervise.control.observer_messages",
+        "ledger",
+        "messages",
+        "model",
+        "plan",
+    },
+    "supervise.telemetry": {"supervise.telemetry", "supervise.job", "messages", "metric_line", "model"},
+    "supervise.telemetry.sinks": {
+        "supervise.telemetry",
+        "supervise.output.directory",
+        "config.kinds",
+        "plan",
+        "tensorboardX",
+    },
     "trace": {"trace"},
     "agent": {"agent", "ledger", "messages", "wire", "model", "discovery", "plan"},
     "agent.bootstrap": {"messages", "wire", "agent.gloo", "agent.kept_port", "agent.ledger_file"},
@@ -101,10 +120,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {
         "report",
         "model.names",
-        "supervise.metrics",
-        "supervise.outcome",
-        "supervise.record",
-        "supervise.status",
+        "supervise.telemetry.metrics",
+        "supervise.job.outcome",
+        "supervise.output.record",
+        "supervise.job.status",
         "numpy",
     },
     "report.bundle": {"vl_convert"},
@@ -146,39 +165,9 @@ MAY_TOUCH: dict[str, set[str]] = {
     "discovery": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
     "supervise": {"processes", "network", "files", "environment", "clock", "libc", "terminal"},
     "supervise.job": set(),
-    "supervise.state": set(),
-    "supervise.heard": set(),
-    "supervise.launched": set(),
-    "supervise.ending": set(),
-    "supervise.arrivals": set(),
-    "supervise.clocks": set(),
-    "supervise.dumps": set(),
-    "supervise.alike": set(),
     "supervise.stalls": set(),
-    "supervise.pauses": set(),
-    "supervise.instance_failures": set(),
-    "supervise.instance_stalls": set(),
     "supervise.telemetry": set(),
-    "supervise.thinning": set(),
-    "supervise.sides": set(),
-    "supervise.stall_report": set(),
-    "supervise.stall_words": set(),
-    "supervise.seen": set(),
-    "supervise.stragglers": set(),
-    "supervise.waiting": set(),
-    "supervise.whereabouts": set(),
-    "supervise.stacks": set(),
-    "supervise.events": set(),
-    "supervise.heartbeats": set(),
-    "supervise.processes": set(),
-    "supervise.rank": set(),
-    "supervise.root_cause": set(),
-    "supervise.status": set(),
-    "supervise.metrics": set(),
-    "supervise.notes": set(),
-    "supervise.outcome": set(),
-    "supervise.restarts": set(),
-    "supervise.trace_request": set(),
+    "supervise.telemetry.sinks": {"network", "files", "clock"},
     "trace": set(),
     "trace.files": {"files", "terminal"},
     "trace.run_merge": {"files"},
@@ -307,7 +296,7 @@ def test_no_import_goes_in_a_circle() -> None:
     assert tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("room", ["plan", "launchers", "model", "supervise.job"])
+@pytest.mark.parametrize("room", ["plan", "launchers", "model", "supervise.job", "supervise.stalls"])
 def test_a_pure_room_reaches_nothing_that_runs_commands(room: str) -> None:
     """By way of whatever it imports: purity is by import, not by promise."""
     waiting = [module for module in MODULES if module == room or module.startswith(f"{room}.")]
@@ -374,7 +363,7 @@ def test_the_rules_see_each_kind_of_touch(
 def test_launcher_and_agent_never_import_torch() -> None:
     code = (
         "import sys, cpulaunch.cli.run, cpulaunch.cli.show, cpulaunch.discovery.collect;"
-        "import cpulaunch.supervise.execute, cpulaunch.agent.loop;"
+        "import cpulaunch.supervise.attempts.execute, cpulaunch.agent.loop;"
         "heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -19,10 +19,10 @@ from cpulaunch.plan.plan import Program
 
 def _import_supervision() -> None:
     """What a run imports next, which takes tens of milliseconds."""
-    import cpulaunch.supervise.attempts
-    import cpulaunch.supervise.execute
-    import cpulaunch.supervise.output
-    import cpulaunch.supervise.telemetry_sinks  # noqa: F401
+    import cpulaunch.supervise.attempts.attempts
+    import cpulaunch.supervise.attempts.execute
+    import cpulaunch.supervise.output.lines
+    import cpulaunch.supervise.telemetry.sinks.choice  # noqa: F401
 
 
 def gather(

@@ -11,12 +11,13 @@ from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, r
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError
 from cpulaunch.report.read import program_in
 from cpulaunch.report.secrets import masked_command
-from cpulaunch.supervise.metrics import in_brief
-from cpulaunch.supervise.observer import Observer
-from cpulaunch.supervise.observer_messages import Status
-from cpulaunch.supervise.outcome import INTERRUPTED, OK, STALLED, START_FAILED
-from cpulaunch.supervise.output import ORDER
-from cpulaunch.supervise.record import (
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.control.observer_messages import Status
+from cpulaunch.supervise.control.registry import is_gone, is_here, is_stopped, read_contact
+from cpulaunch.supervise.job.outcome import INTERRUPTED, OK, STALLED, START_FAILED
+from cpulaunch.supervise.job.status import duration
+from cpulaunch.supervise.output.lines import ORDER
+from cpulaunch.supervise.output.record import (
     EVENTS,
     OUTCOME,
     PLAN,
@@ -27,8 +28,7 @@ from cpulaunch.supervise.record import (
     read_document,
     state_of,
 )
-from cpulaunch.supervise.registry import is_gone, is_here, is_stopped, read_contact
-from cpulaunch.supervise.status import duration
+from cpulaunch.supervise.telemetry.metrics import in_brief
 from cpulaunch.wording import counted
 
 EPILOG = """\

@@ -12,9 +12,9 @@ from cpulaunch.cli.running import NEWEST, WHICH, find_directory
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import Names
-from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
-from cpulaunch.supervise.record import State, names_of, ranks_of, state_of
-from cpulaunch.supervise.registry import Contact, is_gone, read_contact
+from cpulaunch.supervise.control.registry import Contact, is_gone, read_contact
+from cpulaunch.supervise.output.merge import MergedLogs, Piece, Renderer
+from cpulaunch.supervise.output.record import State, names_of, ranks_of, state_of
 
 EPILOG = f"""\
 {WHICH}

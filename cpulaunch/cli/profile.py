@@ -11,8 +11,8 @@ from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.errors import ConfigError, HostError, UsageError
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.supervise.observer import Observer
-from cpulaunch.supervise.trace_request import MAX_STEPS
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.profiling.request import MAX_STEPS
 
 EPILOG = f"""\
 {WHICH}

@@ -17,7 +17,7 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import remaining_hosts
-from cpulaunch.supervise.following import Planned, Without
+from cpulaunch.supervise.attempts.next_attempt import Planned, Without
 
 
 class Replanner:

@@ -34,7 +34,7 @@ from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plugins import ENGINE_PACKAGES
 
 if TYPE_CHECKING:
-    from cpulaunch.supervise.directory import JobDirectory
+    from cpulaunch.supervise.output.directory import JobDirectory
 
 SLOW_DISK = 2.0
 """Seconds after which a line says that we wait for the disk to make the job's directory."""
@@ -125,8 +125,8 @@ def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
 @contextmanager
 def _signals_lose_nothing() -> Iterator[None]:
     """A signal before the ranks run ends us as one that comes before their first step."""
-    from cpulaunch.supervise.attempt import let_signals_raise
-    from cpulaunch.supervise.outcome import WARNING
+    from cpulaunch.supervise.attempts.attempt import let_signals_raise
+    from cpulaunch.supervise.job.outcome import WARNING
 
     let_signals_raise()
     try:
@@ -303,13 +303,13 @@ def _run(
 ) -> int:
     from cpulaunch.cli.misplaced import complained_of, went_astray
     from cpulaunch.cli.terminal import has_last_line
-    from cpulaunch.supervise.attempt import first_attempt
-    from cpulaunch.supervise.execute import execute
-    from cpulaunch.supervise.logs import HUNG
-    from cpulaunch.supervise.outcome import INTERRUPTED, OK
-    from cpulaunch.supervise.output import Console, Output, shown_ranks
-    from cpulaunch.supervise.telemetry_sinks import make_sinks
-    from cpulaunch.supervise.terminal import Screen
+    from cpulaunch.supervise.attempts.attempt import first_attempt
+    from cpulaunch.supervise.attempts.execute import execute
+    from cpulaunch.supervise.job.outcome import INTERRUPTED, OK
+    from cpulaunch.supervise.output.lines import Console, Output, shown_ranks
+    from cpulaunch.supervise.output.logs import HUNG
+    from cpulaunch.supervise.output.terminal import Screen
+    from cpulaunch.supervise.telemetry.sinks.choice import make_sinks
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size, names=plan.names)
@@ -332,7 +332,7 @@ def _run(
     following = None
     if plan.setting("watch.max_restarts") and plan.setting("watch.restart_on") != "never":
         from cpulaunch.cli.replan import Replanner
-        from cpulaunch.supervise.following import Following
+        from cpulaunch.supervise.attempts.next_attempt import Following
 
         following = Following(plan, Replanner(config, facts, program, tell), console)
 
@@ -361,7 +361,7 @@ def _run(
     if not written:
         tell(f"{directory.path} does not answer: its files are not complete")
     if outcome.kind != OK:
-        from cpulaunch.supervise.failure_report import failure_report
+        from cpulaunch.supervise.output.failure_box import failure_report
 
         readable = directory if written else None
         screen.say(failure_report(outcome, readable, output.last_output, plan.names))
@@ -369,7 +369,7 @@ def _run(
     if first and first.rank is not None and (unknown := complained_of(output.last_output(first.rank), alike)):
         tell(went_astray(unknown))
     if outcome.metrics:
-        from cpulaunch.supervise.metrics import metrics_table
+        from cpulaunch.supervise.telemetry.metrics import metrics_table
 
         screen.say(metrics_table(outcome.metrics, plan.noun))
     screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
@@ -379,7 +379,7 @@ def _run(
 def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
     from threading import Timer
 
-    from cpulaunch.supervise.directory import JobDirectory
+    from cpulaunch.supervise.output.directory import JobDirectory
 
     waiting = Timer(
         SLOW_DISK, say, [f"waiting for {log_dir}, which does not answer; --log-dir names another"]

@@ -7,9 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpulaunch.errors import HostError, UsageError
-from cpulaunch.supervise.observer import Observer
-from cpulaunch.supervise.record import State, age, jobs_below, state_of
-from cpulaunch.supervise.registry import CONTROL_FILE, Contact, is_gone, is_here, listed_jobs, read_contact
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.control.registry import (
+    CONTROL_FILE,
+    Contact,
+    is_gone,
+    is_here,
+    listed_jobs,
+    read_contact,
+)
+from cpulaunch.supervise.output.record import State, age, jobs_below, state_of
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to ask its launcher."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cpulaunch.cli.options import Parser
 from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
-from cpulaunch.supervise.observer import Observer
-from cpulaunch.supervise.record import names_of
-from cpulaunch.supervise.stacks import report
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.output.record import names_of
+from cpulaunch.supervise.stalls.stacks import report
 
 EPILOG = f"""\
 {WHICH}

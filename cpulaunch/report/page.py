@@ -16,8 +16,8 @@ from cpulaunch.report.findings import findings
 from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
-from cpulaunch.supervise.metrics import number_text, what_counts, with_unit
-from cpulaunch.supervise.status import duration
+from cpulaunch.supervise.job.status import duration
+from cpulaunch.supervise.telemetry.metrics import number_text, what_counts, with_unit
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"

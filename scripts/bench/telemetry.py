@@ -307,8 +307,8 @@ def gloo(torch: Any) -> float:
 
 def launcher() -> None:
     from cpulaunch.messages import FROM_AGENT, StepRow, Steps
-    from cpulaunch.supervise.rank import Rank
-    from cpulaunch.supervise.telemetry import Telemetry
+    from cpulaunch.supervise.job.rank import Rank
+    from cpulaunch.supervise.telemetry.rows import Telemetry
     from cpulaunch.wire import decode, encode
 
     rows = [

@@ -25,7 +25,7 @@ from cpulaunch.agent import processes
 from cpulaunch.agent.dump import Dumps, Look, _Spy, find_tool
 from cpulaunch.agent.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
-from cpulaunch.supervise.stacks import main_stack, place, states
+from cpulaunch.supervise.stalls.stacks import main_stack, place, states
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
 
-from cpulaunch.supervise.merged import MergedLogs, Piece, Renderer
+from cpulaunch.supervise.output.merge import MergedLogs, Piece, Renderer
 
 PRINTS = """\
 import os, sys, time

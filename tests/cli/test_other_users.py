@@ -54,13 +54,15 @@ def test_another_user_learns_nothing_of_a_job(
         theirs = (
             "import os, sys; os.setgid(65534); os.setuid(65534)\n"
             "import socket; from pathlib import Path\n"
-            "from cpulaunch.supervise.registry import read_contact\n"
+            "from cpulaunch.supervise.control.registry import read_contact\n"
             f"assert read_contact(Path({str(directory)!r})) is None\n"
             "s = socket.socket(socket.AF_UNIX)\n"
             f"s.connect({chr(0) + contact['address'][1:]!r})\n"
             "assert s.recv(100) == b''\n"
         )
-        code = f"import sys; sys.path[:0] = {sys.path!r}\nimport cpulaunch.supervise.registry\n{theirs}"
+        code = (
+            f"import sys; sys.path[:0] = {sys.path!r}\nimport cpulaunch.supervise.control.registry\n{theirs}"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, cwd="/"
         )

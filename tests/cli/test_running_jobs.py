@@ -17,9 +17,15 @@ from support.jobs import job
 from support.namespaces import until
 from support.running_jobs import SLEEPS, Ask, directory_of
 
-from cpulaunch.supervise.directory import JobDirectory
-from cpulaunch.supervise.record import ended
-from cpulaunch.supervise.registry import CONTROL_FILE, Announcement, Contact, listed_jobs, read_contact
+from cpulaunch.supervise.control.registry import (
+    CONTROL_FILE,
+    Announcement,
+    Contact,
+    listed_jobs,
+    read_contact,
+)
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.supervise.output.record import ended
 
 NOTHING = "no job of yours is running here, and none has been run in runs/\n"
 

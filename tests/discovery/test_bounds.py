@@ -18,7 +18,7 @@ from support.command import TIMEOUT, clean_environment
 
 from cpulaunch.discovery import probe
 from cpulaunch.discovery.probe_messages import KINDS, MARK, ProbeRequest
-from cpulaunch.supervise import sweep
+from cpulaunch.supervise.attempts import sweep
 from cpulaunch.wire import encode
 
 HOSTS = [f"node{number:04d}" for number in range(200)]

@@ -14,7 +14,7 @@ from discovery.test_master_port import NOBODY, needs_root
 from support.command import TIMEOUT, Run, bounded, clean_environment, intel_python, processes_with
 from support.plans import make
 
-from cpulaunch.supervise.attempt import first_attempt
+from cpulaunch.supervise.attempts.attempt import first_attempt
 
 # Groups by the environment, one after the other, and stores of the script's own.
 STORES = """

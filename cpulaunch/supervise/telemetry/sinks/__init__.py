@@ -1,0 +1,1 @@
+"""Where rows of telemetry go."""
