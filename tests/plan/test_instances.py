@@ -11,7 +11,7 @@ from support.machines import machine
 from support.plans import BIG, PROGRAM, make
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.show import crowded, plan_as_json
+from cpulaunch.cli.run.plan_text import crowded, plan_as_json
 from cpulaunch.config.load import load
 from cpulaunch.config.write import yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError

@@ -12,7 +12,7 @@ from support.jobs import job
 from support.plans import make
 from support.programs import UNTIL_TOLD
 
-from cpulaunch.cli.run import _job_directory
+from cpulaunch.cli.run.command import _job_directory
 from cpulaunch.launchers.command import Command
 from cpulaunch.supervise.attempts.attempt import first_attempt
 from cpulaunch.supervise.attempts.start import Starter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_job, printable
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.output.record import names_of
 from cpulaunch.supervise.stalls.stacks import report

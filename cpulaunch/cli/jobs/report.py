@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cpulaunch import __version__
 from cpulaunch.cli.files import keep, read_if_there
+from cpulaunch.cli.jobs.selection import WHICH, find_directory, printable
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import WHICH, find_directory, printable
 
 EPILOG = f"""\
 {WHICH}

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cpulaunch.cli import submit_kubernetes, submit_slurm
-from cpulaunch.cli.not_scripts import refuse_launcher
 from cpulaunch.cli.options import Parser, load_config
-from cpulaunch.cli.run import MODULE, is_program, program_of, run_parser
+from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser
+from cpulaunch.cli.run.not_scripts import refuse_launcher
+from cpulaunch.cli.submit import kubernetes, slurm
 from cpulaunch.config.config import Config
 from cpulaunch.errors import UsageError
 from cpulaunch.manifests.sbatch_options import LOG, REFUSED, SWITCHES, VALUES
 
-QUEUES = (submit_slurm.NAME, submit_kubernetes.NAME)
+QUEUES = (slurm.NAME, kubernetes.NAME)
 
 DIRECTORY = "--chdir"
 """sbatch's option for the directory that the job runs in."""
@@ -67,9 +67,9 @@ def main(arguments: list[str]) -> int:
 
 def _submit(arguments: list[str]) -> int:
     typed = read(arguments)
-    if typed.ours.to == submit_kubernetes.NAME:
-        return submit_kubernetes.submit(*typed)
-    return submit_slurm.submit(*typed)
+    if typed.ours.to == kubernetes.NAME:
+        return kubernetes.submit(*typed)
+    return slurm.submit(*typed)
 
 
 def read(arguments: list[str]) -> Typed:
@@ -80,8 +80,8 @@ def read(arguments: list[str]) -> Typed:
     parser, own = _parser()
     words, rest = parser.split(arguments, ends=MODULE)
     options = parser.parse_args(words)
-    slurm = options.to == submit_slurm.NAME
-    if slurm:
+    for_slurm = options.to == slurm.NAME
+    if for_slurm:
         if not rest or (rest[0] in MODULE and len(rest) < 2):
             raise UsageError("no script to run", hint="cpulaunch submit [OPTIONS] train.py [ARGS…]")
         _enter(options)
@@ -93,10 +93,10 @@ def read(arguments: list[str]) -> Typed:
     if options.format:
         parser.error("--format is for `cpulaunch run --dry-run`")
     sbatch, run = _sorted(words, own, parser)
-    if not slurm:
-        submit_slurm.refuse_options(options, options.to)
+    if not for_slurm:
+        slurm.refuse_options(options, options.to)
         return Typed(options, config, sbatch, run, rest)
-    submit_kubernetes.refuse_options(options, options.to)
+    kubernetes.refuse_options(options, options.to)
     if "%" in str(options.output):
         why = f"--output {options.output} keeps the script, and sbatch's patterns are for the job's log"
         raise UsageError(why, hint=f"{LOG[0]} {options.output} names the log")
@@ -116,7 +116,7 @@ def _parser() -> tuple[Parser, set[str]]:
     parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
     parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
     own = {"--to", "--output", "--dry-run"}
-    own |= submit_slurm.add_options(parser) | submit_kubernetes.add_options(parser)
+    own |= slurm.add_options(parser) | kubernetes.add_options(parser)
     parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
     kept = {"--job-name": "job_name", DIRECTORY: "directory"}

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpulaunch.cli import habits
-from cpulaunch.cli.each import add_each, instances_of
 from cpulaunch.cli.main import say
-from cpulaunch.cli.nested import refuse_within_a_launcher
-from cpulaunch.cli.not_scripts import refuse_launcher, refuse_shell_script
 from cpulaunch.cli.options import (
     Parser,
     add_settings,
@@ -25,6 +22,9 @@ from cpulaunch.cli.options import (
     refuse_restricted,
     tell_of_restricted,
 )
+from cpulaunch.cli.run.each import add_each, instances_of
+from cpulaunch.cli.run.nested import refuse_within_a_launcher
+from cpulaunch.cli.run.not_scripts import refuse_launcher, refuse_shell_script
 from cpulaunch.config.config import Config
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
@@ -158,7 +158,7 @@ def _may_come_back(exit_code: int) -> bool:
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
-    from cpulaunch.cli.facts import gather
+    from cpulaunch.cli.run.facts import gather
     from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
@@ -174,7 +174,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
         refuse_restricted(options)
     tell_of_restricted(options)
     if config["cpu.threads"] != "auto":
-        from cpulaunch.cli.show import crowded
+        from cpulaunch.cli.run.plan_text import crowded
 
         for warning in crowded(config, plan):
             say(f"warning: {warning}")
@@ -184,7 +184,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
         say(f"warning: {where}: {package} is not installed here, so ranks use the engine native")
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
-        from cpulaunch.cli.show import plan_as_json, plan_as_text
+        from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
         from cpulaunch.cli.terminal import has_unicode
 
         if options.format == "json":
@@ -202,7 +202,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
 
 def _picture(plan: Plan, facts: Facts) -> str:
     from cpulaunch.cli import terminal
-    from cpulaunch.cli.preview import picture_of_first_host
+    from cpulaunch.cli.run.preview import picture_of_first_host
 
     shown = sys.stdout.isatty()
     return picture_of_first_host(
@@ -301,7 +301,7 @@ def _run(
     program: Program,
     alike: Sequence[str],
 ) -> int:
-    from cpulaunch.cli.misplaced import complained_of, went_astray
+    from cpulaunch.cli.run.misplaced import complained_of, went_astray
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempts.attempt import first_attempt
     from cpulaunch.supervise.attempts.execute import execute
@@ -331,13 +331,13 @@ def _run(
 
     following = None
     if plan.setting("watch.max_restarts") and plan.setting("watch.restart_on") != "never":
-        from cpulaunch.cli.replan import Replanner
+        from cpulaunch.cli.run.replan import Replanner
         from cpulaunch.supervise.attempts.next_attempt import Following
 
         following = Following(plan, Replanner(config, facts, program, tell), console)
 
     def meanwhile() -> None:
-        from cpulaunch.cli.show import headline, plan_as_json
+        from cpulaunch.cli.run.plan_text import headline, plan_as_json
 
         for line in headline(plan, directory.path, verbose):
             tell(line)

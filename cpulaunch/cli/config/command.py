@@ -23,7 +23,7 @@ from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
-    from cpulaunch.cli.wizard import Draft
+    from cpulaunch.cli.config.wizard import Draft
 
 USAGE = """cpulaunch config [OPTIONS]                   ask, and write a YAML file
        cpulaunch config show [--origin] [OPTIONS]   the merged settings, as YAML
@@ -74,8 +74,8 @@ def _configure(arguments: list[str]) -> int:
 
 
 def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
+    from cpulaunch.cli.config.wizard import Draft, plan_lines
     from cpulaunch.cli.files import diff, read_if_there
-    from cpulaunch.cli.wizard import Draft, plan_lines
 
     draft = Draft(path, dict(fixed))
     old = read_if_there(path)
@@ -113,10 +113,10 @@ def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
     if not is_interactive():
         raise UsageError("config asks questions, but there is no terminal to ask them on",
                          hint="--defaults asks nothing, and --set KEY=VALUE changes a default")  # fmt: skip
-    from cpulaunch.cli.ask import Terminal
+    from cpulaunch.cli.config.machine import look
+    from cpulaunch.cli.config.questions import Terminal
+    from cpulaunch.cli.config.wizard import Wizard, draft_from
     from cpulaunch.cli.files import read_if_there
-    from cpulaunch.cli.machine import look
-    from cpulaunch.cli.wizard import Wizard, draft_from
 
     def tell(line: str) -> None:
         print(fold(line), file=sys.stderr, flush=True)
@@ -143,8 +143,8 @@ def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
 
 def _write(draft: Draft, old: str | None, tell: Any) -> None:
     """Write the file, and its hostfile first; say so, and what comes next."""
+    from cpulaunch.cli.config.wizard import has_instances
     from cpulaunch.cli.files import write_file
-    from cpulaunch.cli.wizard import has_instances
 
     if draft.hostfile_text:
         write_file(Path(draft.values["hosts.hostfile"]), draft.hostfile_text)
@@ -216,7 +216,7 @@ def _validate(arguments: list[str]) -> int:
     if not problems:
         say(f"{file}: {counted(len(read_yaml(file).found), 'setting')}, valid")
 
-    from cpulaunch.cli.preview import unwise_settings
+    from cpulaunch.cli.run.preview import unwise_settings
 
     warnings = list(unwise_settings(config))
     if problems and warnings:

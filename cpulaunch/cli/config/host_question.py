@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpulaunch.cli.ask import Asker, BackError, Option, Question
-from cpulaunch.cli.machine import Machine, hosts_in_short
+from cpulaunch.cli.config.machine import Machine, hosts_in_short
+from cpulaunch.cli.config.questions import Asker, BackError, Option, Question
 from cpulaunch.config.setting import Setting
 from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.discovery.step import NAME as STEPS
@@ -16,7 +16,7 @@ from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.hosts import Host, parse_hosts
 
 if TYPE_CHECKING:
-    from cpulaunch.cli.wizard import Draft
+    from cpulaunch.cli.config.wizard import Draft
 
 HERE, ALLOCATION, QUEUE, OTHER, TYPED = "here", "allocation", "queue", "other", "typed"
 HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, host:N or host slots=N\n"

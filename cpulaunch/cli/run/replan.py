@@ -8,7 +8,7 @@ from functools import partial
 
 from cpulaunch import launchers
 from cpulaunch.cli.backend import ccl_files
-from cpulaunch.cli.show import plan_as_json
+from cpulaunch.cli.run.plan_text import plan_as_json
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import ask_hosts
 from cpulaunch.discovery.installation import installation_here

@@ -7,14 +7,14 @@ import os
 import sys
 from dataclasses import replace
 
-from cpulaunch.cli.each import read_each
 from cpulaunch.cli.files import keep
-from cpulaunch.cli.follow import follow, how_to_watch, logs_before
-from cpulaunch.cli.job_plan import planned_lines
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.run import program_of
-from cpulaunch.cli.submit_checks import check_job, check_logs, missing_nodes
+from cpulaunch.cli.run.command import program_of
+from cpulaunch.cli.run.each import read_each
+from cpulaunch.cli.submit.checks import check_job, check_logs, missing_nodes
+from cpulaunch.cli.submit.follow import follow, how_to_watch, logs_before
+from cpulaunch.cli.submit.job_plan import planned_lines
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.ask_slurm import ask_slurm
 from cpulaunch.discovery.step import NAME as SRUN

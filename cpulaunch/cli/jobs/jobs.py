@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpulaunch.cli.jobs.selection import Running, elsewhere, printable, running_jobs, runs, usual_places
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import Running, elsewhere, printable, running_jobs, runs, usual_places
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError
 from cpulaunch.report.read import program_in
 from cpulaunch.report.secrets import masked_command

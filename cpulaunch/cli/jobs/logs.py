@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import NEWEST, WHICH, find_directory
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import Names

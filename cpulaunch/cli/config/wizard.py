@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from cpulaunch import launchers
-from cpulaunch.cli.ask import Asker, BackError, Option, Question
+from cpulaunch.cli.config.host_question import HostPrompt, several
+from cpulaunch.cli.config.machine import Machine
+from cpulaunch.cli.config.questions import Asker, BackError, Option, Question
 from cpulaunch.cli.files import backup_of, diff, read_if_there
-from cpulaunch.cli.host_prompt import HostPrompt, several
-from cpulaunch.cli.machine import Machine
-from cpulaunch.cli.preview import picture_of_first_host, preview, summary
+from cpulaunch.cli.run.preview import picture_of_first_host, preview, summary
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words

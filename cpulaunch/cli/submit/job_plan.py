@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cpulaunch import variables
 from cpulaunch.cli.backend import ensure_ccl
-from cpulaunch.cli.facts import gather
-from cpulaunch.cli.show import notes_of, placement_as_text, programs
+from cpulaunch.cli.run.facts import gather
+from cpulaunch.cli.run.plan_text import notes_of, placement_as_text, programs
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import listed_hosts

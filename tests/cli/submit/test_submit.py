@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY
 
-from cpulaunch.cli import job_plan
-from cpulaunch.cli.follow import log_of_array
 from cpulaunch.cli.main import main
+from cpulaunch.cli.submit import job_plan
+from cpulaunch.cli.submit.follow import log_of_array
 from cpulaunch.manifests.sbatch import batch_script
 from cpulaunch.manifests.sbatch_options import limit, share
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from cpulaunch import variables
-from cpulaunch.cli.facts import gather
-from cpulaunch.cli.show import crowded, programs, started
+from cpulaunch.cli.run.facts import gather
+from cpulaunch.cli.run.plan_text import crowded, programs, started
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError

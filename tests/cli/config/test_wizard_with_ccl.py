@@ -12,9 +12,9 @@ import pytest
 from support.command import needs_two_cores
 from support.terminal import question_of
 
-from cpulaunch.cli.ask import Question
-from cpulaunch.cli.machine import look
-from cpulaunch.cli.wizard import Draft, Wizard
+from cpulaunch.cli.config.machine import look
+from cpulaunch.cli.config.questions import Question
+from cpulaunch.cli.config.wizard import Draft, Wizard
 
 RANKS, WORKERS, BACKEND = map(question_of, ("hosts.nproc_per_node", "ccl.worker_count", "training.backend"))
 

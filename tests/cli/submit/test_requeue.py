@@ -13,7 +13,7 @@ import pytest
 from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
 from support.namespaces import until
 
-from cpulaunch.cli.run import FRUITLESS
+from cpulaunch.cli.run.command import FRUITLESS
 
 # It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
 SAVES = """

@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_job, printable
 from cpulaunch.cli.options import Parser
-from cpulaunch.cli.running import NEWEST, WHICH, find_job, printable
 from cpulaunch.errors import ConfigError, HostError, UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.control.client import Observer

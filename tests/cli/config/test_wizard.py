@@ -417,7 +417,7 @@ def test_a_terminal_that_cannot_move_its_cursor_is_none(wizard: Start) -> None:
 
 
 def test_run_does_not_load_what_only_the_wizard_needs(tmp_path: Path) -> None:
-    code = "import sys, cpulaunch.cli.run, cpulaunch.cli.config; print([m for m in sys.modules if m in %r])"
+    code = "import sys, cpulaunch.cli.run.command, cpulaunch.cli.config.command; print([m for m in sys.modules if m in %r])"
     heavy = ("questionary", "prompt_toolkit", "rich", "torch", "yaml", "psutil")
     done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "[]\n"
