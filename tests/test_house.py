@@ -84,8 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "trace": {"trace"},
     "agent": {"agent", "ledger", "messages", "wire", "model", "discovery", "plan"},
-    "agent.bootstrap": {"messages", "wire", "agent.gloo", "agent.kept_port", "agent.ledger_file"},
-    "agent.gloo": set(),
+    "agent.program": {"agent.program", "discovery.master_port", "ledger", "messages", "wire"},
     "ccl": {"ccl", "config.rank_settings", "ledger", "plan.communication", "psutil", "torch"},
     "runtime": {
         "ledger",

@@ -252,8 +252,8 @@ def parts() -> int:
     import torch
 
     from cpulaunch import ledger
-    from cpulaunch.agent.telemetry import Telemetry
-    from cpulaunch.agent.usage import Usage
+    from cpulaunch.agent.observe.telemetry import Telemetry
+    from cpulaunch.agent.observe.usage import Usage
     from cpulaunch.discovery.far_memory import far_share
     from cpulaunch.model.cores import CoreSet
     from cpulaunch.runtime.flops import Flops

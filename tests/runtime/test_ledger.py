@@ -17,8 +17,8 @@ import pytest
 from support.command import TIMEOUT, clean_environment
 
 from cpulaunch import ledger, variables
-from cpulaunch.agent import ledger_file
-from cpulaunch.agent.start import RUN_PROGRAM
+from cpulaunch.agent.launch.start import RUN_PROGRAM
+from cpulaunch.agent.program import ledger_file
 
 pytestmark = pytest.mark.slow
 

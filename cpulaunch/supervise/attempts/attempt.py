@@ -34,7 +34,7 @@ class Attempt(NamedTuple):
 
     ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
     ``master_port`` where its ranks' Store listens.  ``port_keeper`` keeps that port, where it is one of this
-    host's and the first rank's agent takes it over (`agent.kept_port`).
+    host's and the first rank's agent takes it over (`agent.program.master_port`).
     """
 
     plan: Plan

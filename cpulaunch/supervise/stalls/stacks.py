@@ -1,6 +1,6 @@
 """What the ranks of a job are doing, as text: ranks with the same stack are one.  Pure.
 
-``agent.processes`` and ``agent.stacks`` make the dicts that are read here.
+``agent.observe.processes`` and ``agent.observe.stacks`` make the dicts that are read here.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from support.hung_files import hung_file
 from support.namespaces import until
 
 from cpulaunch import variables
-from cpulaunch.agent import processes
-from cpulaunch.agent.dump import Dumps, Look, _Spy, find_tool
-from cpulaunch.agent.stacks import from_py_spy
+from cpulaunch.agent.observe import processes
+from cpulaunch.agent.observe.dump import Dumps, Look, _Spy, find_tool
+from cpulaunch.agent.observe.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stalls.stacks import main_stack, place, states
 
@@ -180,7 +180,7 @@ def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path
 
 
 def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpulaunch.agent.dump.MAX_DUMP", 3000)
+    monkeypatch.setattr("cpulaunch.agent.observe.dump.MAX_DUMP", 3000)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     children = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(12)]

@@ -10,6 +10,6 @@ import sys
 if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 
-from cpulaunch.agent.bootstrap import main
+from cpulaunch.agent.program.bootstrap import main
 
 main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from cpulaunch.agent.start import RUN_PROGRAM, Planned
+from cpulaunch.agent.launch.start import RUN_PROGRAM, Planned
 from cpulaunch.messages import Found, Ready, Torch
 from cpulaunch.model.cores import CoreSet
 

@@ -17,9 +17,9 @@ from support.command import TIMEOUT, bounded
 from support.namespaces import until
 
 from cpulaunch import messages
-from cpulaunch.agent.counters import Counters, events_of_cpu
-from cpulaunch.agent.processes import throttling
-from cpulaunch.agent.usage import Usage, process_row
+from cpulaunch.agent.observe.counters import Counters, events_of_cpu
+from cpulaunch.agent.observe.processes import throttling
+from cpulaunch.agent.observe.usage import Usage, process_row
 from cpulaunch.discovery.far_memory import NODES, far_nodes, far_share
 from cpulaunch.model.cores import CoreSet
 
@@ -89,8 +89,8 @@ def test_what_the_kernel_refuses_is_left_out() -> None:
 
 DENIED = """
 import ctypes, os, struct, sys, time
-from cpulaunch.agent.counters import _CALL, Counters
-from cpulaunch.agent.usage import Usage
+from cpulaunch.agent.observe.counters import _CALL, Counters
+from cpulaunch.agent.observe.usage import Usage
 from cpulaunch.model.cores import CoreSet
 me = os.getpid()
 events = {"nanoseconds": (1, 1)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cpulaunch import variables
-from cpulaunch.agent.identity import Identity
+from cpulaunch.agent.launch.identity import Identity
 from cpulaunch.errors import HostError
 from cpulaunch.plan.placement import HostSpec, Placement, RankSpec, own_arguments
 from cpulaunch.wording import counted

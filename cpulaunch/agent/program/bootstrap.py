@@ -20,7 +20,7 @@ _OURS = (
 _NESTED, _CALL = 0x10, "CALL"
 """The flag of a function that another one has made (``inspect.CO_NESTED``); how opcodes of calls begin."""
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 _OWN_PROCESS = os.getpid()
 
@@ -102,7 +102,7 @@ def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> No
     fd = os.environ.pop(variables.KEPT_PORT_FD, None)
     if fd is None:
         return
-    from cpulaunch.agent.kept_port import KeptPort
+    from cpulaunch.agent.program.master_port import KeptPort
 
     kept = KeptPort(int(fd), int(os.environ[variables.KEPT_PORT]))
     when_loaded["torch"].append(kept.torch_is_loaded)
@@ -118,7 +118,7 @@ def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> 
         os.set_inheritable(fd, False)
 
         def take_over(_: Any) -> None:
-            from cpulaunch.agent import ledger_file
+            from cpulaunch.agent.program import ledger_file
 
             if os.getpid() == _OWN_PROCESS:
                 ledger_file.take_over(fd)
@@ -134,7 +134,7 @@ class _BeforePythonEnds:
 
     def __call__(self) -> None:
         if "torch.distributed" in sys.modules:
-            from cpulaunch.agent import gloo
+            from cpulaunch.agent.program import gloo
 
             if os.getpid() == _OWN_PROCESS:
                 gloo.let_gloo_finish()

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.agent.usage import Usage
+from cpulaunch.agent.observe.usage import Usage
 from cpulaunch.messages import StepRow, Steps
 
 MAX_ROWS = 32

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from cpulaunch import ledger
-from cpulaunch.agent.start import Running
+from cpulaunch.agent.launch.start import Running
 from cpulaunch.messages import HasTraced, SendTrace, Trace, Traced, TraceMessage, TracePiece, Traces, Tracing
 
 PIECE = 1 << 19

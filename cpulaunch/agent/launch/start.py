@@ -9,17 +9,17 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
-from cpulaunch.agent import ledger_file
-from cpulaunch.agent.child import Program
-from cpulaunch.agent.environment import (
+from cpulaunch.agent.launch.child import Program
+from cpulaunch.agent.launch.environment import (
     Assignment,
     assignment,
     planned_preloads,
     program_arguments,
     program_environment,
 )
-from cpulaunch.agent.identity import Identity
-from cpulaunch.agent.kept_port import keep_port
+from cpulaunch.agent.launch.identity import Identity
+from cpulaunch.agent.program import ledger_file
+from cpulaunch.agent.program.master_port import keep_port
 from cpulaunch.errors import HostError
 from cpulaunch.messages import Started
 from cpulaunch.model.cores import CoreSet
@@ -29,7 +29,8 @@ from cpulaunch.wording import cannot_run
 if TYPE_CHECKING:
     import socket
 
-RUN_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program.py")
+_AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RUN_PROGRAM = os.path.join(_AGENT, "program", "run_program.py")
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 """By this signal, of which nobody else is known to make use, a Python program writes its stacks."""
@@ -153,7 +154,7 @@ def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment
     assigned = assignment(placement, identity)
     if not assigned.spec.assumed:
         return assigned, []
-    from cpulaunch.agent.rebind import facts_of_this_host, rebind_on_host
+    from cpulaunch.agent.launch.rebind import facts_of_this_host, rebind_on_host
 
     users = {**os.environ, **placement.env}
     again = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
@@ -165,7 +166,7 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
     if placement.instances:
         return env
     if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
-        from cpulaunch.agent.network import select_interface
+        from cpulaunch.agent.launch.network import select_interface
 
         return {**select_interface(env), **env}
     return env
@@ -184,7 +185,7 @@ def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[
 
 def _set_memory_policy(policy: str, lenient: bool) -> str:
     """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
-    from cpulaunch.agent.memory_policy import set_memory_policy
+    from cpulaunch.agent.launch.memory_policy import set_memory_policy
 
     try:
         set_memory_policy(policy)

@@ -13,8 +13,8 @@ import pytest
 from support.agents import PlayedLauncher, placement
 
 from cpulaunch import ledger, messages
-from cpulaunch.agent.telemetry import MAX_ROWS, SETTLED, Telemetry
-from cpulaunch.agent.usage import Usage
+from cpulaunch.agent.observe.telemetry import MAX_ROWS, SETTLED, Telemetry
+from cpulaunch.agent.observe.usage import Usage
 from cpulaunch.messages import StepRow
 from cpulaunch.model.cores import CoreSet
 

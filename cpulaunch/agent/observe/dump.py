@@ -21,9 +21,10 @@ from math import inf
 from typing import Any
 
 from cpulaunch import ledger, variables
-from cpulaunch.agent import ledger_file, processes
-from cpulaunch.agent.stacks import fit, from_faulthandler, from_gdb, from_py_spy
-from cpulaunch.agent.start import Running, StacksHandler
+from cpulaunch.agent.launch.start import Running, StacksHandler
+from cpulaunch.agent.observe import processes
+from cpulaunch.agent.observe.stacks import fit, from_faulthandler, from_gdb, from_py_spy
+from cpulaunch.agent.program import ledger_file
 from cpulaunch.discovery.cgroup import Throttling
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.wire import MAX_LINE

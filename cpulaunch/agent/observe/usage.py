@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from cpulaunch.agent import processes
-from cpulaunch.agent.counters import Counters
+from cpulaunch.agent.observe import processes
+from cpulaunch.agent.observe.counters import Counters
 from cpulaunch.discovery.cgroup import Throttling, share_lost
 from cpulaunch.discovery.far_memory import far_nodes, far_share
 from cpulaunch.discovery.files import read_file

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any, NamedTuple
 
-from cpulaunch.agent.child import command_line
+from cpulaunch.agent.launch.child import command_line
 from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling, share_lost
 from cpulaunch.discovery.files import read_file
 

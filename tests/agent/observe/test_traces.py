@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch import ledger
-from cpulaunch.agent import ledger_file, traces
-from cpulaunch.agent.traces import RankTraces
+from cpulaunch.agent.observe import traces
+from cpulaunch.agent.observe.traces import RankTraces
+from cpulaunch.agent.program import ledger_file
 from cpulaunch.messages import HasTraced, SendTrace, Trace, Traced, TracePiece, Traces
 from cpulaunch.wire import MAX_LINE, encode
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cpulaunch.agent.stacks import MAX_FILE, fit, from_faulthandler, from_py_spy, short_name
+from cpulaunch.agent.observe.stacks import MAX_FILE, fit, from_faulthandler, from_py_spy, short_name
 
 
 @pytest.mark.parametrize(
