@@ -12,7 +12,7 @@ import torch
 
 from cpulaunch import plugins, variables
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.discovery.this_host import cpu_flags
+from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.plan.training import PrecisionDecision, decide_precision
 from cpulaunch.runtime import engines
 from cpulaunch.runtime.engines.base import Engine

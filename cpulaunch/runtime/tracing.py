@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling, share_lost
-from cpulaunch.discovery.far_memory import far_nodes, far_share
-from cpulaunch.discovery.files import read_file
+from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share_lost
+from cpulaunch.discovery.host.far_memory import far_nodes, far_share
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.messages import HasTraced, Traces
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.runtime import reports

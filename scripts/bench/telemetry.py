@@ -254,7 +254,7 @@ def parts() -> int:
     from cpulaunch import ledger
     from cpulaunch.agent.observe.telemetry import Telemetry
     from cpulaunch.agent.observe.usage import Usage
-    from cpulaunch.discovery.far_memory import far_share
+    from cpulaunch.discovery.host.far_memory import far_share
     from cpulaunch.model.cores import CoreSet
     from cpulaunch.runtime.flops import Flops
     from cpulaunch.runtime.telemetry import Recorder, sizes

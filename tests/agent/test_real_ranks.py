@@ -16,7 +16,7 @@ from support.agents import AGENT, PlayedLauncher, placement, rank_spec, run_agen
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.messages import Exit, Release, Started
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.request import BindingRequest, HostRequest

@@ -16,8 +16,8 @@ import pytest
 from support.answers import answer
 from support.command import TIMEOUT, clean_environment
 
-from cpulaunch.discovery import probe
-from cpulaunch.discovery.probe_messages import KINDS, MARK, ProbeRequest
+from cpulaunch.discovery.probe import probe
+from cpulaunch.discovery.probe.messages import KINDS, MARK, ProbeRequest
 from cpulaunch.supervise.attempts import sweep
 from cpulaunch.wire import encode
 

@@ -14,7 +14,7 @@ from cpulaunch.cli.run.command import run_parser
 from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
 from cpulaunch.cli.run.preview import picture_of_first_host
 from cpulaunch.config.load import load
-from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.launchers.command import shell
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts

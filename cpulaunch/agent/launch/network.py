@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cpulaunch.discovery.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
 from cpulaunch.model.network import interface_to_master
 from cpulaunch.plan.communication import interface_variables
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.this_host import topology_here
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.this_host import topology_here
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.environment import AFFINITY, LEFT_OUT, LIBRARY_VARIABLES
 from cpulaunch.plan.host import HostInput, plan_host

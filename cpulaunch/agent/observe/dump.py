@@ -25,7 +25,7 @@ from cpulaunch.agent.launch.start import Running, StacksHandler
 from cpulaunch.agent.observe import processes
 from cpulaunch.agent.observe.stacks import fit, from_faulthandler, from_gdb, from_py_spy
 from cpulaunch.agent.program import ledger_file
-from cpulaunch.discovery.cgroup import Throttling
+from cpulaunch.discovery.host.cgroup import Throttling
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.wire import MAX_LINE
 

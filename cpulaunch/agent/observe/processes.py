@@ -11,8 +11,8 @@ import signal
 from typing import Any, NamedTuple
 
 from cpulaunch.agent.launch.child import command_line
-from cpulaunch.discovery.cgroup import Throttling, cgroup_throttling, share_lost
-from cpulaunch.discovery.files import read_file
+from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share_lost
+from cpulaunch.discovery.host.files import read_file
 
 MAX_BLOCKED = 8
 """Threads of a process in the state D that are described."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from cpulaunch.agent.observe import processes
 from cpulaunch.agent.observe.counters import Counters
-from cpulaunch.discovery.cgroup import Throttling, share_lost
-from cpulaunch.discovery.far_memory import far_nodes, far_share
-from cpulaunch.discovery.files import read_file
+from cpulaunch.discovery.host.cgroup import Throttling, share_lost
+from cpulaunch.discovery.host.far_memory import far_nodes, far_share
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.model.cores import CoreSet
 
 MAX_THREADS = 256

@@ -37,7 +37,7 @@ def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
     text = env.get("MASTER_PORT", "")
     if not text.isascii() or not text.isdigit():
         return None
-    from cpulaunch.discovery import master_port
+    from cpulaunch.discovery.host import master_port
 
     try:
         return master_port.keep(int(text), os.environ.get(variables.KEPT_PORT))

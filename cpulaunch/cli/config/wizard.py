@@ -24,7 +24,7 @@ from cpulaunch.config.load import load
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.config.write import scalar, yaml_text
-from cpulaunch.discovery.step import NAME as STEPS
+from cpulaunch.discovery.batch.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.training import decide_precision, without_bf16

@@ -143,7 +143,7 @@ def _may_come_back(exit_code: int) -> bool:
 
     ``exit_code`` is the one that it ends with instead.
     """
-    from cpulaunch.discovery.allocation import times_requeued
+    from cpulaunch.discovery.batch.allocation import times_requeued
 
     requeued = times_requeued(os.environ)
     if requeued < FRUITLESS:
@@ -159,7 +159,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
     from cpulaunch.cli.run.facts import gather
-    from cpulaunch.discovery.installation import installation_here
+    from cpulaunch.discovery.host.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program

@@ -50,7 +50,7 @@ def gather(
     except HostError as e:
         # Imported here, as a job on this machine alone needs neither.
         from cpulaunch.cli.preflight import complaints
-        from cpulaunch.discovery.preflight import HostsNotReadyError
+        from cpulaunch.discovery.probe.preflight import HostsNotReadyError
 
         for line in complaints(e.reports) if isinstance(e, HostsNotReadyError) else ():
             tell(line)

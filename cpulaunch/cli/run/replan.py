@@ -11,8 +11,8 @@ from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.run.plan_text import plan_as_json
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import ask_hosts
-from cpulaunch.discovery.installation import installation_here
-from cpulaunch.discovery.preflight import HostsNotReadyError
+from cpulaunch.discovery.host.installation import installation_here
+from cpulaunch.discovery.probe.preflight import HostsNotReadyError
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program

@@ -57,7 +57,7 @@ def autoload() -> None:
 
     if not torch.distributed.is_available():
         return
-    from cpulaunch.discovery.this_host import cpu_flags
+    from cpulaunch.discovery.host.this_host import cpu_flags
     from cpulaunch.runtime import ledger
     from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
     from cpulaunch.runtime.patches.instances import make_groups_of_one

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from cpulaunch.discovery.this_host import cpu_flags
+from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.runtime.patches.base import announce, pending_changes
 from cpulaunch.runtime.precision import check_precision
 from cpulaunch.runtime.settings import TrainingSettings

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.discovery import master_port
+from cpulaunch.discovery.host import master_port
 from cpulaunch.runtime.engines import native
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.patches.base import (

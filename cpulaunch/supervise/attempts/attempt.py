@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import launchers, variables
-from cpulaunch.discovery import master_port
+from cpulaunch.discovery.host import master_port
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan

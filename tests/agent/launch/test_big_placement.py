@@ -11,7 +11,7 @@ from support.agents import FIRST_CPU, run_agent
 from support.command import Run
 from support.plans import thousand_different_hosts
 
-from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.launchers import load_mpi
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.installation import Installation

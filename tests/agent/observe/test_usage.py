@@ -20,7 +20,7 @@ from cpulaunch import messages
 from cpulaunch.agent.observe.counters import Counters, events_of_cpu
 from cpulaunch.agent.observe.processes import throttling
 from cpulaunch.agent.observe.usage import Usage, process_row
-from cpulaunch.discovery.far_memory import NODES, far_nodes, far_share
+from cpulaunch.discovery.host.far_memory import NODES, far_nodes, far_share
 from cpulaunch.model.cores import CoreSet
 
 SOFTWARE = {"nanoseconds": (1, 1), "page_faults": (1, 2)}
