@@ -116,8 +116,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime.instances": {"metric_line"},
     "runtime.reports": {"messages", "wire"},
-    "runtime.last_words": {"messages", "wire"},
-    "runtime.tracing": {
+    "runtime.observe.abort": {"messages", "wire"},
+    "runtime.observe.tracing": {
         "ledger",
         "messages",
         "wire",
@@ -128,7 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "discovery.host.files",
         "model.cores",
     },
-    "runtime.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
+    "runtime.change.engines.ipex": {"runtime", "torch", "intel_extension_for_pytorch"},
     "integrations": {"runtime", "discovery.host.this_host", "torch", "accelerate", "transformers"},
     "report": {
         "report",
@@ -188,10 +188,10 @@ MAY_TOUCH: dict[str, set[str]] = {
     "ccl": {"processes", "network", "files", "environment", "clock", "libc"},
     "runtime": {"files", "environment", "clock", "terminal"},
     "runtime.instances": {"environment", "terminal"},
-    "runtime.last_words": {"libc"},  # the handler that C++ calls
+    "runtime.observe.abort": {"libc"},  # the handler that C++ calls
     "runtime.checkpoint.signals": {"clock", "processes"},
     "runtime.checkpoint.lock": {"clock", "environment", "files", "network"},  # the host's name
-    "runtime.patches.own_groups": {"environment", "processes"},
+    "runtime.change.own_groups": {"environment", "processes"},
     "integrations": set(),
     "report": set(),
     "report.read": {"files"},

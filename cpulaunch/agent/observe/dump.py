@@ -47,7 +47,7 @@ MOMENT = 0.5
 
 COPIED_WITHIN = 1.5
 """Seconds in which a program copies groups of other backends than ccl into its ledger, or else the last copy
-has to do (`runtime.ledger_mirror`)."""
+has to do (`runtime.observe.mirror`)."""
 
 AT_ONCE = 2
 """py-spies that run at the same time."""

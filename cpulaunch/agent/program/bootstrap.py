@@ -207,7 +207,7 @@ def _run_file(path: str) -> None:
 
 def _keep_last_collectives() -> None:
     """Have them in the ledger, where they are copied to once in a while."""
-    kept = sys.modules.get("cpulaunch.runtime.ledger")
+    kept = sys.modules.get("cpulaunch.runtime.observe.ledger")
     for mirror in getattr(kept, "mirrors", ()):
         try:
             mirror.look(failed=True)

@@ -2,7 +2,7 @@
 
 Its agent has a socket that is bound to the port, and hands it to the program, where the bootstrap holds it
 until Python ends.  Torch's store listens on another one, which only this user can bind
-(`runtime.patches.torch`).  A program that takes the port in any other way gets it, too: the socket is closed.
+(`runtime.change.torch`).  A program that takes the port in any other way gets it, too: the socket is closed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class KeptPort:
 
     def torch_is_loaded(self, _: object) -> None:
         """Let the port go where torch's store can't join us."""
-        if "cpulaunch.runtime.patches.torch" not in sys.modules:
+        if "cpulaunch.runtime.change.torch" not in sys.modules:
             self.release()
 
     def socket_is_loaded(self, module: Any) -> None:

@@ -54,11 +54,11 @@ OWN_THREAD = re.compile(
 """A thread in it that cpulaunch has started."""
 
 BEFORE_ABORT = re.compile(
-    r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/last_words\.py", .*\n)+(\n)?'
+    r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/observe/abort\.py", .*\n)+(\n)?'
 )
 """Where cpulaunch looks before C++ aborts it; a thread of gloo's has no other frames of Python."""
 
-WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/(?:communication|ledger\w*)\.py", .*\n')
+WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/observe/(?:communication|ledger|mirror)\.py", .*\n')
 """A frame of ours around a function of torch's, which the program has called."""
 
 OURS = "cpulaunch/agent/"

@@ -73,7 +73,7 @@ def test_a_stack_of_faulthandler() -> None:
 def test_threads_of_ours_are_left_out() -> None:
     """By their names, or where nothing has them, by what they run.  One of the user's may call us."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 1002 in _bootstrap\n'
-    mirror = '  File "/venv/cpulaunch/runtime/ledger_mirror.py", line 122 in run\n'
+    mirror = '  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n'
     head = "Thread 0x01 (most recent call first):\n"
     users = mirror + '  File "train.py", line 3 in save\n' + threading
     text = "\n".join(

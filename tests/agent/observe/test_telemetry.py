@@ -22,7 +22,7 @@ MS = 10**6
 
 
 class Written:
-    """A ledger, written as ``runtime.telemetry`` does: steps of 10 ms with 2 samples."""
+    """A ledger, written as ``runtime.observe.telemetry`` does: steps of 10 ms with 2 samples."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)

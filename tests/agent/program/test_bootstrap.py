@@ -44,7 +44,7 @@ def test_what_is_no_report_is_passed_over(pieces: list[bytes], reports: list[Rep
 def stands_in(fault: str) -> Callable[..., Any]:
     """A function of cpulaunch that stands in for a library's, with a fault of its own or none."""
     code = f"def watch(original):\n def call(*args):\n  {fault}\n  return original(*args)\n return call\n"
-    exec(compile(code, bootstrap._PACKAGE + "runtime/communication.py", "exec"), names := {})
+    exec(compile(code, bootstrap._PACKAGE + "runtime/observe/communication.py", "exec"), names := {})
     return names["watch"]
 
 

@@ -67,13 +67,13 @@ def test_of_a_rank_whose_agent_was_killed_the_last_output_is_shown(tmp_path: Pat
 def test_what_cpp_threw_is_shown_before_the_programs_threads(tmp_path: Path) -> None:
     """And not what a thread of ours did, nor what of ours lies around a function of torch's."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 331 in wait\n'
-    ours = f'{threading}  File "/venv/cpulaunch/runtime/ledger_mirror.py", line 122 in run\n{threading}'
-    wrapper = '  File "/venv/cpulaunch/runtime/communication.py", line 93 in call\n'
+    ours = f'{threading}  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n{threading}'
+    wrapper = '  File "/venv/cpulaunch/runtime/observe/communication.py", line 93 in call\n'
     main = '  File "train.py", line 20 in step\n'
     (tmp_path / "rank-0.log").write_text(
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  8 vs 4. Too much.\n"
         "Fatal Python error: Aborted\n\nCurrent thread 0x3 (most recent call first):\n"
-        '  File "/venv/cpulaunch/runtime/last_words.py", line 52 in before_abort\n\n'
+        '  File "/venv/cpulaunch/runtime/observe/abort.py", line 52 in before_abort\n\n'
         f"Thread 0x1 (most recent call first):\n{ours}\n"
         f"Thread 0x2 (most recent call first):\n{wrapper}{main}"
     )

@@ -62,7 +62,11 @@ def test_why_a_program_has_written_its_stacks_itself_is_said() -> None:
 
 
 def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
-    wait = ("Communication._watch_waits.<locals>.wait", "/venv/cpulaunch/runtime/communication.py", 105)
+    wait = (
+        "Communication._watch_waits.<locals>.wait",
+        "/venv/cpulaunch/runtime/observe/communication.py",
+        105,
+    )
     text = report([seen(0, process(thread([wait, *ALL_REDUCE])))])
     assert "cpulaunch" not in text
     assert "all_reduce ← train.py:91" in text

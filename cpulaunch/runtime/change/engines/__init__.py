@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cpulaunch import plugins
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime.change.engines.base import Engine
 
 
 def load(name: str) -> Engine:

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from cpulaunch.runtime.patches import import_hook
-from cpulaunch.runtime.patches.import_hook import after_import
+from cpulaunch.runtime.change import import_hook
+from cpulaunch.runtime.change.import_hook import after_import
 
 # A module that imports what calls after_import, as a library does that imports torch in its first lines.
 MIDWAY = """
@@ -64,8 +64,8 @@ def test_a_module_that_is_imported_later_is_passed_then(modules: Path) -> None:
 def test_a_module_in_the_midst_of_its_import_is_passed_when_it_is_complete(modules: Path) -> None:
     (modules / "midway.py").write_text(MIDWAY)
     (modules / "hook_for_midway.py").write_text(
-        "from cpulaunch.runtime.patches.import_hook import after_import\n"
-        "from runtime.test_import_hook import mark\n"
+        "from cpulaunch.runtime.change.import_hook import after_import\n"
+        "from runtime.change.test_import_hook import mark\n"
         "after_import('midway', mark)"
     )
     midway = importlib.import_module("midway")
@@ -77,8 +77,8 @@ def test_a_module_in_the_midst_of_its_import_is_passed_when_it_is_complete(modul
 def test_nothing_is_called_for_a_module_whose_import_fails(modules: Path) -> None:
     (modules / "failing.py").write_text("import hook_for_failing\nraise ValueError('no')")
     (modules / "hook_for_failing.py").write_text(
-        "from cpulaunch.runtime.patches.import_hook import after_import\n"
-        "from runtime.test_import_hook import mark\n"
+        "from cpulaunch.runtime.change.import_hook import after_import\n"
+        "from runtime.change.test_import_hook import mark\n"
         "after_import('failing', mark)\nafter_import('failing_later', mark)"
     )
     (modules / "failing_later.py").write_text("1 / 0")

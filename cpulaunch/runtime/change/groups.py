@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cpulaunch.discovery.host.this_host import cpu_flags
-from cpulaunch.runtime.patches.base import announce, pending_changes
-from cpulaunch.runtime.precision import check_precision
+from cpulaunch.runtime.change.base import announce, pending_changes
+from cpulaunch.runtime.change.precision import check_precision
 from cpulaunch.runtime.settings import TrainingSettings
 
 _OF_CPUS = (None, "gloo", "mpi", "ccl", "cpu:gloo")

@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.runtime.change import resume
 from cpulaunch.runtime.checkpoint import randomness
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches import resume
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
 

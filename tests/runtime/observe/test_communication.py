@@ -15,7 +15,7 @@ from support.command import TIMEOUT
 PROGRAM = """
 import json, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from cpulaunch.runtime.communication import Communication
+from cpulaunch.runtime.observe.communication import Communication
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
 dist.init_process_group("gloo", rank=rank, world_size=2, store=store)

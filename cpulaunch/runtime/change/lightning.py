@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from cpulaunch.runtime.patches.base import Change, announce, precision_owners
+from cpulaunch.runtime.change.base import Change, announce, precision_owners
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.6.6",)

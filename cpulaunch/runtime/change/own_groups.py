@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cpulaunch import variables
+from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
 
 _WANTS_MPI = (
     "; a script that takes its rank from a variable such as PMI_RANK needs that MPI: --launcher mpirun"

@@ -5,9 +5,9 @@ cpulaunch job, and unless ``training.as_written`` is set, it has libraries chang
 when a script has imported them.  With ``training.as_written``, it only has one line warn of ranks that train
 separate models.  Programs that don't import torch pay nothing for this.
 
-Patching another library takes a module here of its name, which holds its changes and ``TRIED``, the versions
-of the library that it was tried with, and a line in MODULES.  A change is made with any version that has
-the names that it needs.
+Patching another library takes a module of its name in `change`, which holds its changes and ``TRIED``, the
+versions of the library that it was tried with, and a line in MODULES.  A change is made with any version that
+has the names that it needs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from cpulaunch import variables
 from cpulaunch.ccl.installed import BINDINGS
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.runtime.change.base import apply_changes
+from cpulaunch.runtime.change.import_hook import after_import
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.base import apply_changes
-from cpulaunch.runtime.patches.import_hook import after_import
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 
@@ -58,12 +58,12 @@ def autoload() -> None:
     if not torch.distributed.is_available():
         return
     from cpulaunch.discovery.host.this_host import cpu_flags
-    from cpulaunch.runtime import ledger
-    from cpulaunch.runtime.patches.accelerate import warn_of_separate_copies
-    from cpulaunch.runtime.patches.instances import make_groups_of_one
-    from cpulaunch.runtime.patches.own_groups import tell_of_own_launcher, watch_groups
-    from cpulaunch.runtime.patches.torch import warn_at_first_step
-    from cpulaunch.runtime.precision import rank_precision
+    from cpulaunch.runtime.change.accelerate import warn_of_separate_copies
+    from cpulaunch.runtime.change.instances import make_groups_of_one
+    from cpulaunch.runtime.change.own_groups import tell_of_own_launcher, watch_groups
+    from cpulaunch.runtime.change.precision import rank_precision
+    from cpulaunch.runtime.change.torch import warn_at_first_step
+    from cpulaunch.runtime.observe import ledger
 
     settings = training_settings()
     watch_groups(torch)
@@ -99,5 +99,5 @@ def _keep_ccl(bindings: ModuleType) -> None:
 
 def patch(patched: Patched, settings: TrainingSettings, module: ModuleType) -> None:
     """Change the module of a library as its patches say."""
-    changes = getattr(import_module(f"{__name__}.{patched.library}"), patched.changes)
+    changes = getattr(import_module(f"cpulaunch.runtime.change.{patched.library}"), patched.changes)
     apply_changes(patched.library, changes, module, settings)

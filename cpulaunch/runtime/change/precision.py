@@ -14,8 +14,8 @@ from cpulaunch import plugins, variables
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.plan.training import PrecisionDecision, decide_precision
-from cpulaunch.runtime import engines
-from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime.change import engines
+from cpulaunch.runtime.change.engines.base import Engine
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 

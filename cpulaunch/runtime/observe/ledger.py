@@ -13,10 +13,10 @@ from typing import Any
 
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
-from cpulaunch.runtime import ledger_groups, telemetry, tracing
-from cpulaunch.runtime.communication import Communication
-from cpulaunch.runtime.ledger_header import Header
-from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
+from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
+from cpulaunch.runtime.observe import ledger_groups, telemetry, tracing
+from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.observe.ledger_header import Header
 
 _OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
 """Parameters of the function of torch's that makes groups."""
@@ -147,8 +147,8 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
         made = make(*args, **kwargs)
         is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
         if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
-            from cpulaunch.runtime.last_words import say_before_abort
-            from cpulaunch.runtime.ledger_mirror import OF_ONE_SIZE, Mirror
+            from cpulaunch.runtime.observe.abort import say_before_abort
+            from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror
 
             communication = Communication(torch, but=OF_ONE_SIZE) if recorder else None
             mirrors.append(Mirror(torch, header, memory, communication))
@@ -162,7 +162,7 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
 
     @functools.wraps(destroy)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        from cpulaunch.runtime.last_words import nothing_said
+        from cpulaunch.runtime.observe.abort import nothing_said
 
         for mirror in mirrors:
             mirror.look_before_end()

@@ -14,16 +14,16 @@ from torch import nn
 
 from cpulaunch import plugins
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import engines
-from cpulaunch.runtime.engines import native
-from cpulaunch.runtime.engines.ipex import IpexEngine
+from cpulaunch.runtime.change import engines
+from cpulaunch.runtime.change.engines import native
+from cpulaunch.runtime.change.engines.ipex import IpexEngine
 from cpulaunch.runtime.prepare import own_optimizer
 from runtime.conftest import Start
 
 STAMPING_ENGINE = '''
 """Trains as torch does, and stamps each model with its first weight at the time of apply."""
 
-from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime.change.engines.base import Engine
 
 
 class Stamping(Engine):

@@ -9,10 +9,10 @@ import functools
 import os
 from typing import Any
 
+from cpulaunch.runtime.change.accelerate_resume import resume_own_states
+from cpulaunch.runtime.change.base import Change, announced_with_group, precision_owners
+from cpulaunch.runtime.change.groups import is_replaced
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.accelerate_resume import resume_own_states
-from cpulaunch.runtime.patches.base import Change, announced_with_group, precision_owners
-from cpulaunch.runtime.patches.groups import is_replaced
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("1.15.0",)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from cpulaunch.runtime.engines.base import Engine, Measured
+from cpulaunch.runtime.change.engines.base import Engine, Measured
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
 """The optimizers with a fused step on split weights."""

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.runtime.communication import Communication
-from cpulaunch.runtime.flops import Flops
+from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.observe.flops import Flops
 
 OTHERS = 20
 """Steps of other optimizers after which one of them is counted in the place of the one that was."""

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.groups import arguments_given, replace_everywhere
 
 
 def make_groups_of_one(torch: Any) -> None:

@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.runtime.change import accelerate_resume, resume
+from cpulaunch.runtime.change.base import Change
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches import accelerate_resume, resume
-from cpulaunch.runtime.patches.base import Change
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
 

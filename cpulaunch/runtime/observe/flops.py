@@ -61,7 +61,7 @@ class Flops:
 
     def measure_peak(self) -> None:
         """Find the peak for ``precision``: measured if need be, at the end of a step, as others do it."""
-        from cpulaunch.runtime.peak import peak_of_this_rank
+        from cpulaunch.runtime.observe.peak import peak_of_this_rank
 
         dtype = next(name for name, short in PRECISIONS.items() if short == self.precision)
         self.peak = peak_of_this_rank(self._torch, getattr(self._torch, dtype.rpartition(".")[2]))

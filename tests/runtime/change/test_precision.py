@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.command import HAS_BF16
 
-from cpulaunch.runtime.engines.base import Engine, Measured
-from cpulaunch.runtime.engines.ipex import IpexEngine
-from cpulaunch.runtime.engines.native import ENGINE as NATIVE
-from cpulaunch.runtime.precision import Choice, check_precision, choose
+from cpulaunch.runtime.change.engines.base import Engine, Measured
+from cpulaunch.runtime.change.engines.ipex import IpexEngine
+from cpulaunch.runtime.change.engines.native import ENGINE as NATIVE
+from cpulaunch.runtime.change.precision import Choice, check_precision, choose
 from cpulaunch.runtime.settings import TrainingSettings
 from runtime.conftest import Start
 

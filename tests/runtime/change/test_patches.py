@@ -12,11 +12,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from cpulaunch.runtime import patches
-from cpulaunch.runtime.patches import base, groups
+from cpulaunch.runtime import autoload
+from cpulaunch.runtime.change import base, groups
 from cpulaunch.runtime.settings import TrainingSettings
 
-PATCHED = (patches.Patched("torch", "torch"), *patches.MODULES)
+PATCHED = (autoload.Patched("torch", "torch"), *autoload.MODULES)
 LIBRARIES = sorted({patched.library for patched in PATCHED})
 SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
 
@@ -36,16 +36,16 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     base.precision_owners[:] = owners
 
 
-def changes_of(patched: patches.Patched) -> tuple[base.Change, ...]:
-    return getattr(import_module(f"cpulaunch.runtime.patches.{patched.library}"), patched.changes)
+def changes_of(patched: autoload.Patched) -> tuple[base.Change, ...]:
+    return getattr(import_module(f"cpulaunch.runtime.autoload.{patched.library}"), patched.changes)
 
 
 @pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
 def test_what_is_missing_is_said_in_one_line_for_each_change(
-    patched: patches.Patched, capsys: pytest.CaptureFixture[str]
+    patched: autoload.Patched, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = patched.library
-    patches.patch(patched, SETTINGS, ModuleType("another"))
+    autoload.patch(patched, SETTINGS, ModuleType("another"))
     lines = capsys.readouterr().err.splitlines()
     expected = [change for change in changes_of(patched) if change.needs]
     assert expected
@@ -57,7 +57,7 @@ def test_what_is_missing_is_said_in_one_line_for_each_change(
 
 @pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
 def test_the_installed_version_has_all_names(
-    patched: patches.Patched, capsys: pytest.CaptureFixture[str]
+    patched: autoload.Patched, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = import_module(patched.module)
     without_effect = [change._replace(apply=lambda *_: None) for change in changes_of(patched)]
@@ -67,7 +67,7 @@ def test_the_installed_version_has_all_names(
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_installed_version_was_tried(library: str) -> None:
-    tried = import_module(f"cpulaunch.runtime.patches.{library}").TRIED
+    tried = import_module(f"cpulaunch.runtime.autoload.{library}").TRIED
     version = metadata.version(library).partition("+")[0]
     assert version in tried, (
         f"run tests/scripts and test_scripts.py with {library} {version}; add it to TRIED if it passes"
@@ -82,7 +82,7 @@ def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.Capt
             self.cpu, self.options, self.device = cpu, options, torch.device("cpu", 0)
 
     state = SimpleNamespace(__name__="accelerate.state", PartialState=PartialState)
-    patches.patch(patches.Patched("accelerate", "accelerate.state"), SETTINGS, state)
+    autoload.patch(autoload.Patched("accelerate", "accelerate.state"), SETTINGS, state)
     made = PartialState(False, backend="ccl", timeout=3)
     assert (made.cpu, made.options, made.device) == (True, {"timeout": 3}, torch.device("cpu"))
     deepspeed, line = capsys.readouterr().err.splitlines()
@@ -110,8 +110,8 @@ def test_training_arguments_are_for_the_cpu() -> None:
         def __post_init__(self) -> None:
             self.at_the_end = self.use_cpu
 
-    patches.patch(
-        patches.Patched("transformers", "transformers.training_args"),
+    autoload.patch(
+        autoload.Patched("transformers", "transformers.training_args"),
         SETTINGS,
         SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments),
     )
@@ -136,4 +136,4 @@ def test_ranks_of_a_job_are_patched(environment: dict[str, str], patched: bool) 
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) == Path(patches.__file__).with_name("groups.py")) == patched
+    assert (Path(done.stdout.strip()) == Path(base.__file__).with_name("groups.py")) == patched

@@ -10,17 +10,17 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery.host import master_port
-from cpulaunch.runtime.engines import native
-from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.base import (
+from cpulaunch.runtime.change.base import (
     Change,
     announce,
     announce_with_step,
     precision_owners,
     step_changes,
 )
-from cpulaunch.runtime.patches.groups import replace_backend
-from cpulaunch.runtime.precision import chosen
+from cpulaunch.runtime.change.engines import native
+from cpulaunch.runtime.change.groups import replace_backend
+from cpulaunch.runtime.change.precision import chosen
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.8.0", "2.13.0")
@@ -72,7 +72,8 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        from cpulaunch.runtime import comm_hooks, distributed
+        from cpulaunch.runtime import distributed
+        from cpulaunch.runtime.change import comm_hooks
 
         over_all = self.process_group is torch.distributed.group.WORLD
         if not over_all or isinstance(self, distributed.DataParallel):

@@ -1,7 +1,7 @@
 """What an engine is: the way in which a model's training step is done in bf16.
 
-An engine is one object in one module, found by its name (see ``cpulaunch.runtime.engines.load``).  The rest
-of the program asks it through the protocol ``Engine``, and knows nothing else of it.
+An engine is one object in one module, found by its name (see ``runtime.change.engines.load``).  The rest of
+the program asks it through the protocol ``Engine``, and knows nothing else of it.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cpulaunch import ledger
-from cpulaunch.runtime import ledger_groups
-from cpulaunch.runtime.communication import Communication
-from cpulaunch.runtime.ledger_header import Header
 from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.observe import ledger_groups
+from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.observe.ledger_header import Header
 
 INTERVAL = 1.0
 """Seconds between two looks, at least."""

@@ -19,11 +19,12 @@ from support.command import clean_environment, intel_python, needs_bf16
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
-from cpulaunch.runtime import reports, telemetry
-from cpulaunch.runtime.flops import EVERY, FIRST, Flops
-from cpulaunch.runtime.peak import measure, peak_of_this_rank
-from cpulaunch.runtime.telemetry import OTHERS, Recorder, sizes
-from runtime.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
+from cpulaunch.runtime import reports
+from cpulaunch.runtime.observe import telemetry
+from cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops
+from cpulaunch.runtime.observe.peak import measure, peak_of_this_rank
+from cpulaunch.runtime.observe.telemetry import OTHERS, Recorder, sizes
+from runtime.observe.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
 
 PROGRAMS = Path(__file__).with_name("programs_telemetry.py")
 LIMIT = 150.0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime.change.engines.base import Engine
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
 """The optimizers of which torch has a fused step on CPUs."""
