@@ -65,7 +65,7 @@ def main() -> None:
         sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
         _take_over_port(finder.functions)
         _take_over_ledger(finder.functions)
-        for reporter in ("reports", "tracing", "last_words"):
+        for reporter in ("reports", "observe.tracing", "observe.abort"):
             finder.functions[f"cpulaunch.runtime.{reporter}"] = [
                 lambda module: setattr(module, "report", report)
             ]

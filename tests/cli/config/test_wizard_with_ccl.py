@@ -44,7 +44,7 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         missing: str | None, answers: Mapping[str, str], old: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[Listed, Draft, str]:
         monkeypatch.chdir(tmp_path)
-        for module in ("cli.facts", "cli.backend"):
+        for module in ("cli.run.facts", "cli.backend"):
             monkeypatch.setattr(f"cpulaunch.{module}.ensure_ccl", lambda *args, **kwargs: missing)
         asker, draft, said = Listed(answers), Draft(tmp_path / "cpulaunch.yaml", dict(old)), list[str]()
         environ = {"PATH": os.environ["PATH"]}

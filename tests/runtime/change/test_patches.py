@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def changes_of(patched: autoload.Patched) -> tuple[base.Change, ...]:
-    return getattr(import_module(f"cpulaunch.runtime.autoload.{patched.library}"), patched.changes)
+    return getattr(import_module(f"cpulaunch.runtime.change.{patched.library}"), patched.changes)
 
 
 @pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
@@ -67,7 +67,7 @@ def test_the_installed_version_has_all_names(
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_installed_version_was_tried(library: str) -> None:
-    tried = import_module(f"cpulaunch.runtime.autoload.{library}").TRIED
+    tried = import_module(f"cpulaunch.runtime.change.{library}").TRIED
     version = metadata.version(library).partition("+")[0]
     assert version in tried, (
         f"run tests/scripts and test_scripts.py with {library} {version}; add it to TRIED if it passes"

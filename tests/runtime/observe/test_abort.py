@@ -11,7 +11,7 @@ from support.command import TIMEOUT
 
 PROGRAM = """
 import ctypes, sys, threading
-from cpulaunch.runtime import last_words
+from cpulaunch.runtime.observe import abort
 terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
 def abort_in_a_thread_of_c():
     thread = ctypes.c_ulong()
@@ -20,7 +20,7 @@ with_the_gil = ctypes.PyDLL(None)
 def says(line):
     sys.stderr.buffer.write(line)
     sys.stderr.flush()
-last_words.report = says
+abort.report = says
 """
 
 
@@ -34,25 +34,25 @@ def aborted(program: str) -> str:
 
 def test_the_threads_are_told_as_they_were() -> None:
     said = aborted(
-        "last_words.say_before_abort(lambda: None)\n"
+        "abort.say_before_abort(lambda: None)\n"
         "def fails():\n    terminate()\n"
         "threading.Thread(target=fails, name='worker').start()\n"
         "threading.Event().wait()\n"
     )
     assert '"name":"worker"' in said
     assert "fails" in said
-    assert "last_words" not in said.partition("Fatal")[0]
+    assert "observe/abort.py" not in said.partition("Fatal")[0]
 
 
 @pytest.mark.parametrize("where", ["terminate()", "abort_in_a_thread_of_c(); threading.Event().wait()"])
 def test_a_look_that_takes_for_ever_is_given_up(where: str) -> None:
-    aborted(f"last_words.say_before_abort(threading.Event().wait)\n{where}\n")
+    aborted(f"abort.say_before_abort(threading.Event().wait)\n{where}\n")
 
 
 def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil() -> None:
     said = aborted(
-        "last_words.say_before_abort(lambda: None)\n"
-        "with last_words.nothing_said():\n"
+        "abort.say_before_abort(lambda: None)\n"
+        "with abort.nothing_said():\n"
         "    abort_in_a_thread_of_c()\n"
         "    with_the_gil.pause()\n"
     )
@@ -61,6 +61,6 @@ def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil
 
 def test_afterwards_it_is_said_again() -> None:
     said = aborted(
-        "last_words.say_before_abort(lambda: None)\nwith last_words.nothing_said():\n    pass\nterminate()\n"
+        "abort.say_before_abort(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n"
     )
     assert '"type":"aborts"' in said

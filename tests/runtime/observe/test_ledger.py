@@ -356,7 +356,7 @@ def test_steps_and_collectives_of_a_plain_script_are_counted(
 FORKS = """
 pid = os.fork()
 if pid == 0:
-    from cpulaunch.runtime import ledger
+    from cpulaunch.runtime.observe import ledger
     dist.GroupMember.WORLD = None
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     os._exit(len(ledger.mirrors))

@@ -15,7 +15,7 @@ from support.jobs import outcome
 # cpulaunch which notes that it plans once more.
 LAUNCH = """
 import os
-from cpulaunch.cli import replan
+from cpulaunch.cli.run import replan
 from cpulaunch.cli.main import entry
 from cpulaunch.errors import HostError
 
@@ -35,16 +35,16 @@ entry()
 BROKEN = """
 from cpulaunch import messages
 from cpulaunch.cli.main import entry
-from cpulaunch.supervise import heard
+from cpulaunch.supervise.job import agents
 
-said = heard.said
+said = agents.said
 
 def mistaken(state, rank, message):
     if isinstance(message, messages.Output):
         raise AssertionError("a mistake of ours")
     said(state, rank, message)
 
-heard.said = mistaken
+agents.said = mistaken
 entry()
 """
 

@@ -165,7 +165,7 @@ while how not in ("end", "jobs"):
 # cpulaunch to which the user sends a signal while it plans another attempt.
 INTERRUPTED = """
 import os, signal
-from cpulaunch.cli import replan
+from cpulaunch.cli.run import replan
 from cpulaunch.cli.main import entry
 
 plan = replan.Replanner.__call__
