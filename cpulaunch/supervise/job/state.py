@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cpulaunch import messages
 from cpulaunch.messages import BEATS_PER_TIMEOUT
 from cpulaunch.model.names import RANKS, Names
-from cpulaunch.supervise.job.arrivals import Arrivals
-from cpulaunch.supervise.job.clocks import Clocks
 from cpulaunch.supervise.job.events import Action, Log, Send, Tell
-from cpulaunch.supervise.job.heartbeats import Heartbeats
-from cpulaunch.supervise.job.instance_failures import Failures
-from cpulaunch.supervise.job.notes import Notes
+from cpulaunch.supervise.job.notices import Failures, Notes
+from cpulaunch.supervise.job.presence import Arrivals, Clocks, Heartbeats
 from cpulaunch.supervise.job.processes import Processes
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.job.status import Up
