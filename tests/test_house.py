@@ -287,7 +287,7 @@ def test_the_rules_see_each_kind_of_touch(
 def test_launcher_and_agent_never_import_torch() -> None:
     code = (
         "import sys, cpulaunch.cli.run.command, cpulaunch.cli.run.plan_text, cpulaunch.discovery.collect;"
-        "import cpulaunch.supervise.attempts.execute, cpulaunch.agent.loop;"
+        "import cpulaunch.supervise.attempts.attempt, cpulaunch.agent.loop;"
         "heavy = {'torch', 'numpy', 'rich', 'questionary', 'psutil'} & set(sys.modules);"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 from cpulaunch import ledger, messages, variables, wire
 from cpulaunch.agent.launch.child import Ended, adopt_orphans_and_die_with, set_open_files
-from cpulaunch.agent.launch.identity import Identity, identify
+from cpulaunch.agent.launch.environment import Identity, identify
 from cpulaunch.agent.launch.start import Running, start_program
 from cpulaunch.agent.link import Link, LinkState
 from cpulaunch.agent.observe.out_of_memory import oom_kills, why_killed
-from cpulaunch.agent.output import REPORTS, Pipes, Printer
+from cpulaunch.agent.output import REPORTS, Pipes, Printer, Reports
 from cpulaunch.agent.program import ledger_file
-from cpulaunch.agent.report import Reports
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
 from cpulaunch.plan.placement import Placement, unguard

@@ -63,8 +63,8 @@ def _software() -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
+    from cpulaunch.discovery.host.installation import all_mpis
     from cpulaunch.discovery.host.interfaces import interfaces_here
-    from cpulaunch.discovery.host.mpi import all_mpis
     from cpulaunch.discovery.host.this_host import facts_here
 
     facts = facts_here()

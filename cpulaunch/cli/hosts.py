@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.host.mpi import find_mpis
+    from cpulaunch.discovery.host.installation import find_mpis
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import warnings

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile
+from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile, read_hostfile
 from cpulaunch.discovery.batch.step import NAME as BY_STEP
 from cpulaunch.discovery.batch.step import can_start, demand_inside, demand_step, part_of_nodes
 from cpulaunch.discovery.host.files import read_file
+from cpulaunch.discovery.host.installation import find_mpis
 from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
-from cpulaunch.discovery.host.mpi import find_mpis
 from cpulaunch.discovery.host.this_host import facts_here, names_here
-from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without

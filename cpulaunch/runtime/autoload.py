@@ -59,8 +59,7 @@ def autoload() -> None:
         return
     from cpulaunch.discovery.host.this_host import cpu_flags
     from cpulaunch.runtime.change.accelerate import warn_of_separate_copies
-    from cpulaunch.runtime.change.instances import make_groups_of_one
-    from cpulaunch.runtime.change.own_groups import tell_of_own_launcher, watch_groups
+    from cpulaunch.runtime.change.own_groups import make_groups_of_one, tell_of_own_launcher, watch_groups
     from cpulaunch.runtime.change.precision import rank_precision
     from cpulaunch.runtime.change.torch import warn_at_first_step
     from cpulaunch.runtime.observe import ledger

@@ -287,7 +287,7 @@ class TestMemory:
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             f"import sys; sys.path.insert(0, {str(AGENT.parent.parent.parent)!r})\n"
-            "from cpulaunch.agent.launch.memory_policy import set_memory_policy\nset_memory_policy('prefer:0')\n"
+            "from cpulaunch.agent.launch.child import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
         done = run_agent(placement(tmp_path, rank_spec("bind:0")), "import time; time.sleep(300)", env)

@@ -9,15 +9,15 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
-from cpulaunch.agent.launch.child import Program
+from cpulaunch.agent.launch.child import Program, set_memory_policy
 from cpulaunch.agent.launch.environment import (
     Assignment,
+    Identity,
     assignment,
     planned_preloads,
     program_arguments,
     program_environment,
 )
-from cpulaunch.agent.launch.identity import Identity
 from cpulaunch.agent.program import ledger_file
 from cpulaunch.agent.program.master_port import keep_port
 from cpulaunch.errors import HostError
@@ -166,7 +166,7 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
     if placement.instances:
         return env
     if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
-        from cpulaunch.agent.launch.network import select_interface
+        from cpulaunch.agent.launch.rebind import select_interface
 
         return {**select_interface(env), **env}
     return env
@@ -185,8 +185,6 @@ def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[
 
 def _set_memory_policy(policy: str, lenient: bool) -> str:
     """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
-    from cpulaunch.agent.launch.memory_policy import set_memory_policy
-
     try:
         set_memory_policy(policy)
     except OSError as e:

@@ -266,7 +266,7 @@ def _import(arguments: list[str]) -> int:
 
 def _checked_hostfile(name: str) -> str:
     """The hostfile's path without ``~``; says what is wrong with the file."""
-    from cpulaunch.discovery.hostfile import read_hostfile
+    from cpulaunch.discovery.batch.allocation import read_hostfile
 
     path = Path(name).expanduser()
     try:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cpulaunch.cli.config.machine import Machine, hosts_in_short
 from cpulaunch.cli.config.questions import Asker, BackError, Option, Question
 from cpulaunch.config.setting import Setting
+from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.discovery.batch.step import NAME as STEPS
-from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.hosts import Host, parse_hosts
 

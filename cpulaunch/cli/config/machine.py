@@ -10,10 +10,9 @@ from pathlib import Path
 from shutil import which
 
 from cpulaunch import launchers
-from cpulaunch.discovery.batch.allocation import Allocation, allocation
+from cpulaunch.discovery.batch.allocation import Allocation, allocation, read_hostfile
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
-from cpulaunch.discovery.hostfile import read_hostfile
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
 from cpulaunch.model.hosts import Host
@@ -77,7 +76,7 @@ def look(environ: Mapping[str, str]) -> Machine:
     from cpulaunch.cli.backend import ensure_ccl
     from cpulaunch.config.config import DEFAULT, Config
     from cpulaunch.config.settings import SETTINGS
-    from cpulaunch.discovery.host.mpi import all_mpis
+    from cpulaunch.discovery.host.installation import all_mpis
     from cpulaunch.discovery.host.this_host import facts_here
 
     values = {key: setting.default for key, setting in SETTINGS.items()}

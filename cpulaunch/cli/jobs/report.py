@@ -36,10 +36,9 @@ def main(arguments: list[str]) -> int:
     directories = [find_directory(named) for named in options.jobs or [None]]
 
     # They take numpy, which no other command needs.
-    from cpulaunch.report.bundle import vega_bundle
     from cpulaunch.report.findings import in_words
     from cpulaunch.report.numbers import Numbers
-    from cpulaunch.report.page import render
+    from cpulaunch.report.page import render, vega_bundle
     from cpulaunch.report.read import read_job
 
     jobs = [read_job(directory) for directory in directories]

@@ -23,8 +23,7 @@ from cpulaunch.cli.options import (
     tell_of_restricted,
 )
 from cpulaunch.cli.run.each import add_each, instances_of
-from cpulaunch.cli.run.nested import refuse_within_a_launcher
-from cpulaunch.cli.run.not_scripts import refuse_launcher, refuse_shell_script
+from cpulaunch.cli.run.misuse import refuse_launcher, refuse_shell_script, refuse_within_a_launcher
 from cpulaunch.config.config import Config
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
@@ -301,7 +300,7 @@ def _run(
     program: Program,
     alike: Sequence[str],
 ) -> int:
-    from cpulaunch.cli.run.misplaced import complained_of, went_astray
+    from cpulaunch.cli.run.misuse import complained_of, went_astray
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempts.attempt import first_attempt
     from cpulaunch.supervise.attempts.execute import execute
@@ -309,7 +308,7 @@ def _run(
     from cpulaunch.supervise.output.lines import Console, Output, shown_ranks
     from cpulaunch.supervise.output.logs import HUNG
     from cpulaunch.supervise.output.terminal import Screen
-    from cpulaunch.supervise.telemetry.sinks.choice import make_sinks
+    from cpulaunch.supervise.telemetry.sinks import make_sinks
 
     tee = next(row for row in plan.settings if row["key"] == "output.tee")
     shown = shown_ranks(tee["value"], plan.world_size, names=plan.names)

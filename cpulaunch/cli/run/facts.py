@@ -19,10 +19,11 @@ from cpulaunch.plan.plan import Program
 
 def _import_supervision() -> None:
     """What a run imports next, which takes tens of milliseconds."""
-    import cpulaunch.supervise.attempts.attempts
+    import cpulaunch.supervise.attempts.attempt
     import cpulaunch.supervise.attempts.execute
+    import cpulaunch.supervise.attempts.loop
     import cpulaunch.supervise.output.lines
-    import cpulaunch.supervise.telemetry.sinks.choice  # noqa: F401
+    import cpulaunch.supervise.telemetry.sinks  # noqa: F401
 
 
 def gather(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cpulaunch.cli.options import refuse_restricted
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.hostfile import read_hostfile
+from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError, PlanError, UsageError
 from cpulaunch.manifests.sbatch_options import number, share
 from cpulaunch.model.hosts import Host, parse_hosts

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cpulaunch.cli.options import Parser, load_config
 from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser
-from cpulaunch.cli.run.not_scripts import refuse_launcher
+from cpulaunch.cli.run.misuse import refuse_launcher
 from cpulaunch.cli.submit import kubernetes, slurm
 from cpulaunch.config.config import Config
 from cpulaunch.errors import UsageError

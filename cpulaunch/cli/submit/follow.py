@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cpulaunch.cli.main import say
-from cpulaunch.discovery.batch.ask_slurm import ask_slurm
+from cpulaunch.discovery.batch.slurm import ask_slurm
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
 from cpulaunch.wording import shown_path
 

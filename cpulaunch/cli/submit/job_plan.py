@@ -12,7 +12,7 @@ from cpulaunch.cli.run.facts import gather
 from cpulaunch.cli.run.plan_text import notes_of, placement_as_text, programs
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.batch.partition import facts_of, nodes_of_partition
+from cpulaunch.discovery.batch.slurm import facts_of, nodes_of_partition
 from cpulaunch.discovery.collect import listed_hosts
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.manifests.sbatch_options import SHARES, Share, share

@@ -16,7 +16,7 @@ from cpulaunch.cli.submit.checks import check_job, check_logs, missing_nodes
 from cpulaunch.cli.submit.follow import follow, how_to_watch, logs_before
 from cpulaunch.cli.submit.job_plan import planned_lines
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.batch.ask_slurm import ask_slurm
+from cpulaunch.discovery.batch.slurm import ask_slurm
 from cpulaunch.discovery.batch.step import NAME as SRUN
 from cpulaunch.errors import UsageError
 from cpulaunch.manifests.sbatch import appends, batch_script

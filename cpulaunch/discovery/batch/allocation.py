@@ -1,15 +1,17 @@
-"""The hosts that a batch system, or Kubernetes, has given us, from its environment variables."""
+"""The hosts of a job: those of a batch system or Kubernetes, by its variables, or those of a hostfile."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from itertools import chain, repeat
+from pathlib import Path
 from typing import NamedTuple
 
 from cpulaunch import launchers
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
+from cpulaunch.user_file import HOSTFILE_LIMIT, read_user_file
 
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
@@ -166,3 +168,17 @@ def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...
     return tuple(
         Host(parse_hosts(name, variable)[0].name, n if has_counts else None) for name, n in lines.items()
     )
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of the hostfile at ``path``.  ConfigError with ``file:line`` where one does not fit."""
+    try:
+        text = read_user_file(path, HOSTFILE_LIMIT).decode("utf-8-sig")
+    except OSError as e:
+        raise ConfigError(
+            f"hostfile {path}: cannot be read: {e.strerror}",
+            hint="one host per line: host, host:N or host slots=N",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"hostfile {path}: not UTF-8 text") from None
+    return parse_hostfile(text, str(path))

@@ -14,9 +14,9 @@ from typing import Any
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
-from cpulaunch.runtime.observe import ledger_groups, telemetry, tracing
+from cpulaunch.runtime.observe import records, telemetry, tracing
 from cpulaunch.runtime.observe.communication import Communication
-from cpulaunch.runtime.observe.ledger_header import Header
+from cpulaunch.runtime.observe.records import Header
 
 _OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
 """Parameters of the function of torch's that makes groups."""
@@ -113,17 +113,17 @@ def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
     """The group is in the ledger, as one that is being made."""
     is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
     # The group itself is to have a place, too.
-    slot = ledger_groups.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
+    slot = records.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
     if slot < 0:
         yield
         return
     now, thread = time.monotonic_ns(), threading.get_native_id()
     waits = ledger.Operation(0, ledger.STARTED, kind, "", 0, now, now, 0, -1, "", thread=thread)
-    ledger_groups.write(memory, slot, group._replace(operations=(waits,)))
+    records.write(memory, slot, group._replace(operations=(waits,)))
     try:
         yield
     finally:
-        ledger_groups.clear(memory, slot)
+        records.clear(memory, slot)
 
 
 def _number(value: Any, variable: str, otherwise: int) -> int:

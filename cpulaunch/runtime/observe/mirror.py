@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from cpulaunch import ledger
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.observe import ledger_groups
+from cpulaunch.runtime.observe import records
 from cpulaunch.runtime.observe.communication import Communication
-from cpulaunch.runtime.observe.ledger_header import Header
+from cpulaunch.runtime.observe.records import Header
 
 INTERVAL = 1.0
 """Seconds between two looks, at least."""
@@ -219,7 +219,7 @@ class Mirror(threading.Thread):
         if group:
             self._numbered.pop(group.number, None)
         if group and group.slot >= 0:
-            ledger_groups.clear(self._memory, group.slot)
+            records.clear(self._memory, group.slot)
         kept: tuple[dict[str, Any], ...] = (self._messages, self._barriers, self._counts, self._inside)
         for each in kept:
             each.pop(name, None)
@@ -228,7 +228,7 @@ class Mirror(threading.Thread):
         with self._lock:
             group = self._groups.get(name) or _Group(name, id(pg))
             if group.slot < 0:  # there may be room by now
-                group.take(ledger_groups.free_slot(self._memory))
+                group.take(records.free_slot(self._memory))
                 if group.slot >= 0:
                     self._write(group.slot, name, backend, pg, 0, [])
                 self._groups[name] = self._numbered[group.number] = group
@@ -259,7 +259,7 @@ class Mirror(threading.Thread):
         if pg.group_desc.startswith(OWN):  # one that the script hasn't made
             name = f"{name} ({pg.group_desc})"
         group = ledger.Group(name, backend, pg.size(), pg.rank(), count, tuple(operations))
-        ledger_groups.write(self._memory, slot, group)
+        records.write(self._memory, slot, group)
 
     def _note_last(self, process_group: Any, method: str, kind: str) -> None:
         """In the last record of the group, where the thread puts what matters least."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempts.attempt import Attempt, next_attempt
-from cpulaunch.supervise.attempts.attempts import Ended
+from cpulaunch.supervise.attempts.execute import Ended
 from cpulaunch.supervise.job.outcome import STALLED, Failure, Outcome, signal_name, with_sides
 from cpulaunch.supervise.job.rank import LONG_WAIT
 from cpulaunch.supervise.job.restarts import Restarts, Rules

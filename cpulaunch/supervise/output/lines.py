@@ -11,9 +11,16 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.output.directory import JobDirectory
-from cpulaunch.supervise.output.folding import Fold
+from cpulaunch.supervise.output.folding import (
+    MAX_FOLDED,
+    MOMENT,
+    Fold,
+    ShownLines,
+    WithoutFigures,
+    folded,
+    prefixed,
+)
 from cpulaunch.supervise.output.logs import Logs
-from cpulaunch.supervise.output.screen import MAX_FOLDED, MOMENT, ShownLines, WithoutFigures, folded, prefixed
 from cpulaunch.supervise.output.terminal import Screen
 from cpulaunch.supervise.telemetry.rows import Sink
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-from cpulaunch.supervise.output.folding import Fold
+from cpulaunch.supervise.output.folding import MAX_FOLDED, MOMENT, Fold, Shown, ShownLines, folded
 from cpulaunch.supervise.output.lines import ORDER
 from cpulaunch.supervise.output.logs import OPEN_LOGS
-from cpulaunch.supervise.output.screen import MAX_FOLDED, MOMENT, Shown, ShownLines, folded
 
 AT_ONCE = 1 << 16
 """Bytes that are read at once."""

@@ -6,13 +6,13 @@ stack is held once, however many have it, and only one of them is asked for fram
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.job.events import Send
-from cpulaunch.supervise.stalls.alike import Alike, alike, as_seen_on
+from cpulaunch.supervise.stalls.stacks import Frame, Process
 
 ANSWER_WITHIN = 10.0
 """Seconds after which a rank that hasn't answered is left out.  Agents take two seconds less at most."""
@@ -156,3 +156,63 @@ class Dumps:
     def due(self) -> float | None:
         """When a round is over at the latest."""
         return min((each.due for each in self._open), default=None)
+
+
+Alike = dict[int, list[int]]
+"""Ranks → those that do the same."""
+
+
+def alike(answers: Mapping[int, Dump]) -> Alike:
+    """The first rank of each kind, and the others; one of which no stack is known is alone."""
+    first: dict[Any, int] = {}
+    found: Alike = {}
+    for rank, dump in sorted(answers.items()):
+        program = next(iter(dump.processes), None)
+        if program is None:
+            continue
+        if key := _key(program):
+            found.setdefault(first.setdefault(key, rank), []).append(rank)
+        else:
+            found[rank] = [rank]
+    return {rank: others[1:] for rank, others in found.items()}
+
+
+def as_seen_on(rank: int, closer: Dump, dump: Dump) -> Dump:
+    """``dump`` with frames of C and C++ as ``rank`` shows them, for threads with the same ones of Python."""
+    threads = [thread for process in closer.processes for thread in _threads(process)]
+    known = {place: thread["frames"] for thread in threads if (place := _python(thread))}
+    if _of_main(dump.processes[0]) not in known:
+        why = f"has shown no frames of C: rank {rank}, which did the same, has gone on since"
+        return dump._replace(error="; ".join(filter(None, (dump.error, why))))
+    processes = [
+        {
+            **process,
+            "threads": [
+                {**thread, "frames": known.get(_python(thread), thread["frames"])}
+                for thread in _threads(process)
+            ],
+            "native_of": rank,
+        }
+        for process in dump.processes
+    ]
+    return dump._replace(processes=processes)
+
+
+def _key(program: Process) -> tuple[Any, ...] | None:
+    """What ranks have in common that do the same: the main thread's place, and what the kernel says of it."""
+    main = _of_main(program)
+    return (main, program.get("state"), program.get("wchan")) if main else None
+
+
+def _of_main(program: Process) -> tuple[Frame, ...]:
+    main = (thread for thread in _threads(program) if thread["name"] == "MainThread")
+    return next(map(_python, main), ())
+
+
+def _python(thread: Process) -> tuple[Frame, ...]:
+    """Its frames of Python."""
+    return tuple(frame for frame in (Frame(*each) for each in thread["frames"]) if frame.is_python)
+
+
+def _threads(process: Process) -> list[Process]:
+    return process.get("threads") or []

@@ -8,8 +8,13 @@ import pytest
 from support.agents import placement, run_agent
 
 from cpulaunch import variables
-from cpulaunch.agent.launch.environment import assignment, planned_preloads, program_environment
-from cpulaunch.agent.launch.identity import Identity, identify
+from cpulaunch.agent.launch.environment import (
+    Identity,
+    assignment,
+    identify,
+    planned_preloads,
+    program_environment,
+)
 from cpulaunch.errors import HostError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from cpulaunch.agent.output import Reports
 from cpulaunch.agent.program import bootstrap
 from cpulaunch.agent.program.bootstrap import leaving, ready
-from cpulaunch.agent.report import Reports
 from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown
 from cpulaunch.wire import encode
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command import Run
 
-from cpulaunch.cli.run.misplaced import complained_of, went_astray
+from cpulaunch.cli.run.misuse import complained_of, went_astray
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, clean_environment, mpi_options
 
-from cpulaunch.cli.run.nested import refuse_within_a_launcher
+from cpulaunch.cli.run.misuse import refuse_within_a_launcher
 from cpulaunch.errors import UsageError
 
 NESTED = """

@@ -1,12 +1,13 @@
-"""Commands in the place of the script, such as ``cpulaunch run torchrun train.py``: what to type instead."""
+"""Command lines that make no job: options behind the script, launchers in its place or around the job."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 
+from cpulaunch import launchers, plugins, variables
 from cpulaunch.errors import UsageError
 
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -102,3 +103,55 @@ def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
         else:
             break
     return [*options, *(rest or ["train.py"])]
+
+
+_COMPLAINS = re.compile(
+    r"unrecogni[sz]ed (?:arguments?|options?)|unknown (?:command line flag|options?|arguments?)"
+    r"|no such option|option .* not recognized|could not consume arg|not used by the HfArgumentParser",
+    re.IGNORECASE,
+)
+"""argparse, jsonargparse, tyro; click, typer, optparse; absl; getopt; fire; transformers."""
+
+
+def complained_of(last_output: bytes, options: Sequence[str]) -> list[str]:
+    """Those of ``options`` that the last output of a script says it doesn't know."""
+    lines = [line for line in last_output.decode(errors="replace").splitlines() if _COMPLAINS.search(line)]
+    return [option for option in options if any(_names(line, option) for line in lines)]
+
+
+def went_astray(options: Sequence[str]) -> str:
+    """What became of them."""
+    got = "it" if len(options) == 1 else "them"
+    came = f"{', '.join(options)} came after the script, so the script got {got}"
+    return f"{came}: options of cpulaunch run come before the script"
+
+
+def _names(line: str, option: str) -> bool:
+    """With its dashes, or as absl and getopt do without them."""
+    bare = re.escape(option.lstrip("-"))
+    return bool(re.search(rf"(?<![\w-])--{bare}(?![\w-])|(?:flag '|option --?){bare}(?![\w-])", line))
+
+
+def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
+    """Raise UsageError where this process is a rank of a job, or one of several of an srun or mpiexec."""
+    if job := environ.get(variables.JOB_ID):
+        raise UsageError(
+            f"this is a rank of the job {job}, and each of its ranks would start a job",
+            hint="start it outside the job",
+        )
+    # An sbatch script is in no step, and `srun --pty bash` leaves one process to type in.
+    if "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ:
+        _refuse_one_of_several("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environ)
+    for name in plugins.MPIS:
+        identity = launchers.load(name).identity
+        _refuse_one_of_several("mpiexec", identity.rank, identity.size, environ)
+
+
+def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Mapping[str, str]) -> None:
+    rank, size = environ.get(rank_in, ""), environ.get(size_in, "")
+    if rank and size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"this is process {rank} of {size} of an {program} (${size_in}), "
+            "and each of them would start a job",
+            hint=f"leave out {program}: cpulaunch starts the ranks on all hosts itself (-n {size}: as many)",
+        )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.discovery.batch.partition import demand_room, facts_of, most_nodes, nodes_of_partition
+from cpulaunch.discovery.batch.slurm import demand_room, facts_of, most_nodes, nodes_of_partition
 from cpulaunch.errors import HostError, UsageError
 
 # Partition, sockets, cores, threads, MB, number, features.

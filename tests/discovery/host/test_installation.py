@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.discovery.host.mpi import find_mpis
+from cpulaunch.discovery.host.installation import find_mpis
 from cpulaunch.model.facts import Mpi
 
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b44796a)"

@@ -1,20 +1,48 @@
-"""The nodes that a job in Slurm's queue would get, as far as Slurm describes them before the job runs.
-
-Sources: sinfo(1) and sbatch(1) of Slurm 22.05.
-"""
+"""What Slurm says: its own programs, and the nodes that a job in its queue would get."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from cpulaunch.discovery.batch.ask_slurm import ask_slurm
 from cpulaunch.errors import HostError, UsageError
 from cpulaunch.manifests.sbatch_options import number
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Cpu, Topology
-from cpulaunch.wording import counted, did_you_mean
+from cpulaunch.wording import cannot_run, counted, did_you_mean
+
+TIMEOUT = 60.0
+"""Seconds that Slurm's daemon may take for an answer."""
+
+
+def ask_slurm(
+    argv: Sequence[str],
+    *,
+    text: str = "",
+    hint: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> str:
+    """What the program prints that is given ``text`` to read.  ``tell`` gets the lines of its warnings.
+
+    Raises HostError where it fails, and with ``hint`` where it isn't there.
+    """
+    program = argv[0]
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TIMEOUT)
+    except OSError as e:
+        raise HostError(cannot_run(program, e), hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{program} has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+        raise HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+    for line in done.stderr.splitlines():
+        tell(line)
+    return done.stdout
+
 
 # Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
 _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
