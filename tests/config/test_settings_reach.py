@@ -25,8 +25,8 @@ from cpulaunch.config.settings import SETTINGS
 from cpulaunch.config.write import yaml_text
 from cpulaunch.discovery.collect import Ccl, collect_facts, listed_hosts
 from cpulaunch.errors import CpulaunchError
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import cpulaunch
 from cpulaunch import launchers
+from cpulaunch.launchers.command import Installation
 from cpulaunch.launchers.mpi import Mpiexec
 from cpulaunch.launchers.reach import SSH
 from cpulaunch.model.facts import Mpi
-from cpulaunch.model.installation import Installation
 
 
 def installation_here() -> Installation:

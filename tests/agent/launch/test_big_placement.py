@@ -13,8 +13,8 @@ from support.plans import thousand_different_hosts
 
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.launchers import load_mpi
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import Placement
 
 
