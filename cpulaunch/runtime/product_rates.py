@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cpulaunch.discovery.rate_cache import Rate, RateCache
-from cpulaunch.discovery.this_host import cpu_here
+from cpulaunch.discovery.host.rate_cache import Rate, RateCache
+from cpulaunch.discovery.host.this_host import cpu_here
 from cpulaunch.model.rates import ProductRates
 
 HIDDEN, WIDE = 768, 3072
