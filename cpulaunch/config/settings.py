@@ -305,7 +305,7 @@ _TABLE = (
         ask=Ask(
             9,
             "Which precision?",
-            "bf16 is far faster on CPUs with AMX, and slower on many others.  auto: the faster one, as measured.",
+            "bf16 is far faster on CPUs with AMX, and slower on others.  auto measures.",
         ),
         rank_variable=variables.PRECISION,
     ),

@@ -128,7 +128,7 @@ BAD_FILES = [
     ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: true is not valid", ""),
     (
         "training: {precision: yes}\n",
-        "cpulaunch.yaml:1: yes is not valid for training.precision: expected one of bf16, fp32",
+        "cpulaunch.yaml:1: yes is not valid for training.precision: expected one of auto, bf16, fp32",
         "",
     ),
     (
