@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 
@@ -32,6 +32,7 @@ MAX_NAME = 253
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _COUNT = re.compile(r"[0-9]+")
+_LAST_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})([^0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,42 @@ def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, .
             )
         names.remove(host.name)
     return tuple(host for host in hosts if host.name in names)
+
+
+MOST_NAMES = 4
+"""Names and ranges that ``folded`` lists."""
+
+
+def folded(names: Iterable[str]) -> str:
+    """Names as lists of hosts have them, in their order: ``"node[1-4,7], login"``.
+
+    Of more than MOST_NAMES names and ranges, the first ones and how many hosts are left.
+    """
+    parts: list[tuple[tuple[str, str] | str, list[tuple[int, str]]]] = []
+    for name in names:
+        match = None if _is_ipv6(name) else _LAST_NUMBER.fullmatch(name)
+        key = (match[1], match[3]) if match else name
+        if not parts or parts[-1][0] != key or not match:
+            parts.append((key, []))
+        parts[-1][1].append((int(match[2]), match[2]) if match else (0, ""))
+    shown = []
+    for key, numbers in parts[:MOST_NAMES]:
+        shown.append(key if isinstance(key, str) else _with_numbers(*key, numbers))
+    left = sum(len(numbers) for _, numbers in parts[MOST_NAMES:])
+    return ", ".join(shown) + (f" and {left} more" if left else "")
+
+
+def _with_numbers(before: str, after: str, numbers: Sequence[tuple[int, str]]) -> str:
+    ranges: list[list[tuple[int, str]]] = []
+    for number, text in numbers:
+        # A range pads its numbers to the digits of the first.
+        if ranges and number == ranges[-1][-1][0] + 1 and text == f"{number:0{len(ranges[-1][0][1])}d}":
+            ranges[-1].append((number, text))
+        else:
+            ranges.append([(number, text)])
+    pieces = [r[0][1] if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in ranges]
+    inside = pieces[0] if len(numbers) == 1 else f"[{','.join(pieces)}]"
+    return f"{before}{inside}{after}"
 
 
 def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:

@@ -10,10 +10,10 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here
+from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, folded
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.instances import are_wanted
-from cpulaunch.wording import counted, shortened
+from cpulaunch.wording import counted
 
 FEW = 3
 """Hosts that can't be used whose reasons are told."""
@@ -194,7 +194,7 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Ch
     if not here_alone and launchers.load(setting).this_host_only:
         raise PlanError(
             f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
-            f"{shortened([host.name for host in hosts])}",
+            f"{folded(host.name for host in hosts)}",
             hint="--launcher mpirun, or slurm in an allocation",
         )
     return ChosenLauncher(setting, setting)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from cpulaunch.config.config import Config
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import Facts
+from cpulaunch.model.hosts import folded
 from cpulaunch.model.rates import Cpu, ProductRates
-from cpulaunch.wording import shortened
 
 WORTH_IT = 1.2
 """How many times faster than fp32 bf16 has to be for ``auto`` to choose it."""
@@ -96,7 +96,7 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
         if ratio >= WORTH_IT if requested == "fp32" else ratio < NO_FASTER:
             warning = f"bf16 is {_comparison(slowest, hosts)}"
     elif requested == "bf16" and (lacking := [host.host for host in hosts if host.flags == ()]):
-        whose = f"the CPU of {shortened(lacking)}" if len(hosts) > 1 else "the CPU"
+        whose = f"the CPU of {folded(lacking)}" if len(hosts) > 1 else "the CPU"
         warning = f"{whose} has no instructions for bf16"
     if warning:
         warning = f"precision {requested} is slow here: {warning}"

@@ -106,7 +106,7 @@ def test_a_spare_takes_the_place_of_a_host_that_is_gone(cluster: Cluster, tmp_pa
     ended = Ended(cluster, tmp_path, "node1", "--nnodes", "3", *mpi_options("intel"))
     assert ended.code == 0, ended.stderr
     assert ended.told[1].startswith(
-        "restart 1 of 2: 3 ranks on node0, node2, node3, without node1, with node3 (plan-1.json)"
+        "restart 1 of 2: 3 ranks on node[0,2-3], without node1, with node3 (plan-1.json)"
     )
     assert [attempt["hosts"] for attempt in ended.outcome["attempts"]] == [
         ["node0", "node1", "node2"],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts, without
+from cpulaunch.model.hosts import Host, folded, parse_hostfile, parse_hosts, without
 
 
 def shown(hosts: tuple[Host, ...]) -> str:
@@ -113,3 +113,30 @@ def test_exclude() -> None:
     assert shown(without(hosts, "node[2-3],node5", "--exclude")) == "node1*2 node4*2"
     with pytest.raises(ConfigError, match="--exclude: nod2 is not among the hosts; did you mean 'node2'"):
         without(hosts, "nod2", "--exclude")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("node1 node2 node3 node7 login", "node[1-3,7], login"),
+        ("n09 n10 n11", "n[09-11]"),
+        ("n9 n10", "n[9-10]"),
+        ("n9 n010", "n[9,010]"),
+        ("r1n1 r1n2 r2n1", "r1n[1-2], r2n1"),
+        ("a1-ib a2-ib", "a[1-2]-ib"),
+        ("10.0.0.1 10.0.0.2", "10.0.0.[1-2]"),
+        ("::1 ::2", "::1, ::2"),
+        ("n1 m1 n2", "n1, m1, n2"),
+        ("n3 n2 n1", "n[3,2,1]"),
+        ("a b c d e f", "a, b, c, d and 2 more"),
+        ("login", "login"),
+    ],
+)
+def test_names_are_folded_as_lists_have_them(names: str, text: str) -> None:
+    assert folded(names.split()) == text
+    if "more" not in text:
+        assert [host.name for host in parse_hosts(text, "list")] == names.split()
+
+
+def test_a_thousand_names_are_one() -> None:
+    assert folded(f"node{number}" for number in range(1, 1001)) == "node[1-1000]"

@@ -65,7 +65,7 @@ def dry_run(*options: str, format: str) -> str:
     if format == "shell":
         return shell(commands, None)
     picture = picture_of_first_host(plan, facts, width=80, colour=False, unicode=True, table=False)
-    return plan_as_text(plan, commands, picture, like=like, verbose=config["output.verbose"], unicode=True)
+    return plan_as_text(plan, commands, picture, like=like, verbose=config["output.verbose"])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -93,7 +93,7 @@ def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
 
 def test_masks_are_shown_to_those_who_think_in_them() -> None:
     text = dry_run("-f", FOUR, "-v", format="text")
-    masks = "node1 … node4 (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
+    masks = "node[1-4] (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)\n  {masks}\n" in text
 
 

@@ -66,7 +66,7 @@ def test_auto_chooses_the_faster_precision(hosts: list[HostSpeed], precision: st
         ("bf16", [host(flags=NO_FLAGS)], "the CPU has no instructions for bf16"),
         ("bf16", [host(flags=NO_FLAGS, name="a"), host(name="b")], "the CPU of a has no instructions for bf16"),
         ("bf16", [host(flags=NO_FLAGS, name=f"n{i}") for i in range(6)],
-         "the CPU of n0, n1, n2, n3 and 2 more has no instructions for bf16"),
+         "the CPU of n[0-5] has no instructions for bf16"),
     ],
 )  # fmt: skip
 def test_the_users_choice_holds_with_a_warning_where_it_is_slower(

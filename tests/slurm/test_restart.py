@@ -36,4 +36,4 @@ def test_a_job_goes_on_without_a_node_that_was_set_down(queue: Queue, tmp_path: 
     assert all(line.endswith("attempt 0 of 4\n") for line in first), error
     assert job.returncode == 0, error
     assert sorted(out.splitlines()) == [f"[{rank}] attempt 1 of 3" for rank in range(3)]
-    assert "restart 1 of 1: 3 ranks on node0, node1, node3, without node2" in error
+    assert "restart 1 of 1: 3 ranks on node[0-1,3], without node2" in error

@@ -66,7 +66,7 @@ def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit
     assert job.returncode == 3, error
     assert re.search("rank [01] is here", out)  # the other one may be ended before it prints
     assert "failed first" in out
-    said = ("planned: 2 ranks on 2 nodes, ", ": `tail -F slurm-", "has ended: FAILED, exit code 3")
+    said = ("2 ranks on 2 hosts (", ": `tail -F slurm-", "has ended: FAILED, exit code 3")
     assert sorted(said, key=error.index) == list(said)
     assert re.search(r"2 hosts\), assumed to match the nodes of partition batch \(.* 4 GiB\)", error)
     assert f"cores 0-{CPUS - 1}," in error or CPUS == 1

@@ -15,7 +15,7 @@ from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
-from cpulaunch.model.hosts import Host
+from cpulaunch.model.hosts import Host, folded
 from cpulaunch.plugins import ENGINE_PACKAGES
 from cpulaunch.wording import counted
 
@@ -135,7 +135,5 @@ def _version(package: str) -> str | None:
 
 
 def hosts_in_short(hosts: tuple[Host, ...]) -> str:
-    """``"4 hosts (node1, ..., node4)"``."""
-    names = [host.name for host in hosts]
-    shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
-    return f"{counted(len(hosts), 'host')} ({shown})"
+    """``"4 hosts (node[1-4])"``."""
+    return f"{counted(len(hosts), 'host')} ({folded(host.name for host in hosts)})"

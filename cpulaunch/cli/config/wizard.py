@@ -16,7 +16,8 @@ from cpulaunch.cli.config.host_question import HostPrompt, several
 from cpulaunch.cli.config.machine import Machine
 from cpulaunch.cli.config.questions import Asker, BackError, Option, Question
 from cpulaunch.cli.files import backup_of, diff, read_if_there
-from cpulaunch.cli.run.preview import picture_of_first_host, preview, summary
+from cpulaunch.cli.run.plan_text import sentence
+from cpulaunch.cli.run.preview import picture_of_first_host, preview
 from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
@@ -334,9 +335,10 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         if e.hint:
             yield _with_keys(f"hint: {e.hint}")
         return
-    for line in summary(plan):
-        unknown_nodes = plan.launcher == STEPS and plan.here_alone  # those that Slurm is yet to give
-        yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
+    unknown_nodes = plan.launcher == STEPS and plan.here_alone  # those that Slurm is yet to give
+    line = sentence(plan)
+    yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
+    yield from (f"note: {note}" for note in plan.notes)
     for key, value in draft.values.items():
         if config[key] != value and config.origins[key].startswith("$"):
             origin = config.origins[key]

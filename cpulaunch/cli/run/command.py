@@ -184,7 +184,6 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
         from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
-        from cpulaunch.cli.terminal import has_unicode
 
         if options.format == "json":
             print(plan_as_json(plan, commands))
@@ -193,7 +192,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
             print(shell(commands, None if port == "auto" else port), end="")
         else:
             text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
-                                verbose=config["output.verbose"], unicode=has_unicode())  # fmt: skip
+                                verbose=config["output.verbose"])  # fmt: skip
             print(text, end="")
         return 0
     return _run(plan, commands, config, facts, program, alike)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
-from cpulaunch import launchers, variables
+from cpulaunch import variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
+from cpulaunch.model.hosts import folded
+from cpulaunch.plan.describe import describe, size, started
 from cpulaunch.plan.placement import NUMBER, own_arguments
 from cpulaunch.plan.plan import HostPlan, Plan
 from cpulaunch.wording import counted, shown_path
@@ -24,20 +25,15 @@ FEW = 3
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
-    """What is about to run, in a line or two."""
-    threads = plan.setting("cpu.threads")
-    hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
-    each = counted(threads, "thread") if isinstance(threads, int) else "threads vary by host"
-    if isinstance(threads, int) and plan.world_size > 1:
-        each += " each"
-    parts = (
-        f"{programs(plan)} on {hosts}, {each}",
-        _trains_with(plan),
-        started(plan),
-        f"logs in {shown_path(directory)}",
-    )
-    yield (" · " if has_unicode() else " - ").join(parts)
+    """What is about to run, and the notes on it."""
+    yield sentence(plan, f"logs in {shown_path(directory)}")
     yield from notes_of(plan, verbose)
+
+
+def sentence(plan: Plan, *more: str) -> str:
+    """The plan in one sentence for this terminal, with ``more`` to say."""
+    separator = " · " if has_unicode() else " - "
+    return separator.join((describe(plan, separator), *more))
 
 
 def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
@@ -45,31 +41,6 @@ def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
         yield f"{counted(len(plan.notes) - FEW, 'more note')}: -v shows all"
-
-
-def programs(plan: Plan) -> str:
-    """How many ranks or instances there are, or which instance of how many it is."""
-    if plan.instances and plan.instances.count > plan.world_size:
-        return f"only instance {plan.instances.first} of {plan.instances.count}"
-    return counted(plan.world_size, plan.noun)
-
-
-def _trains_with(plan: Plan) -> str:
-    """The backend and the precision for scripts that choose none; what takes them, the ranks say."""
-    if plan.instances:
-        return "no process group"
-    if plan.setting("training.as_written"):
-        return "as written"
-    backend = plan.env[variables.BACKEND]
-    if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
-        backend = "ccl from oneccl_bind_pt"
-    return f"planned: {backend}, {plan.precision}"
-
-
-def started(plan: Plan) -> str:
-    """How the ranks are started."""
-    launcher = launchers.load(plan.launcher)
-    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
 
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
@@ -90,28 +61,24 @@ def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
     return json.dumps({**plan.to_json(), **to_json(commands)}, indent=1)
 
 
-def plan_as_text(
-    plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool, unicode: bool
-) -> str:
+def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool) -> str:
     """The placement, environment and command of all ranks, and where each setting is from.
 
     ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
     """
-    names = _names_of(unicode)
-    where = f"{programs(plan)} on {counted(len(plan.hosts), 'host')}"
-    lines = [f"{where}, {started(plan)}"]
+    lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
     lines += [] if plan.setting("training.as_written") else [str(plan.precision)]
-    lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
+    lines += ["", "Placement", *placement_as_text(plan, like)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
-    lines += ["", f"Environment of every {plan.noun}", *_environment_as_text(plan, names)]
+    lines += ["", f"Environment of every {plan.noun}", *_environment_as_text(plan)]
     differ = plan.instances and (plan.program.each or any(NUMBER in word for word in plan.program.argv))
     if differ:
         lines += ["", "Arguments", *_arguments_as_text(plan)]
     if verbose:
         lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
-        lines += _masks_as_text(plan, names)
+        lines += _masks_as_text(plan)
     of_one = f" of {plan.noun} 0 (those of the others differ in the {plan.noun})"
     filled_in = ", which fills in the arguments" if differ else ""
     lines += ["", f"Command{'' if len(commands) == 1 else of_one}{filled_in}"]
@@ -123,19 +90,12 @@ def plan_as_text(
     return "\n".join(lines) + "\n"
 
 
-def placement_as_text(plan: Plan, like: str, *, unicode: bool) -> Iterator[str]:
+def placement_as_text(plan: Plan, like: str) -> Iterator[str]:
     """Each host's ranks; ``like`` is what hosts that nobody looked at are assumed to match."""
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
-        yield f"  {_names_of(unicode)(group)}{f', assumed to match {like}' if assumed else ''}"
+        yield f"  {_names(group)}{f', assumed to match {like}' if assumed else ''}"
         yield from _ranks_as_text(ranks, plan)
-
-
-Names = Callable[[Iterable[HostPlan]], str]
-
-
-def _names_of(unicode: bool) -> Names:
-    return partial(_names, dots="…" if unicode else "...")
 
 
 def _layout(host: HostPlan) -> tuple[Any, ...]:
@@ -155,7 +115,7 @@ def _ranks_as_text(ranks: Iterable[Any], plan: Plan) -> Iterator[str]:
         yield f"    {name}: cores {cores}{workers}, NUMA {nodes}{memory}, {count}"
 
 
-def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
+def _environment_as_text(plan: Plan) -> Iterator[str]:
     for name, value in plan.env.items():
         yield f"  {name}={value}"
     if plan.instances:
@@ -163,9 +123,9 @@ def _environment_as_text(plan: Plan, names: Names) -> Iterator[str]:
         yield f"  {variables.INSTANCES}={plan.instances.count}"
     for env, hosts in groupby(plan.hosts, key=lambda host: host.env):
         if env:
-            yield f"  on {names(hosts)}: {_pairs(env)}"
+            yield f"  on {_names(hosts)}: {_pairs(env)}"
     for envs, hosts in groupby(plan.hosts, key=lambda host: [rank.env for rank in host.ranks]):
-        where = names(hosts)
+        where = _names(hosts)
         yield from (f"  {_local(plan, i)} on {where}: {_pairs(env)}" for i, env in enumerate(envs) if env)
 
 
@@ -186,10 +146,10 @@ def _arguments_as_text(plan: Plan) -> Iterator[str]:
         yield f"  and so on, up to {plan.names.one(plan.world_size - 1)}"
 
 
-def _masks_as_text(plan: Plan, names: Names) -> Iterator[str]:
+def _masks_as_text(plan: Plan) -> Iterator[str]:
     for cores, hosts in groupby(plan.hosts, key=lambda host: [(r.cores, r.comm_cores) for r in host.ranks]):
         masks = ",".join((a | b).mask() for a, b in cores)
-        yield f"  {names(hosts)}: [{masks}]"
+        yield f"  {_names(hosts)}: [{masks}]"
 
 
 def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
@@ -215,10 +175,10 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
     yield line
 
 
-def _names(hosts: Iterable[HostPlan], dots: str) -> str:
-    """``node1``, or ``node1 … node4 (4 hosts)``."""
+def _names(hosts: Iterable[HostPlan]) -> str:
+    """``node1``, or ``node[1-4] (4 hosts)``."""
     names = [host.host for host in hosts]
-    return names[0] if len(names) == 1 else f"{names[0]} {dots} {names[-1]} ({len(names)} hosts)"
+    return folded(names) + (f" ({len(names)} hosts)" if len(names) > 1 else "")
 
 
 def _pairs(env: Mapping[str, str]) -> str:

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
-from cpulaunch import variables
 from cpulaunch.cli.run.facts import gather
-from cpulaunch.cli.run.plan_text import crowded, programs, started
+from cpulaunch.cli.run.plan_text import crowded
 from cpulaunch.config.config import DEFAULT, Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError
@@ -30,24 +29,6 @@ def preview(config: Config) -> tuple[Facts, Plan]:
     facts = gather(config, tell=lambda line: None)
     program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
     return facts, make_plan(config, facts, program)
-
-
-def summary(plan: Plan) -> Iterator[str]:
-    """The plan in a few lines."""
-    names = [host.host for host in plan.hosts]
-    shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
-    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({shown})"
-    threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
-    each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
-    yield f"{programs(plan)} on {where}, {each} each, {started(plan)}"
-    if plan.instances:
-        yield f"independent programs without a process group; {plan.precision}"
-    elif plan.setting("training.as_written"):
-        yield "the script as written decides the backend and the precision"
-    else:
-        yield f"backend {plan.env[variables.BACKEND]}, {plan.precision}"
-    for note in plan.notes:
-        yield f"note: {note}"
 
 
 def picture_of_first_host(

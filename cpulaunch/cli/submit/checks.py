@@ -14,9 +14,9 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError, PlanError, UsageError
 from cpulaunch.manifests.sbatch_options import number, share
-from cpulaunch.model.hosts import Host, parse_hosts
+from cpulaunch.model.hosts import Host, folded, parse_hosts
 from cpulaunch.plan.select import check_restarts, ranks_per_host
-from cpulaunch.wording import counted, shortened
+from cpulaunch.wording import counted
 
 MANY = 1 << 20
 """CPUs of a node of which nothing is known: any number of tasks fits."""
@@ -109,6 +109,6 @@ def _check_hosts(config: Config, asked: Mapping[str, str]) -> None:
         where = config.where("hosts.hostfile" if file else "hosts.list")
         nodes = ",".join(host.name for host in hosts)
         raise UsageError(
-            f"{where}: Slurm may not give the job {shortened(outside)}",
+            f"{where}: Slurm may not give the job {folded(outside)}",
             hint=f"leave it out, as the job takes all nodes that it gets; or --nodelist={nodes}",
         )

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cpulaunch import variables
 from cpulaunch.cli.backend import ensure_ccl
 from cpulaunch.cli.run.facts import gather
-from cpulaunch.cli.run.plan_text import notes_of, placement_as_text, programs
-from cpulaunch.cli.terminal import has_unicode
+from cpulaunch.cli.run.plan_text import notes_of, placement_as_text, sentence
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.slurm import facts_of, nodes_of_partition
 from cpulaunch.discovery.collect import listed_hosts
@@ -20,7 +18,6 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
-from cpulaunch.wording import counted
 
 
 def planned_lines(
@@ -62,12 +59,9 @@ def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iter
     if config["hosts.list"] or config["hosts.hostfile"]:
         hosts = listed_hosts(config, lambda line: None)
     else:
-        hosts = tuple(Host(f"node {number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
+        hosts = tuple(Host(f"node{number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
     facts = replace(facts, listed=hosts)
     plan = make_plan(config, facts, program)
-    trained = "no process group" if plan.instances else "as written"
-    if not plan.instances and not plan.setting("training.as_written"):
-        trained = f"{plan.env[variables.BACKEND]}, {plan.precision}"
-    yield f"planned: {programs(plan)} on {counted(len(plan.hosts), 'node')}, {trained}"
-    yield from placement_as_text(plan, facts.like_what, unicode=has_unicode())
+    yield sentence(plan)
+    yield from placement_as_text(plan, facts.like_what)
     yield from (f"note: {note}" for note in notes_of(plan, config["output.verbose"]))

@@ -12,8 +12,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
 from cpulaunch.discovery.probe.preflight import Report
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host
-from cpulaunch.wording import shortened
+from cpulaunch.model.hosts import Host, folded
 
 NAME = "slurm"
 """What the setting calls this launcher."""
@@ -82,8 +81,8 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
         where = config.where("hosts.hostfile" if config["hosts.hostfile"] else "hosts.list")
         job = config.environ.get("SLURM_JOB_ID", "?")
         raise ConfigError(
-            f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
-            f"Slurm job {job}, which are {shortened(sorted(nodes))}",
+            f"{where}: {folded(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
+            f"Slurm job {job}, which are {folded(sorted(nodes))}",
             hint="without --hosts and --hostfile, the job's nodes are taken; --nodelist=… asks Slurm for "
             "others; `env -u SLURM_JOB_NODELIST cpulaunch run …` is no part of the job",
             part=outside[0],
@@ -119,7 +118,7 @@ def demand_step(config: Config, hosts: Sequence[Host]) -> None:
         )
     if outside:  # such as nodes of another component
         raise ConfigError(
-            f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
+            f"{where}: {folded(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
             hint="without --hosts and --hostfile, the allocation's nodes are taken",
             part=outside[0],
         )

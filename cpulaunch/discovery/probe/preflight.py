@@ -19,8 +19,9 @@ from cpulaunch.discovery.probe.messages import (
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.reach import UNRESOLVED, Reach
 from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.hosts import folded
 from cpulaunch.model.network import Interface
-from cpulaunch.wording import PORT_IS_TAKEN, shortened
+from cpulaunch.wording import PORT_IS_TAKEN
 
 MAX_CLOCK_DIFFERENCE = 30.0
 """Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
@@ -120,7 +121,7 @@ def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, 
         if len(group) < MANY:
             yield from group
         else:
-            yield shortened([host for host, _ in group]), common
+            yield folded(host for host, _ in group), common
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:

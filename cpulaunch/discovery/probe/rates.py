@@ -16,9 +16,9 @@ from cpulaunch.discovery.probe import event_loop
 from cpulaunch.discovery.probe.probe import remote_command
 from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import folded
 from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.plan.plan import HostPlan
-from cpulaunch.wording import shortened
 
 TIMEOUT = 90.0
 """Seconds for one host: torch's import from a slow file system, and 3 s of measuring."""
@@ -57,7 +57,7 @@ def measure_rates(
     """
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
-    where = "this machine" if here else shortened(names)
+    where = "this machine" if here else folded(names)
     tell(f"measuring bf16 and fp32 on {where}; this is done once per model of CPU and version of torch")
     answers = event_loop.run(_measure_all(facts, hosts, python, reach, limits))
     found: list[tuple[Cpu | None, ProductRates]] = []

@@ -14,6 +14,7 @@ from typing import Any
 from cpulaunch import launchers, messages
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.base import Launcher
+from cpulaunch.model.hosts import folded
 from cpulaunch.supervise.attempts.attempt import ENDING, Attempt, RunningAttempt
 from cpulaunch.supervise.attempts.start import at_once, max_strangers
 from cpulaunch.supervise.attempts.stop import end_processes
@@ -33,7 +34,6 @@ from cpulaunch.supervise.profiling.request import profiled_steps
 from cpulaunch.supervise.profiling.traces import Profile, Profiling
 from cpulaunch.supervise.stalls.progress import stall_settings
 from cpulaunch.supervise.telemetry.rows import Row
-from cpulaunch.wording import shortened
 
 PROCESS_EXIT = 5.0
 """Seconds that mpiexec has to end by itself after its last rank did."""
@@ -389,7 +389,7 @@ class AttemptLoop:
             await asyncio.gather(
                 *self._ending,
                 self._end_launched(untidy, hosts, thorough=thorough),
-                self._timed(f"a look at {shortened(sorted(hosts))}", self._sweep(hosts)),
+                self._timed(f"a look at {folded(sorted(hosts))}", self._sweep(hosts)),
             )
             if unswept := of_ours(self.unswept, self.launcher.reach.program):
                 self.console.tell(unswept)
@@ -399,7 +399,7 @@ class AttemptLoop:
         self._look_at_processes()
         if thorough and (slow := hosts & {left.host for left in self.unswept} - self.job.lost_hosts):
             self.unswept = [left for left in self.unswept if left.host not in slow]
-            what = f"a second look at {shortened(sorted(slow))}"
+            what = f"a second look at {folded(sorted(slow))}"
             await self._timed(what, self._sweep(slow, PATIENCE))
 
     async def _end_launched(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:

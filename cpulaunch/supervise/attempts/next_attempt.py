@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cpulaunch.launchers.command import Command, shell
+from cpulaunch.model.hosts import folded
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempts.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts.execute import Ended
@@ -18,7 +19,7 @@ from cpulaunch.supervise.job.restarts import Restarts, Rules
 from cpulaunch.supervise.job.status import duration
 from cpulaunch.supervise.output.lines import Console, shown_ranks
 from cpulaunch.supervise.stalls.progress import RESTART
-from cpulaunch.wording import counted, shortened, shown_path
+from cpulaunch.wording import counted, shown_path
 
 
 class Without(NamedTuple):
@@ -84,9 +85,9 @@ class Following:
         output.restart(number, shown)
         gone = [host.host for host in before.hosts if host.host not in hosts]
         new = [host for host in hosts if host not in {host.host for host in before.hosts}]
-        where = "this machine" if plan.here_alone else shortened(hosts)
-        change = f", without {shortened(gone)}" if gone else ""
-        change += f", with {shortened(new)}" if new else ""
+        where = "this machine" if plan.here_alone else folded(hosts)
+        change = f", without {folded(gone)}" if gone else ""
+        change += f", with {folded(new)}" if new else ""
         ranks = counted(plan.world_size, "rank")
         self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name}){asked}")
 

@@ -90,12 +90,12 @@ def test_four_nodes_of_a_hostfile_that_lies_here(
     wizard: Start, cpulaunch: Run, tmp_path: Path, four_nodes: Path
 ) -> None:
     terminal = wizard(*GLOO)
-    terminal.sees("hostfiles/four-nodes: 4 hosts (node1, ..., node4)")
+    terminal.sees("hostfiles/four-nodes: 4 hosts (node[1-4])")
     terminal.answers(WHERE, DOWN)
     accept(terminal, asked(FOUR_NODES[1:3]))
     terminal.answers(RANKS, "1")
     accept(terminal, asked(FOUR_NODES[5:-1]))
-    terminal.sees("4 ranks on 4 hosts (node1, ..., node4)")
+    terminal.sees("4 ranks on 4 hosts (node[1-4])")
     terminal.answers(NOW)
     assert terminal.ends() == 0
     assert said(tmp_path)["hosts.hostfile"] == "hostfiles/four-nodes"
@@ -127,9 +127,9 @@ def test_hosts_that_are_typed_in_are_checked_and_written_to_a_hostfile(wizard: S
 
 def test_in_an_allocation_its_hosts_are_offered_but_not_written(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO, SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID="12")
-    terminal.sees("Slurm job 12, 2 hosts (node1, node2)")
+    terminal.sees("Slurm job 12, 2 hosts (node[1-2])")
     accept(terminal, asked(FOUR_NODES[:-1]))
-    terminal.sees("2 ranks on 2 hosts (node1, node2)")
+    terminal.sees("2 ranks on 2 hosts (node[1-2])")
     terminal.types(ENTER)
     assert terminal.ends() == 0
     assert not {"hosts.hostfile", "hosts.list", "launcher"} & set(said(tmp_path))

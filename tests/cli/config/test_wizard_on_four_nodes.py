@@ -27,7 +27,7 @@ def test_four_hosts_are_typed_in_checked_and_run(
     terminal.answers(question_of("hosts.nproc_per_node"), "1")
     for key in ("training.precision", *(["training.engine"] if HAS_BF16 else []), "output.log_dir"):
         terminal.answers(question_of(key))
-    terminal.sees("4 ranks on 4 hosts (node0, ..., node3)")
+    terminal.sees("4 ranks on 4 hosts (node[0-3])")
     terminal.sees("What next?")
     terminal.types(ENTER)
     terminal.sees("cpulaunch hosts check -f hostfile")

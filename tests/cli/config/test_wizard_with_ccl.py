@@ -59,7 +59,7 @@ def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., 
     asker, draft, said = finished(None, {RANKS: "1", WORKERS: "1"})
     assert draft.values["ccl.worker_count"] == 1
     assert "instances.count" not in draft.values  # that there are none may be said by a stronger source alone
-    assert "backend ccl" in said
+    assert "planned: ccl, " in said
     assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the binding"
     assert "* for oneCCL's workers" in said
     wrong = asker.question(WORKERS).check(str(len(os.sched_getaffinity(0)) + 1))

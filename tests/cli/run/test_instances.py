@@ -149,7 +149,7 @@ class TestOptions:
         (infer.parent / "args.txt").write_text("--part a\n--part b\n")
         described = ("--lscpu", REPOSITORY / "tests/plan/2x28.lscpu")
         done = cpulaunch("submit", "--nodes", "2", *described, "--dry-run", *how.split(), infer)
-        assert "planned: 2 instances on 2 nodes, no process group" in done.stderr
+        assert "2 instances on 2 hosts (node[1-2]), 56 threads each · no process group, " in done.stderr
         assert f"run {how.replace(' ', '=')} {infer}" in done.stdout
 
     def test_what_is_said_of_them_later_calls_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:

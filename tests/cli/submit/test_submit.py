@@ -109,7 +109,7 @@ def test_paths_are_those_of_the_directory_that_the_job_runs_in(
     (there / "cpulaunch.yaml").write_text("training: {backend: gloo}\n")
     typed = ["--output", "kept.sh", "--lscpu", "lscpu", "-D", "there", "train.py"]
     assert main(["submit", "--dry-run", *typed]) == 0
-    assert "1 node, gloo, " in capsys.readouterr().err
+    assert "1 rank on 1 host (node1), " in capsys.readouterr().err
     assert f"#SBATCH --chdir={there}\n" in (script.parent / "kept.sh").read_text()
     assert Path.cwd() == script.parent
 
@@ -256,11 +256,12 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
     assert main(["submit", "--dry-run", *typed.split()]) == 0
     out, error = capsys.readouterr()
     assert error.splitlines() == [
-        "cpulaunch: planned: 7 ranks on 4 nodes, gloo, precision fp32 (not measured; the CPU's flags are not known)",
-        "cpulaunch:   node 1 … node 3 (3 hosts), assumed to match the one in lscpu",
+        "cpulaunch: 7 ranks on 4 hosts (node[1-4]), 4 to 8 threads each · planned: gloo, precision fp32 (not measured; "
+        "the CPU's flags are not known) · started by Intel MPI",
+        "cpulaunch:   node[1-3] (3 hosts), assumed to match the one in lscpu",
         "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
         "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",
-        "cpulaunch:   node 4, assumed to match the one in lscpu",
+        "cpulaunch:   node4, assumed to match the one in lscpu",
         "cpulaunch:     local rank 0: cores 0-7, NUMA 0, 8 threads",
     ]
     assert "lscpu" not in out
@@ -285,7 +286,7 @@ def test_hosts_that_are_named_are_those_of_the_plan(
     typed = ["-w", "a,b", "-f", "hosts", "--backend", "gloo", "train.py"]
     assert main(["submit", "--dry-run", *typed]) == 0
     error = capsys.readouterr().err
-    assert "planned: 3 ranks on 2 nodes, gloo" in error
+    assert "3 ranks on 2 hosts (b, a), " in error
     assert "  b, assumed to match the nodes of partition batch" in error
 
 

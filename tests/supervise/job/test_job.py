@@ -150,7 +150,7 @@ class TestRanksThatAreEnded:
         (attempt,) = job.outcome().attempts
         assert (attempt.ended_after, attempt.waited) == (
             2.0,
-            ("3 s until ranks 1,3 on node1, node3 had ended",),
+            ("3 s until ranks 1,3 on node[1,3] had ended",),
         )
 
     def test_are_asked_once(self) -> None:
@@ -269,7 +269,7 @@ class TestMessages:
                 job.until(job.now + 0.5)  # so slowly do they come
         job.until(job.now + 1.0)
         assert job.told == [
-            "node0, node1, node2, node3 and 1020 more: /opt/my env/libtcmalloc.so is left out",
+            "node[0-1023]: /opt/my env/libtcmalloc.so is left out",
         ]
 
     def test_with_the_same_note_of_many_ranks_are_one_line(self) -> None:
@@ -281,8 +281,8 @@ class TestMessages:
         job.exits(2, 1)
         job.obeys(0, 1, 3)
         assert job.told == [
-            "node0, node1, node2, node3: ranks 0-3 were given 4 threads, but torch has 2",
-            "node1, node3: ranks 1,3: left",
+            "node[0-3]: ranks 0-3 were given 4 threads, but torch has 2",
+            "node[1,3]: ranks 1,3: left",
         ]
 
     def test_are_logged_but_for_secrets_beats_and_output(self) -> None:

@@ -215,7 +215,7 @@ def test_of_ranks_that_wait_for_each_other_none_is_the_first_failure() -> None:
     job.obeys(0, 1)
     outcome = job.outcome()
     (stall,) = outcome.stalls
-    assert (stall.ranks, stall.text) == ((0, 1), "ranks 0-1 on node0, node1 wait for each other in messages")
+    assert (stall.ranks, stall.text) == ((0, 1), "ranks 0-1 on node[0-1] wait for each other in messages")
     first = outcome.first_failure
     assert first
     assert (first.rank, first.host, first.file, first.line, first.disagree) == (None,) * 4 + (False,)

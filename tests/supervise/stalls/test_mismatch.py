@@ -60,7 +60,7 @@ def test_each_says_where_it_is_before_it_is_ended() -> None:
     job.exits(1, 1)
     job.obeys(2, 3)
     assert note(job) == [
-        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "ranks 2-3 on node[2-3]: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
         "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
         "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, at train.py:31",
     ]
@@ -154,7 +154,7 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abor
     assert first
     assert (first.rank, first.signal) == (0, 6)
     sides = [
-        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "ranks 2-3 on node[2-3]: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
         "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
         "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32",
     ]
@@ -194,7 +194,7 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     first = job.outcome().first_failure
     assert first
     assert first.text == "rank 1 on node1 has left (exit 0) without calling all_reduce #3"
-    assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
+    assert note(job)[0].startswith("ranks 0,2-3 on node[0,2-3]: all_reduce #3 of group 0")
 
 
 def test_whoever_had_called_it_before_it_left_is_not_its_cause() -> None:
@@ -321,7 +321,7 @@ def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> Non
         job.says(rank, dump(rank, backend="gloo"))
     job.obeys(1, 2, 3)
     assert note(job) == [
-        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "ranks 2-3 on node[2-3]: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
         "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
         "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32, at train.py:40 train, in the backward pass, "
         "in its thread trainer",

@@ -92,7 +92,7 @@ def test_different_operations_under_one_number_are_shown_with_both_lines() -> No
     found = explained(*others(1), other)
     assert found.headline == "ranks make different calls as #7 of group 0"
     assert found.lines == (
-        "ranks 0,2-3 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "ranks 0,2-3 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
         "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
     )
     assert (found.ranks, found.mutual) == ((0, 1, 2, 3), True)  # nobody knows who is wrong
@@ -168,7 +168,7 @@ def test_reductions_are_shown_where_they_differ() -> None:
         for rank, reduction in enumerate(("sum", "max", "sum", "sum"))
     ]
     assert [line.partition(" of ")[0] for line in explained(*ranks).lines] == [
-        "ranks 0,2-3 on node0, node1: all_reduce (sum) #7",
+        "ranks 0,2-3 on node[0-1]: all_reduce (sum) #7",
         "rank 1 on node1: all_reduce (max) #7",
     ]
     same = [seen(rank, [group(rank, operation(7, reduction="sum"))]) for rank in range(4)]
@@ -208,7 +208,7 @@ def test_crossed_groups_are_shown_with_both_lines() -> None:
         1, [group(1, size=2, name="1"), group(1, operation(5), size=2, name="2")], process(TORCH, LOAD)
     )
     found = explained(zero, one, seen(2, [], process(MAIN)))
-    assert found.headline == "ranks 0-1 on node0, node1 wait for each other in different groups"
+    assert found.headline == "ranks 0-1 on node[0-1] wait for each other in different groups"
     assert found.lines == (
         "rank 0 on node0 waits for rank 1 in all_reduce #3 of group 1, 25 MB float32, at train.py:91 main",
         "rank 1 on node1 waits for rank 0 in all_reduce #5 of group 2, 25 MB float32, at train.py:88 load_batch",
@@ -245,12 +245,10 @@ def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0
 
 def test_a_rank_that_makes_a_group_alone_is_shown_with_those_who_wait_elsewhere() -> None:
     found = explained(*others(1), makes(1, 1, operation(6, done=93)))
-    assert found.headline == (
-        "rank 1 on node1 waits in new_group, ranks 0,2-3 on node0, node1 in all_reduce #7"
-    )
+    assert found.headline == ("rank 1 on node1 waits in new_group, ranks 0,2-3 on node[0-1] in all_reduce #7")
     assert found.lines == (
         "rank 1 on node1 waits in new_group of ranks 0-3, at train.py:88 load_batch",
-        "ranks 0,2-3 on node0, node1 wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "ranks 0,2-3 on node[0-1] wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
     )
     assert (found.ranks, found.certain, found.mutual) == ((0, 1, 2, 3), True, True)
 
@@ -321,7 +319,7 @@ def test_nobody_knows_whether_a_peer_that_can_not_be_seen_has_answered() -> None
 def test_two_that_both_want_to_receive_wait_for_each_other() -> None:
     zero = seen(0, [group(0, operation(1, "recv", peer=1), size=2)])
     one = seen(1, [group(1, operation(1, "recv", peer=0), size=2)])
-    assert explained(zero, one).headline == "ranks 0-1 on node0, node1 wait for each other in messages"
+    assert explained(zero, one).headline == "ranks 0-1 on node[0-1] wait for each other in messages"
 
 
 def test_a_message_that_the_missing_rank_has_asked_for_is_not_what_it_waits_in() -> None:
@@ -431,6 +429,6 @@ def test_nothing_known_is_no_error() -> None:
 
 def test_reductions_that_differ_at_the_same_line_are_shown_with_it() -> None:
     ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
-    at = "ranks 0-1 on node0, node1: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
+    at = "ranks 0-1 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
     assert sides(ranks, said=True)[0] == [at]
     assert sides(ranks, said=False) == ([], [])

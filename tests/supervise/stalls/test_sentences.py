@@ -107,7 +107,7 @@ def test_one_of_the_others_that_has_only_started_it_has_a_line_of_its_own() -> N
     computes = seen(2, [group(2, operation(7))], process(MAIN, state="R"))
     late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
     assert explained(*others(2, 3), computes, late).lines[:2] == (
-        "ranks 0-1 on node0, node1 wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
+        "ranks 0-1 on node[0-1] wait in all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
         "rank 2 on node0 has started all_reduce #7 of group 0, 25 MB float32, and is at train.py:91 main",
     )
 
@@ -142,7 +142,7 @@ def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
     assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
     assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
     shown = [RankSeen(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
-    assert list(places(shown)) == ["[0-1] on node0, node1: work at train.py:31, in its thread loader"]
+    assert list(places(shown)) == ["[0-1] on node[0-1]: work at train.py:31, in its thread loader"]
     alone = explained(ranks[0])
     assert alone.place
     assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])

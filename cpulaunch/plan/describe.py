@@ -1,0 +1,52 @@
+"""A plan in one sentence: what is started, where, what it trains with, and by what."""
+
+from __future__ import annotations
+
+from cpulaunch import launchers, variables
+from cpulaunch.model.hosts import folded
+from cpulaunch.plan.plan import Plan
+from cpulaunch.wording import counted
+
+
+def describe(plan: Plan, separator: str = " · ") -> str:
+    """``"8 ranks on 4 hosts (node[1-4]), 13 threads each · planned: ccl, precision bf16 · started by …"``."""
+    parts = (f"{size(plan)}, {_threads(plan)}", _trains_with(plan), started(plan))
+    return separator.join(filter(None, parts))
+
+
+def size(plan: Plan) -> str:
+    """How many ranks or instances there are, or which instance of how many it is; and on which hosts."""
+    if plan.instances and plan.instances.count > plan.world_size:
+        programs = f"only instance {plan.instances.first} of {plan.instances.count}"
+    else:
+        programs = counted(plan.world_size, plan.noun)
+    names = [host.host for host in plan.hosts]
+    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({folded(names)})"
+    return f"{programs} on {where}"
+
+
+def started(plan: Plan) -> str:
+    """How the ranks are started."""
+    launcher = launchers.load(plan.launcher)
+    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
+
+
+def _threads(plan: Plan) -> str:
+    threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
+    if len(threads) > 1:
+        return f"{threads[0]} to {threads[-1]} threads each"
+    return counted(threads[0], "thread") + (" each" if plan.world_size > 1 else "")
+
+
+def _trains_with(plan: Plan) -> str:
+    """The backend and the precision of scripts that choose none themselves."""
+    if plan.instances:
+        return f"no process group, {plan.precision}" if plan.program.python else "no process group"
+    if not plan.program.python:
+        return ""
+    if plan.setting("training.as_written"):
+        return "as written"
+    backend = plan.env[variables.BACKEND]
+    if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
+        backend = "ccl from oneccl_bind_pt"
+    return f"planned: {backend}, {plan.precision}"
