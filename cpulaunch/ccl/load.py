@@ -19,6 +19,9 @@ from cpulaunch.plan.communication import Situation, communication_defaults
 
 _MODULE = "cpulaunch.ccl._group"
 
+PATIENCE = 10.0
+"""Seconds that the other ranks have to come to their end, too, when this one has failed."""
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -145,10 +148,6 @@ def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequenc
         return []  # "auto", or ranges: the background thread then runs anywhere
     first = neighbours.local_rank * count
     return cores[first : first + count]
-
-
-PATIENCE = 10.0
-"""Seconds that the other ranks have to come to their end, too, when this one has failed."""
 
 
 def leave_mpi(*, has_failed: bool) -> None:

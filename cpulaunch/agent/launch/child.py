@@ -18,6 +18,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_MODES = {"prefer": 1, "bind": 2}  # MPOL_PREFERRED, MPOL_BIND of linux/mempolicy.h
+
+# glibc has no function for it.  Numbers of the system calls by machine, of Linux's own tables.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 269}
 
 DEAD_WITHIN = 2.0
 """Seconds in which a process ends that gets SIGKILL, unless a debugger or a dead file server holds it."""
@@ -264,12 +268,6 @@ def _user(pid: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
-
-
-_MODES = {"prefer": 1, "bind": 2}  # MPOL_PREFERRED, MPOL_BIND of linux/mempolicy.h
-
-# glibc has no function for it.  Numbers of the system calls by machine, of Linux's own tables.
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 269}
 
 
 def set_memory_policy(policy: str) -> None:

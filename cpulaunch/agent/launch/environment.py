@@ -1,4 +1,4 @@
-"""What the plan gives to one rank: a host, cores, and the environment of its program.  Pure."""
+"""Which rank a process is, and what the plan gives to it: a host, cores, an environment.  Pure."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ _OF_A_RANK = (
     variables.JOB_RANK,
 )  # fmt: skip
 """Variables that an instance doesn't get, as it would take itself for a rank."""
+
+
+class Identity(NamedTuple):
+    """One process's place in the job.  ``local_size`` is None where the launcher doesn't tell it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int | None
 
 
 class Assignment(NamedTuple):
@@ -126,15 +135,6 @@ def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str,
     users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
     planned = set(filter(None, spec.env.get("LD_PRELOAD", "").split(":")))
     return sorted(planned - set(users.replace(":", " ").split()))
-
-
-class Identity(NamedTuple):
-    """One process's place in the job.  ``local_size`` is None where the launcher doesn't tell it."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int | None
 
 
 def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:

@@ -3,7 +3,7 @@
 A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
 ``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  One that takes
 its rank from an MPI's variables believes each rank to be alone where no MPI started it.  That is hardly what
-was meant, so one line says it.
+was meant, so one line says it.  Instances get a group of one each.
 """
 
 from __future__ import annotations

@@ -11,6 +11,15 @@ from math import inf
 from cpulaunch.supervise.job.processes import SETTLE
 from cpulaunch.supervise.job.rank import Rank
 
+SHORT_TRIP = 0.05
+"""Seconds that a question for the time and its answer may take for the answer to be good enough."""
+
+ASK_AGAIN, ASK_AGAIN_AT_MOST = 1.0, 60.0
+"""Seconds until an agent is asked again, whose answer took longer: they double with each that did."""
+
+CLOCK_LASTS = 600.0
+"""Seconds in which two clocks don't drift apart by more than that."""
+
 
 class Arrivals:
     """Ranks whose agents haven't said hello."""
@@ -95,16 +104,6 @@ class Heartbeats:
         """For ``asleep`` seconds, nobody could be heard."""
         for rank in self._heard_last.values():
             rank.heard_at = min(rank.heard_at + asleep, now)
-
-
-SHORT_TRIP = 0.05
-"""Seconds that a question for the time and its answer may take for the answer to be good enough."""
-
-ASK_AGAIN, ASK_AGAIN_AT_MOST = 1.0, 60.0
-"""Seconds until an agent is asked again, whose answer took longer: they double with each that did."""
-
-CLOCK_LASTS = 600.0
-"""Seconds in which two clocks don't drift apart by more than that."""
 
 
 class Clocks:

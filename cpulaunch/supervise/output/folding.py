@@ -14,6 +14,30 @@ Line = tuple[int, bytes]
 """A stream (1, 2), and a line of it without its end."""
 
 
+MAX_SHOWN_LINE = 1 << 16
+"""Bytes after which the screen gets a line's beginning, though its end isn't there yet."""
+
+MOMENT = 0.1
+"""Seconds in which equal lines of several ranks are taken for one."""
+
+MANY = 3
+"""Equal lines of at least so many ranks are taken for one."""
+
+MAX_FOLDED = 1 << 18
+"""Bytes that wait for their like at most."""
+
+BAR_PERIOD = 1.0
+"""Seconds between two looks at a line that is drawn over and over, as progress bars are."""
+
+Shown = Iterator[tuple[int, bytes]]
+"""A stream, 1 or 2, and what to write to it."""
+
+LONGEST_FIGURE = 1 << 10
+"""Bytes after which what begins as a figure is none."""
+
+_FIGURE = WORD.encode()
+
+
 class Fold:
     """Lines that wait for their like, in the order in which they have come."""
 
@@ -47,31 +71,6 @@ class Fold:
                 yield line, CoreSet(ranks)
                 for rank in ranks:
                     advance(rank)
-
-
-MAX_SHOWN_LINE = 1 << 16
-"""Bytes after which the screen gets a line's beginning, though its end isn't there yet."""
-
-MOMENT = 0.1
-"""Seconds in which equal lines of several ranks are taken for one."""
-
-MANY = 3
-"""Equal lines of at least so many ranks are taken for one."""
-
-MAX_FOLDED = 1 << 18
-"""Bytes that wait for their like at most."""
-
-BAR_PERIOD = 1.0
-"""Seconds between two looks at a line that is drawn over and over, as progress bars are."""
-
-Shown = Iterator[tuple[int, bytes]]
-"""A stream, 1 or 2, and what to write to it."""
-
-
-LONGEST_FIGURE = 1 << 10
-"""Bytes after which what begins as a figure is none."""
-
-_FIGURE = WORD.encode()
 
 
 class WithoutFigures:
