@@ -16,7 +16,7 @@ from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.settings import SCHEMA, SETTINGS
-from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.plan.instances import with_their_number
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
@@ -69,7 +69,7 @@ def _configure(arguments: list[str]) -> int:
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--config-file {path / 'cpulaunch.yaml'}")
     config = load(options.given, file=path, text=f"cpulaunch: {SCHEMA}\n", environ={})
-    fixed = {key: config[key] for key in SETTINGS if config.is_set(key)}
+    fixed = {key: given.value for key, given in config.given.items()}
     return _write_defaults(path, fixed, options.force) if options.defaults else _ask(path, fixed)
 
 
@@ -101,10 +101,11 @@ def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
         yield f"{e}: its values are not kept"
         return
     for key, setting in SETTINGS.items():
-        new = draft.values.get(key, setting.default)
-        if old[key] != new:
-            by = scalar(new) if key in draft.values else f"the default, {scalar(new)}"
-            yield f"{old.where(key)}: {scalar(old[key])} is replaced by {by}"
+        before, new = old.value(setting), draft.values.get(key, setting.default)
+        if before != new:
+            by = shown_value(setting, new)
+            by = by if key in draft.values else f"the default, {by}"
+            yield f"{old.where(setting)}: {shown_value(setting, before)} is replaced by {by}"
 
 
 def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
@@ -186,11 +187,11 @@ def _show(arguments: list[str]) -> int:
         if section:
             lines.append(f"{section}:")
         for setting in settings:
-            value = config[setting.key]
-            line = f"{'  ' if section else ''}{setting.name}: {scalar(value)}"
+            value = config.value(setting)
+            line = f"{'  ' if section else ''}{setting.name}: {shown_value(setting, value)}"
             if value == "":
                 line = f"{'  ' if section else ''}# {setting.name}: not set"
-            lines.append(f"{line:40}  # {config.origins[setting.key]}" if options.origin else line)
+            lines.append(f"{line:40}  # {config.origin(setting)}" if options.origin else line)
     print("\n".join(lines))
     for warning in config.warnings:
         say(f"warning: {warning}")

@@ -34,7 +34,7 @@ class HostPrompt:
     def __init__(self, machine: Machine, asker: Asker, draft: Draft) -> None:
         self.machine, self.asker, self.draft = machine, asker, draft
 
-    def ask(self, setting: Setting) -> None:
+    def ask(self, setting: Setting[Any]) -> None:
         assert setting.ask
         options = list(self.options())
         while True:

@@ -59,15 +59,15 @@ def planned_lines(
 
 
 def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iterator[str]:
-    if config["hosts.list"] or config["hosts.hostfile"]:
+    if config.hosts.list or config.hosts.hostfile:
         hosts = listed_hosts(config, lambda line: None)
     else:
         hosts = tuple(Host(f"node {number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
     facts = replace(facts, listed=hosts)
     plan = make_plan(config, facts, program)
     trained = "no process group" if plan.instances else "as written"
-    if not plan.instances and not plan.setting("training.as_written"):
+    if not plan.instances and not plan.settings.training.as_written:
         trained = f"{plan.env[variables.BACKEND]}, {plan.env[variables.PRECISION]}"
     yield f"planned: {programs(plan)} on {counted(len(plan.hosts), 'node')}, {trained}"
     yield from placement_as_text(plan, facts.like_what, unicode=has_unicode())
-    yield from (f"note: {note}" for note in notes_of(plan, config["output.verbose"]))
+    yield from (f"note: {note}" for note in notes_of(plan, config.output.verbose))

@@ -75,15 +75,12 @@ class Machine:
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine and this directory; takes a few tenths of a second."""
     from cpulaunch.cli.backend import ensure_ccl
-    from cpulaunch.config.config import DEFAULT, Config
-    from cpulaunch.config.settings import SETTINGS
+    from cpulaunch.config.config import Config
     from cpulaunch.discovery.mpi import all_mpis
     from cpulaunch.discovery.this_host import facts_here
 
-    values = {key: setting.default for key, setting in SETTINGS.items()}
-    config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)
     notes: list[str] = []
-    missing = ensure_ccl(config, build=False, tell=notes.append)
+    missing = ensure_ccl(Config(environ=environ), build=False, tell=notes.append)
     mpis: dict[str, Mpi] = {}
     for mpi in all_mpis("auto"):
         mpis.setdefault(mpi.flavour, mpi)

@@ -13,6 +13,7 @@ from typing import Any
 from cpulaunch import launchers, variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
+from cpulaunch.config.origin import DEFAULT
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
 from cpulaunch.plan.placement import NUMBER, own_arguments
@@ -25,10 +26,10 @@ FEW = 3
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
     """What is about to run, in a line or two."""
-    threads = plan.setting("cpu.threads")
+    threads = {rank.threads for host in plan.hosts for rank in host.ranks}
     hosts = "this machine" if plan.here_alone else counted(len(plan.hosts), "host")
-    each = counted(threads, "thread") if isinstance(threads, int) else "threads vary by host"
-    if isinstance(threads, int) and plan.world_size > 1:
+    each = "threads vary by host" if len(threads) > 1 else counted(min(threads), "thread")
+    if len(threads) == 1 and plan.world_size > 1:
         each += " each"
     parts = (
         f"{programs(plan)} on {hosts}, {each}",
@@ -58,10 +59,10 @@ def _trains_with(plan: Plan) -> str:
     """The backend and the precision for scripts that choose none; what takes them, the ranks say."""
     if plan.instances:
         return "no process group"
-    if plan.setting("training.as_written"):
+    if plan.settings.training.as_written:
         return "as written"
     backend = plan.env[variables.BACKEND]
-    if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
+    if backend == "ccl" and plan.settings.ccl.binding == "oneccl_bind_pt":
         backend = "ccl from oneccl_bind_pt"
     return f"planned: {backend}, {plan.env[variables.PRECISION]}"
 
@@ -74,14 +75,14 @@ def started(plan: Plan) -> str:
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
     """A warning where somebody wants more threads than a rank or instance has cores."""
-    if config["cpu.threads"] == "auto":
+    if config.cpu.threads == "auto":
         return
     for host in plan.hosts:
         cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
             each = f"per {plan.noun} of {counted(cores, 'core')}"
-            yield f"{config.where('cpu.threads')}: {threads} threads {each}"
+            yield f"{config.where(Config.cpu.threads)}: {threads} threads {each}"
             return
 
 
@@ -193,9 +194,9 @@ def _masks_as_text(plan: Plan, names: Names) -> Iterator[str]:
 
 def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
     rows = [
-        (f"{row['key']}: {scalar(row['value'])}", row["origin"])
-        for row in plan.settings
-        if verbose or row["origin"] != "default"
+        (f"{row.key}: {scalar(row.value)}", row.origin.text)
+        for row in plan.setting_rows()
+        if verbose or row.origin != DEFAULT
     ]
     width = min(60, max((len(text) for text, _ in rows), default=0))
     yield from (f"  {text:{width}}  {origin}" for text, origin in rows)

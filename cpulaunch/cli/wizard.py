@@ -21,9 +21,10 @@ from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
 from cpulaunch.config.load import load
-from cpulaunch.config.setting import Setting
+from cpulaunch.config.origin import Origin, Source
+from cpulaunch.config.setting import Given, Setting
 from cpulaunch.config.settings import SECTIONS, SETTINGS
-from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.model.hosts import LOCALHOST
@@ -126,7 +127,7 @@ class Wizard:
             return values.get("training.precision") == "bf16"
         return True
 
-    def ask(self, setting: Setting) -> None:
+    def ask(self, setting: Setting[Any]) -> None:
         """Ask for one setting, and note the answer."""
         if setting.key == "hosts.hostfile":
             HostPrompt(self.machine, self.asker, self.draft).ask(setting)
@@ -136,7 +137,7 @@ class Wizard:
         if setting.key in (*DRAWN, "ccl.worker_count"):
             self.picture(setting, always=setting.key in DRAWN)
 
-    def question(self, setting: Setting) -> Question:
+    def question(self, setting: Setting[Any]) -> Question:
         """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
         text = setting.ask.question if setting.ask else setting.key
         why = setting.ask.why if setting.ask else f"{setting.help[0].upper()}{setting.help[1:]}."
@@ -152,19 +153,19 @@ class Wizard:
             default = self.valid_default(setting)
         return Question(text, why, default, check=lambda text: self.wrong(setting, text))
 
-    def valid_default(self, setting: Setting) -> str:
+    def valid_default(self, setting: Setting[Any]) -> str:
         """What Enter stands for where the value so far is refused."""
         default = _typed(setting, setting.default)
         others = (f"{default}-{i}" for i in range(2, 1000)) if setting.key == "output.log_dir" else ()
         return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
-    def default(self, setting: Setting) -> Any:
+    def default(self, setting: Setting[Any]) -> Any:
         if setting.key == "training.precision":
             lacking = without_bf16({LOCALHOST: self.machine.facts})
             return decide_precision(setting.default, is_set=False, lacking=lacking).precision
         return setting.default
 
-    def options(self, setting: Setting) -> Sequence[Option]:
+    def options(self, setting: Setting[Any]) -> Sequence[Option]:
         """The answers to choose from; none where the answer is typed."""
         if isinstance(setting.kind, Switch):
             words: Sequence[Any] = (True, False)
@@ -197,7 +198,7 @@ class Wizard:
 
     # ---- answers that are typed
 
-    def put(self, setting: Setting, question: Question) -> None:
+    def put(self, setting: Setting[Any], question: Question) -> None:
         """Ask, and note the answer; an empty one means that the file says nothing."""
         values, answer = self.draft.values, self.asker.ask(question)
         if question.options:
@@ -209,7 +210,7 @@ class Wizard:
         else:
             values[setting.key] = setting.kind.from_text(answer)
 
-    def wrong(self, setting: Setting, text: str) -> str | None:
+    def wrong(self, setting: Setting[Any], text: str) -> str | None:
         """What is wrong with a typed answer, as far as can be known before the job runs."""
         if not text:
             return None
@@ -231,7 +232,7 @@ class Wizard:
             return None
         return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
 
-    def later(self, setting: Setting) -> dict[str, None]:
+    def later(self, setting: Setting[Any]) -> dict[str, None]:
         """The settings that are asked for after this one, as not said: old answers may not fit any more."""
         after = [s.key for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
         return {key: None for key in after if key not in self.fixed}
@@ -240,12 +241,12 @@ class Wizard:
         """Why no plan can be made with ``changed`` values."""
         try:
             config = self.draft.config(self.environ, changed)
-            preview(dataclasses.replace(config, origins=dict.fromkeys(config.origins, "your answer")))
+            preview(dataclasses.replace(config, given=dict(_as_answers(config))))
         except CpulaunchError as e:
             return e
         return None
 
-    def ranks_per_host(self, setting: Setting) -> str | None:
+    def ranks_per_host(self, setting: Setting[Any]) -> str | None:
         """How many ranks ``auto`` means."""
         try:
             _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting.key: None}))
@@ -256,7 +257,7 @@ class Wizard:
 
     # ---- what comes of it
 
-    def picture(self, setting: Setting, *, always: bool) -> None:
+    def picture(self, setting: Setting[Any], *, always: bool) -> None:
         """Where ranks would be placed after the answer; only if ``always``, or if that has changed."""
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
@@ -314,13 +315,20 @@ class Wizard:
         rows = [s for s in SETTINGS.values() if s.section == section]
         while True:
             values = self.draft.values
-            options = [Option(s.key, s.name, scalar(values.get(s.key, s.default))) for s in rows]
+            options = [Option(s.key, s.name, shown_value(s, values.get(s.key, s.default))) for s in rows]
             setting = SETTINGS[self.asker.ask(Question("Which setting?", "", rows[0].key, options))]
             try:
                 self.put(setting, dataclasses.replace(self.question(setting), text=setting.key))
             except BackError:
                 continue
             return
+
+
+def _as_answers(config: Config) -> Iterator[tuple[str, Given]]:
+    """The settings, where what the file is going to say is called an answer: it has no lines yet."""
+    answer = Origin(Source.FILE, "your answer")
+    for key, given in config.given.items():
+        yield key, given._replace(origin=answer) if given.origin.source is Source.FILE else given
 
 
 def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
@@ -337,9 +345,11 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         unknown_nodes = plan.launcher == STEPS and plan.here_alone  # those that Slurm is yet to give
         yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
     for key, value in draft.values.items():
-        if config[key] != value and config.origins[key].startswith("$"):
-            origin = config.origins[key]
-            yield f"note: {origin} takes precedence over this file: {key} is {scalar(config[key])}"
+        setting = SETTINGS[key]
+        taken, origin = config.value(setting), config.origin(setting)
+        if taken != value and origin.source is Source.ENVIRONMENT:
+            shown = shown_value(setting, taken)
+            yield f"note: {origin} takes precedence over this file: {key} is {shown}"
 
 
 def has_instances(values: Mapping[str, Any]) -> bool:
@@ -353,7 +363,7 @@ def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
     if read_if_there(path) is not None:
         try:
             config = load(file=path, environ={})
-            values = {key: config[key] for key in SETTINGS if config.is_set(key)}
+            values = {key: given.value for key, given in config.given.items()}
             say(f"{path} exists: its values are the defaults of the questions.\n")
         except ConfigError as e:
             say(f"{path} exists, but is not valid ({e}): the questions start with the usual defaults.\n")
@@ -368,10 +378,11 @@ def _with_keys(text: str) -> str:
     return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
-def _typed(setting: Setting, value: Any) -> str:
+def _typed(setting: Setting[Any], value: Any) -> str:
     """A value as one would type it."""
     if isinstance(setting.kind, Words):
         return shlex.join(value)
     if isinstance(setting.kind, Variables):
         return ""  # each answer adds one
-    return value if isinstance(value, str) else scalar(value)
+    shown = setting.kind.to_yaml(value)
+    return shown if isinstance(shown, str) else scalar(shown)

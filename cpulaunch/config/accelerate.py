@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError
 from cpulaunch.wording import counted
 
@@ -165,7 +166,7 @@ class _Import:
                 "`cpulaunch run -f HOSTFILE`; one `cpulaunch run` starts all of them"
             )
         if machines > 1 or hostfile:
-            self.settings["hosts.nnodes"] = machines
+            self.settings["hosts.nnodes"] = HostCount(machines, machines)
         if total > 0 and total % machines:
             self.settings["hosts.nproc"] = total
             self.advice.append(f"{counted(total, 'rank')} can't be divided evenly over {machines} hosts: "

@@ -31,10 +31,10 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 
     Raises PlanError where the user chose ccl and it can't be used.
     """
-    chosen: str = config["training.backend"]  # NO_BACKEND where the ranks are instances
+    chosen = config.training.backend  # NO_BACKEND where the ranks are instances
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
-            f"{config.where('training.backend')}: ccl can't be used: {facts.ccl_missing}",
+            f"{config.where(Config.training.backend)}: ccl can't be used: {facts.ccl_missing}",
             hint="--backend gloo works everywhere",
         )
     if chosen != "auto":

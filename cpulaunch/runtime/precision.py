@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cpulaunch import plugins, variables
-from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.discovery.this_host import cpu_flags
 from cpulaunch.plan.training import PrecisionDecision, decide_precision
 from cpulaunch.runtime import engines
@@ -105,7 +105,7 @@ def rank_precision(settings: TrainingSettings, flags: Flags) -> PrecisionDecisio
     ranks do the same.  Its own CPU counts only where there is no plan, and nobody has set the precision.
     """
     return decide_precision(
-        settings.precision or rank_setting("training.precision", {}),
+        settings.precision or Table.training.precision.default,
         is_set=settings.precision is not None,
         lacking=["localhost"] if flags == () else [],
     )

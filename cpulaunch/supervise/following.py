@@ -80,7 +80,7 @@ class Following:
         hosts = [host.host for host in plan.hosts]
         event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
         output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
-        shown = shown_ranks(plan.setting("output.tee"), plan.world_size, strict=False)
+        shown = shown_ranks(plan.settings.output.tee, plan.world_size, strict=False)
         output.restart(number, shown)
         gone = [host.host for host in before.hosts if host.host not in hosts]
         new = [host for host in hosts if host not in {host.host for host in before.hosts}]
@@ -93,11 +93,12 @@ class Following:
 
 def restart_rules(plan: Plan) -> Rules:
     """What the user has asked for."""
+    watch = plan.settings.watch
     return Rules(
-        max_restarts=plan.setting("watch.max_restarts"),
-        on=plan.setting("watch.restart_on"),
-        always=plan.setting("watch.restart_always"),
-        stalls=plan.setting("watch.stall_action") == RESTART,
+        max_restarts=watch.max_restarts,
+        on=watch.restart_on,
+        always=watch.restart_always,
+        stalls=watch.stall_action == RESTART,
         python=plan.program.python,
     )
 
