@@ -32,16 +32,20 @@ class TrainingSettings:
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
     """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
-    training = Table.training
-    backend, bucket = rank_setting(training.backend, environ), rank_setting(training.bucket_mb, environ)
+    backend, bucket = (
+        rank_setting(Table.training.backend, environ),
+        rank_setting(Table.training.bucket_mb, environ),
+    )
     return TrainingSettings(
         in_job=variables.JOB_ID in environ,
         backend=backend if environ.get(variables.BACKEND) else None,
-        precision=rank_setting(training.precision, environ) if environ.get(variables.PRECISION) else None,
-        engine=rank_setting(training.engine, environ),
-        compile=rank_setting(training.compile, environ),
-        compress_gradients=rank_setting(training.compress_gradients, environ),
+        precision=rank_setting(Table.training.precision, environ)
+        if environ.get(variables.PRECISION)
+        else None,
+        engine=rank_setting(Table.training.engine, environ),
+        compile=rank_setting(Table.training.compile, environ),
+        compress_gradients=rank_setting(Table.training.compress_gradients, environ),
         bucket_mb=None if bucket == "auto" else bucket,
-        static_graph=rank_setting(training.static_graph, environ),
-        as_written=rank_setting(training.as_written, environ),
+        static_graph=rank_setting(Table.training.static_graph, environ),
+        as_written=rank_setting(Table.training.as_written, environ),
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cpulaunch.config.accelerate import Imported, from_accelerate
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError
 
 NEW_MULTI_CPU = """\
@@ -84,7 +85,7 @@ def reasons(imported: Imported) -> dict[str, str]:
         (
             IPEX_AND_MPIRUN,
             {
-                "hosts.hostfile": "/home/user/hostfile", "hosts.nnodes": 4, "hosts.nproc_per_node": 4,
+                "hosts.hostfile": "/home/user/hostfile", "hosts.nnodes": HostCount(4, 4), "hosts.nproc_per_node": 4,
                 "ccl.worker_count": 1, "training.precision": "bf16", "training.engine": "ipex",
             },
         ),
@@ -96,7 +97,7 @@ def reasons(imported: Imported) -> dict[str, str]:
         (BASE + "ipex_config: {ipex: false}\ndynamo_config: {dynamo_backend: INDUCTOR}\n",
          {"training.precision": "fp32", "training.engine": "native", "training.compile": True}),
         (BASE + "mpirun_hostfile: hosts\nmpirun_ccl: 2\nnum_machines: 2\nnum_processes: 2\n",
-         {"hosts.hostfile": "hosts", "hosts.nnodes": 2, "hosts.nproc_per_node": 1, "ccl.worker_count": 2,
+         {"hosts.hostfile": "hosts", "hosts.nnodes": HostCount(2, 2), "hosts.nproc_per_node": 1, "ccl.worker_count": 2,
           "training.precision": "fp32"}),
     ],
 )  # fmt: skip
