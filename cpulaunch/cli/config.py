@@ -15,7 +15,8 @@ from cpulaunch import variables
 from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.load import find_file, load, read_yaml
-from cpulaunch.config.settings import SCHEMA, SETTINGS
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.plan.instances import with_their_number
@@ -69,11 +70,11 @@ def _configure(arguments: list[str]) -> int:
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--config-file {path / 'cpulaunch.yaml'}")
     config = load(options.given, file=path, text=f"cpulaunch: {SCHEMA}\n", environ={})
-    fixed = {key: given.value for key, given in config.given.items()}
+    fixed = {setting: given.value for setting, given in config.given.items()}
     return _write_defaults(path, fixed, options.force) if options.defaults else _ask(path, fixed)
 
 
-def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
+def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) -> int:
     from cpulaunch.cli.files import diff, read_if_there
     from cpulaunch.cli.wizard import Draft, plan_lines
 
@@ -100,15 +101,15 @@ def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
     except ConfigError as e:
         yield f"{e}: its values are not kept"
         return
-    for key, setting in SETTINGS.items():
-        before, new = old.value(setting), draft.values.get(key, setting.default)
+    for setting in SETTINGS.values():
+        before, new = old.value(setting), draft.values.get(setting, setting.default)
         if before != new:
             by = shown_value(setting, new)
-            by = by if key in draft.values else f"the default, {by}"
+            by = by if setting in draft.values else f"the default, {by}"
             yield f"{old.where(setting)}: {shown_value(setting, before)} is replaced by {by}"
 
 
-def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
+def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
     from cpulaunch.cli.terminal import drop_keys, fold, is_interactive
 
     if not is_interactive():
@@ -148,8 +149,8 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     from cpulaunch.cli.wizard import has_instances
 
     if draft.hostfile_text:
-        write_file(Path(draft.values["hosts.hostfile"]), draft.hostfile_text)
-        tell(f"Written: {draft.values['hosts.hostfile']}")
+        write_file(Path(draft.values[Table.hosts.hostfile]), draft.hostfile_text)
+        tell(f"Written: {draft.values[Table.hosts.hostfile]}")
     if old == draft.text():
         tell(f"Unchanged: {draft.path}")
     else:
@@ -159,16 +160,16 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     by_itself = found and found.absolute() == draft.path.absolute()
     option = "" if by_itself else f"--config-file {shlex.quote(str(draft.path))} "
     script = "infer.py" if has_instances(draft.values) else "train.py"
-    if hostfile := draft.values.get("hosts.hostfile"):
+    if hostfile := draft.values.get(Table.hosts.hostfile):
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
         tell(f"then:    cpulaunch run {option}{script}")
         return
     submits = which("sbatch") and "SLURM_JOB_ID" not in os.environ
-    if submits and draft.values.get("launcher") == "slurm":
+    if submits and draft.values.get(Table.launcher) == "slurm":
         tell(f"Next:    cpulaunch submit --nodes 4 {option}{script}")
         return
     tell(f"Next:    cpulaunch run {option}{script}")
-    if submits and draft.values.get("launcher") != "local":
+    if submits and draft.values.get(Table.launcher) != "local":
         tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}{script}")
 
 
@@ -244,8 +245,8 @@ def _import(arguments: list[str]) -> int:
         raise UsageError("no file to import", hint=hint)
     imported = from_accelerate(_read(options.file, hint), str(options.file))
     settings = dict(imported.settings)
-    if hostfile := settings.get("hosts.hostfile"):
-        settings["hosts.hostfile"] = _checked_hostfile(hostfile)
+    if hostfile := settings.get(Table.hosts.hostfile):
+        settings[Table.hosts.hostfile] = _checked_hostfile(hostfile)
     text = yaml_text(settings, [f"Converted from {options.file}, an accelerate configuration."])
     load(file=options.output or options.file, text=text, environ={})  # what we write must be right
     for dropped in imported.dropped:

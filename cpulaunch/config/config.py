@@ -32,12 +32,12 @@ class Settings(Table):
 
     def value(self, setting: Setting[T]) -> T:
         """The value of ``setting``, for those who know the setting only when they run."""
-        given = self.given.get(setting.key)
+        given = self.given.get(setting)
         return cast(T, given.value) if given else setting.default
 
     def origin(self, setting: Setting[Any]) -> Origin:
         """Where this value comes from."""
-        given = self.given.get(setting.key)
+        given = self.given.get(setting)
         return given.origin if given else DEFAULT
 
     def is_set(self, setting: Setting[Any]) -> bool:
@@ -50,12 +50,12 @@ class Settings(Table):
 
     def put(self: S, setting: Setting[T], value: T, origin: Origin = DEFAULT) -> S:
         """These settings with another value for one of them."""
-        return replace(self, given={**self.given, setting.key: Given(value, origin)})
+        return replace(self, given={**self.given, setting: Given(value, origin)})
 
     def reset(self: S, *settings: Setting[Any]) -> S:
         """These settings with some of them at their defaults."""
-        keys = {setting.key for setting in settings}
-        return replace(self, given={key: given for key, given in self.given.items() if key not in keys})
+        kept = {setting: given for setting, given in self.given.items() if setting not in settings}
+        return replace(self, given=kept)
 
     def rows(self, found: Mapping[Setting[Any], Any]) -> Iterator[SettingRow]:
         """Every setting, with the values that were ``found`` for some, in the types of JSON."""

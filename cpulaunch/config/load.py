@@ -34,17 +34,17 @@ _ACCELERATES = ("compute_environment", "distributed_type")
 
 @dataclass
 class _Layer:
-    """The settings of one source, by key."""
+    """The settings of one source."""
 
-    found: dict[str, Given] = field(default_factory=dict)
+    found: dict[Setting[Any], Given] = field(default_factory=dict)
 
     def put(self, setting: Setting[Any], value: Any, origin: Origin) -> None:
-        before = self.found.get(setting.key)
+        before = self.found.get(setting)
         if isinstance(setting.kind, Variables) and before:
             value, origin = {**before.value, **value}, before.origin.and_then(origin)
         elif isinstance(setting.kind, Words) and before:
             value, origin = (*before.value, *value), before.origin.and_then(origin)
-        self.found[setting.key] = Given(value, origin)
+        self.found[setting] = Given(value, origin)
 
 
 def load(
@@ -68,18 +68,18 @@ def load(
     path = file or find_file(environ)
     from_file = read_yaml(path, text, problems) if path else _Layer()
     layers = (_from_command_line(given), *_from_environment(environ), from_file)
-    merged: dict[str, Given] = {}
-    for key, setting in SETTINGS.items():
+    merged: dict[Setting[Any], Given] = {}
+    for setting in SETTINGS.values():
         for layer in reversed(layers):
             found = None
             with _noted(problems if layer is from_file else None):
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
-            before = merged.get(key)
+            before = merged.get(setting)
             if isinstance(setting.kind, Variables) and before:
                 found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
-            merged[key] = found
+            merged[setting] = found
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 
@@ -305,9 +305,9 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
 
 
 def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
-    if setting.key in layer.found:
-        return layer.found[setting.key]
-    env = layer.found.get(Config.env.key)
+    if setting in layer.found:
+        return layer.found[setting]
+    env = layer.found.get(Config.env)
     if env and setting.variable and setting.variable in env.value:
         origin = replace(env.origin, text=f"{env.origin} {setting.variable}")
         return Given(read_setting(setting.key, env.value[setting.variable], origin), origin)

@@ -29,12 +29,12 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Settings that belong together.  ``given``: the values, by key, of those that are set."""
+    """Settings that belong together.  ``given``: the values of those that are set."""
 
     section: ClassVar[str]
     title: ClassVar[str]
 
-    given: Mapping[str, Given] = field(default_factory=dict)
+    given: Mapping[Setting[Any], Given] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Setting(Generic[T]):
     def __get__(self, instance: Section | None, owner: type[Section]) -> Setting[T] | T:
         if instance is None:
             return self
-        given = instance.given.get(self.key)
+        given = instance.given.get(self)
         return cast(T, given.value) if given else self.default
 
     @property

@@ -29,8 +29,8 @@ _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
-def yaml_text(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
-    """A YAML file that says ``values`` (by key), each with its meaning, and shows all defaults as comments.
+def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -> str:
+    """A YAML file that says ``values``, each with its meaning, and shows all defaults as comments.
 
     ``heading`` are lines of comment to begin with.  Reading the text back gives the same values.
     """
@@ -61,16 +61,16 @@ def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
-def _section(section: str, rows: Sequence[Setting[Any]], values: Mapping[str, Any]) -> str:
+def _section(section: str, rows: Sequence[Setting[Any]], values: Mapping[Setting[Any], Any]) -> str:
     indent = "  " if section else ""
     lines = [f"# {SECTIONS[section]}", f"{section}:"] if section else []
     for setting in rows:
-        if setting.key in values:
+        if setting in values:
             lines += textwrap.wrap(setting.help, WIDTH, initial_indent=f"{indent}# ",
                                    subsequent_indent=f"{indent}# ")  # fmt: skip
-            lines.append(f"{indent}{setting.name}: {shown_value(setting, values[setting.key])}")
+            lines.append(f"{indent}{setting.name}: {shown_value(setting, values[setting])}")
     for setting in rows:
-        if setting.key not in values:
+        if setting not in values:
             shown = shown_value(setting, setting.default) if setting.default != "" else "(none)"
             lines.append(f"{indent}# {setting.name}: {shown}")
     return "\n".join(lines) + "\n"

@@ -194,7 +194,7 @@ def both_ways(key: str, value: str, given: Mapping[str, str] | None = None) -> t
     """The settings with ``key`` set on the command line, and in a file."""
     others = [(name, text, "--set") for name, text in (given or {}).items()]
     by_option = load([*others, (key, value, "--set")], environ=ENVIRON)
-    text = yaml_text({key: by_option.value(SETTINGS[key])})
+    text = yaml_text({SETTINGS[key]: by_option.value(SETTINGS[key])})
     return by_option, load(others, file=Path("written.yaml"), text=text, environ=ENVIRON)
 
 

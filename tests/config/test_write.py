@@ -60,10 +60,10 @@ def values_of(setting: Setting[Any]) -> st.SearchStrategy[Any]:
     return ANY_TEXT.filter(str.strip)
 
 
-@given(st.fixed_dictionaries({}, optional={key: values_of(setting) for key, setting in SETTINGS.items()}))
-def test_what_is_written_reads_back_the_same(values: dict[str, Any]) -> None:
+@given(st.fixed_dictionaries({}, optional={setting: values_of(setting) for setting in SETTINGS.values()}))
+def test_what_is_written_reads_back_the_same(values: dict[Setting[Any], Any]) -> None:
     config = load(file=Path("cpulaunch.yaml"), text=yaml_text(values), environ={})
-    assert {key: given.value for key, given in config.given.items()} == values
+    assert {setting: given.value for setting, given in config.given.items()} == values
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from cpulaunch import launchers, variables
 from cpulaunch.cli.show import crowded
 from cpulaunch.config.load import load
 from cpulaunch.config.origin import DETECTED
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
 from cpulaunch.config.write import yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.model.facts import Facts, HostFacts
@@ -175,15 +177,15 @@ class TestContradictions:
         assert e.value.hint
 
     def test_are_none_where_one_is_weaker(self, tmp_path) -> None:
-        restarts = {"watch.max_restarts": 2, "watch.stall_action": "restart"}
-        text = yaml_text({"hosts.nproc_per_node": 4, "training.backend": "gloo", **restarts})
+        restarts = {Table.watch.max_restarts: 2, Table.watch.stall_action: "restart"}
+        text = yaml_text({Table.hosts.nproc_per_node: 4, Table.training.backend: "gloo", **restarts})
         config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
         plan = make_plan(config, Facts(like=BIG), PROGRAM)
         assert (plan.world_size, plan.settings.watch.max_restarts) == (2, 0)
         assert plan.settings.watch.stall_action == "report"
 
     def test_are_none_where_a_file_says_what_is_the_default(self, tmp_path) -> None:
-        said = {"hosts.nproc_per_node": "auto", "training.backend": "gloo", "instances.count": 2}
+        said = {Table.hosts.nproc_per_node: "auto", Table.training.backend: "gloo", Table.instances.count: 2}
         config = load([], file=tmp_path / "c.yaml", text=yaml_text(said), environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
@@ -196,27 +198,29 @@ class TestContradictions:
             as_instances(load(modes, environ={}))
 
     def test_of_a_mode_with_a_file_are_the_modes_to_decide(self, tmp_path) -> None:
-        text = yaml_text({"instances.cores_per_instance": 4})
+        text = yaml_text({Table.instances.cores_per_instance: 4})
         mode = [("instances.count", "auto", "--throughput-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
-    @pytest.mark.parametrize("said", [{"instances.count": 2}, {"instances.count": "auto"}])
-    def test_of_latency_mode_with_a_weaker_number_are_none(self, tmp_path, said: dict[str, Any]) -> None:
-        text = yaml_text({**said, "instances.cores_per_instance": 7})
+    @pytest.mark.parametrize("said", [{Table.instances.count: 2}, {Table.instances.count: "auto"}])
+    def test_of_latency_mode_with_a_weaker_number_are_none(
+        self, tmp_path, said: dict[Setting[Any], Any]
+    ) -> None:
+        text = yaml_text({**said, Table.instances.cores_per_instance: 7})
         mode = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "3"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
         assert as_instances(config, 5).instances.count == 5  # a line of --each for each
 
     def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
-        text = yaml_text({"instances.cores_per_instance": 4})
+        text = yaml_text({Table.instances.cores_per_instance: 4})
         none = [("instances.count", "none", "--instances")]
         config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances is None
 
     def test_none_of_a_file_is_weaker_than_an_option(self, tmp_path) -> None:
-        text = yaml_text({"instances.count": "none"})
+        text = yaml_text({Table.instances.count: "none"})
         cores = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(cores, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
@@ -242,7 +246,9 @@ def test_fail_fast_needs_instances_as_the_only_one_does() -> None:
 
 @pytest.mark.parametrize("key", ["hosts.nproc", "hosts.nproc_per_node"])
 def test_ranks_that_are_asked_for_are_stronger_than_a_file_with_instances(tmp_path, key: str) -> None:
-    text = yaml_text({"instances.count": 2, "instances.cores_per_instance": 4, "instances.only": 1})
+    text = yaml_text(
+        {Table.instances.count: 2, Table.instances.cores_per_instance: 4, Table.instances.only: 1}
+    )
     config = load([(key, "3", "-n")], file=tmp_path / "c.yaml", text=text, environ={})
     plan = make_plan(config, Facts(like=BIG), PROGRAM)
     assert (plan.instances, plan.world_size) == (None, 3)
