@@ -40,6 +40,7 @@ BUCKET_MB = "CPULAUNCH_BUCKET_MB"
 STATIC_GRAPH = "CPULAUNCH_STATIC_GRAPH"
 AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
 CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
+PRECISION_IS_PLANNED = "CPULAUNCH_RANK_PRECISION_IS_PLANNED"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
@@ -91,7 +92,8 @@ TABLE = (
     Variable(LOCAL_IDENTITY[2], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(LOCAL_IDENTITY[3], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(BACKEND, "config plan", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
-    Variable(PRECISION, "config", "config cli runtime <script>", _SETTING, "precision of a training step"),
+    Variable(PRECISION, "config", "config runtime <script>", _SETTING, "precision of a training step"),
+    Variable(PRECISION_IS_PLANNED, "plan", "runtime", "1", "the plan has chosen the precision, and not the user"),
     Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
     Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),
     Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),
@@ -121,7 +123,7 @@ TABLE = (
     Variable("MASTER_ADDR", "<user> plan", "config agent ccl <torch>", "name or address", "where ranks meet"),
     Variable("MASTER_PORT", "<user> supervise launchers", "config agent <torch>", "integer", "port where ranks meet"),
     Variable("PMI_RANK", "<Hydra>", "launchers ccl plan", "integer", "rank; tells that Hydra started this process"),
-    Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl", "agent <torch>", "1 or 0", "whether torch calls our entry points"),
+    Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl runtime", "agent <torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
     Variable("CCL_ALLGATHERV", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allgatherv"),
     Variable("CCL_ALLREDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
@@ -193,8 +195,10 @@ TABLE = (
     Variable("UV_FIND_LINKS", "<user>", "ccl", "paths or URLs", "what uv calls PIP_FIND_LINKS"),
     Variable("UV_INDEX", "<user>", "ccl", "URLs or NAME=URL", "what uv calls PIP_EXTRA_INDEX_URL"),
     Variable("UV_INDEX_URL", "<user>", "ccl", "URL", "what uv calls PIP_INDEX_URL"),
-    Variable("ONEDNN_MAX_CPU_ISA", "<user>", "runtime <oneDNN>", "name", "the newest instructions that oneDNN may use"),
-    Variable("XDG_CACHE_HOME", "<user>", "ccl runtime", "path", "where ccl is built, and the peak of a rank's cores kept"),
+    Variable("ONEDNN_MAX_CPU_ISA", "<user>", "discovery <oneDNN>", "name", "the newest instructions that oneDNN may use"),
+    Variable("ATEN_CPU_CAPABILITY", "<user>", "discovery <torch>", "name", "the newest instructions that torch's own kernels may use"),
+    Variable("MKL_ENABLE_INSTRUCTIONS", "<user>", "discovery <MKL>", "name", "the newest instructions that MKL may use"),
+    Variable("XDG_CACHE_HOME", "<user>", "ccl discovery", "path", "where ccl is built, and the rates of matrix products are kept"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
     Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),
     Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from shutil import which
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cpulaunch import variables
 from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.config.config import Config
 from cpulaunch.config.load import find_file, load, read_yaml
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
-from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.errors import ConfigError, CpulaunchError, UsageError
 from cpulaunch.plan.instances import with_their_number
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import counted, did_you_mean
@@ -183,6 +185,7 @@ def _show(arguments: list[str]) -> int:
     add_settings(parser)
     options = parser.parse(arguments)
     config = with_their_number(load_config(options))
+    notes = dict(_decided(config))
     lines = [f"cpulaunch: {SCHEMA}"]
     for section, settings in groupby(SETTINGS.values(), key=lambda s: s.section):
         if section:
@@ -192,11 +195,22 @@ def _show(arguments: list[str]) -> int:
             line = f"{'  ' if section else ''}{setting.name}: {shown_value(setting, value)}"
             if value == "":
                 line = f"{'  ' if section else ''}# {setting.name}: not set"
-            lines.append(f"{line:40}  # {config.origin(setting)}" if options.origin else line)
+            comments = [str(config.origin(setting))] if options.origin else []
+            comments += [notes[setting]] if setting in notes else []
+            lines.append(f"{line:40}  # {', '.join(comments)}" if comments else line)
     print("\n".join(lines))
     for warning in config.warnings:
         say(f"warning: {warning}")
     return 0
+
+
+def _decided(config: Config) -> Iterator[tuple[Setting[Any], str]]:
+    """What settings that are ``auto`` come to on this machine."""
+    from cpulaunch.cli.preview import preview
+
+    if config.training.precision == "auto":
+        with suppress(CpulaunchError):  # as `cpulaunch config validate` says
+            yield Config.training.precision, str(preview(config)[1].precision)
 
 
 def _validate(arguments: list[str]) -> int:

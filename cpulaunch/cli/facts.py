@@ -6,15 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from cpulaunch import launchers
 from cpulaunch.cli.backend import ccl_files, ensure_ccl
 from cpulaunch.cli.main import say
 from cpulaunch.cli.progress import AskingProgress
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import Ccl, collect_facts, facts_of_lscpu, recorded_facts
+from cpulaunch.discovery.rate_cache import limits_of_ranks
 from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.instances import as_instances
-from cpulaunch.plan.plan import Program
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Plan, Program
 
 
 def _import_supervision() -> None:
@@ -55,3 +58,25 @@ def gather(
         for line in complaints(e.reports) if isinstance(e, HostsNotReadyError) else ():
             tell(line)
         raise
+
+
+def measured_plan(config: Config, facts: Facts, program: Program, tell: Callable[[str], None] = say) -> Plan:
+    """The plan of a job that is about to start: where the precision is ``auto``, it has been measured.
+
+    Hosts whose CPU was measured before are not measured again, and neither are those of programs that are
+    not Python or that decide the precision themselves.
+    """
+    plan = make_plan(config, facts, program)
+    if config.training.precision != "auto" or config.training.as_written or not program.python:
+        return plan
+    from cpulaunch.discovery.ask_rates import measure_rates, unmeasured  # takes 20 ms, once per CPU
+
+    hosts = unmeasured(facts, plan.hosts)
+    if not hosts:
+        return plan
+    reach = launchers.load(plan.launcher).reach
+    limits = limits_of_ranks({**config.environ, **config.env})
+    measured = measure_rates(facts, hosts, program.interpreter, reach, limits, tell)
+    for host, why in measured.errors.items():
+        tell(f"warning: {host}: bf16 and fp32 could not be measured: {why}")
+    return make_plan(config, measured.facts, program)

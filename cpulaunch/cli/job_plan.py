@@ -67,7 +67,7 @@ def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iter
     plan = make_plan(config, facts, program)
     trained = "no process group" if plan.instances else "as written"
     if not plan.instances and not plan.settings.training.as_written:
-        trained = f"{plan.env[variables.BACKEND]}, {plan.env[variables.PRECISION]}"
+        trained = f"{plan.env[variables.BACKEND]}, {plan.precision}"
     yield f"planned: {programs(plan)} on {counted(len(plan.hosts), 'node')}, {trained}"
     yield from placement_as_text(plan, facts.like_what, unicode=has_unicode())
     yield from (f"note: {note}" for note in notes_of(plan, config.output.verbose))

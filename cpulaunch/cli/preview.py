@@ -16,11 +16,9 @@ from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import LOCALHOST
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.picture import Look, picture
 from cpulaunch.plan.plan import Plan, Program
-from cpulaunch.plan.training import decide_precision, without_bf16
 from cpulaunch.wording import counted
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
@@ -45,11 +43,11 @@ def summary(plan: Plan) -> Iterator[str]:
     each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
     yield f"{programs(plan)} on {where}, {each} each, {started(plan)}"
     if plan.instances:
-        yield f"independent programs without a process group; precision {plan.env[variables.PRECISION]}"
+        yield f"independent programs without a process group; {plan.precision}"
     elif plan.settings.training.as_written:
         yield "the script as written decides the backend and the precision"
     else:
-        yield f"backend {plan.env[variables.BACKEND]}, precision {plan.env[variables.PRECISION]}"
+        yield f"backend {plan.env[variables.BACKEND]}, {plan.precision}"
     for note in plan.notes:
         yield f"note: {note}"
 
@@ -73,13 +71,11 @@ def unwise_settings(config: Config) -> Iterator[str]:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
     yield from _pinning_variables(config.env)
     try:
-        facts, plan = preview(config)
+        _, plan = preview(config)
     except CpulaunchError:
         return  # one of the obstacles
-    if config.is_set(Config.training.precision):
-        lacking = without_bf16({LOCALHOST: facts.like})
-        if note := decide_precision(config.training.precision, is_set=True, lacking=lacking).note:
-            yield f"{config.where(Config.training.precision)}: {note}"
+    if plan.precision.warning:
+        yield f"{config.where(Config.training.precision)}: {plan.precision.warning}"
     workers, backend = config.ccl.worker_count, plan.env.get(variables.BACKEND, "")
     for host in plan.hosts:
         smallest = min(len(rank.cores) for rank in host.ranks)

@@ -17,15 +17,24 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import remaining_hosts
+from cpulaunch.plan.training import PrecisionDecision
 from cpulaunch.supervise.following import Planned, Without
 
 
 class Replanner:
     """Plans a job once more.  ``tell`` gets lines for the user."""
 
-    def __init__(self, config: Config, facts: Facts, program: Program, tell: Callable[[str], None]) -> None:
-        """``facts`` are those of the first plan."""
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        program: Program,
+        precision: PrecisionDecision,
+        tell: Callable[[str], None],
+    ) -> None:
+        """``facts`` and ``precision`` are those of the first plan: all attempts compute alike."""
         self._config, self._facts, self._program, self._tell = config, facts, program, tell
+        self._precision = precision
 
     def __call__(self, without: Without) -> Planned:
         """The plan, for hosts that are ready.  Raises CpulaunchError where too few are."""
@@ -46,6 +55,6 @@ class Replanner:
                     unusable[report.host] = report.problems[0].what
 
     def _planned(self, facts: Facts) -> Planned:
-        plan = make_plan(self._config, facts, self._program)
+        plan = make_plan(self._config, facts, self._program, self._precision)
         commands = launchers.load(plan.launcher).commands(plan, installation_here())
         return Planned(plan, commands, plan_as_json(plan, commands), facts.free_port)

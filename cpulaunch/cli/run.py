@@ -161,7 +161,7 @@ def _may_come_back(exit_code: int) -> bool:
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
-    from cpulaunch.cli.facts import gather
+    from cpulaunch.cli.facts import gather, measured_plan
     from cpulaunch.discovery.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
@@ -172,7 +172,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
             "--facts and --lscpu describe other machines: only a dry run can plan for them",
             hint="add --dry-run",
         )
-    plan = make_plan(config, facts, program)
+    plan = make_plan(config, facts, program) if options.dry_run else measured_plan(config, facts, program)
     if len(plan.hosts) > 1:
         refuse_restricted(options)
     tell_of_restricted(options)
@@ -336,7 +336,7 @@ def _run(
         from cpulaunch.cli.replan import Replanner
         from cpulaunch.supervise.following import Following
 
-        following = Following(plan, Replanner(config, facts, program, tell), console)
+        following = Following(plan, Replanner(config, facts, program, plan.precision, tell), console)
 
     def meanwhile() -> None:
         from cpulaunch.cli.show import headline, plan_as_json

@@ -64,7 +64,7 @@ def _trains_with(plan: Plan) -> str:
     backend = plan.env[variables.BACKEND]
     if backend == "ccl" and plan.settings.ccl.binding == "oneccl_bind_pt":
         backend = "ccl from oneccl_bind_pt"
-    return f"planned: {backend}, {plan.env[variables.PRECISION]}"
+    return f"planned: {backend}, {plan.precision}"
 
 
 def started(plan: Plan) -> str:
@@ -102,6 +102,7 @@ def plan_as_text(
     where = f"{programs(plan)} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
+    lines += [] if plan.settings.training.as_written else [str(plan.precision)]
     lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]

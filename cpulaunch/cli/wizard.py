@@ -27,8 +27,7 @@ from cpulaunch.config.settings import SECTIONS, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.discovery.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
-from cpulaunch.model.hosts import LOCALHOST
-from cpulaunch.plan.training import decide_precision, without_bf16
+from cpulaunch.plan.training import PrecisionDecision
 
 ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.place if s.ask else 0)
 """The settings that are asked for one by one, in order."""
@@ -132,7 +131,8 @@ class Wizard:
             backend = values.get(Table.training.backend, "auto")
             return backend == "ccl" or (backend == "auto" and not self.machine.ccl_missing)
         if setting is Table.training.engine:
-            return values.get(Table.training.precision) == "bf16"
+            chosen = self.precision()
+            return chosen is not None and chosen.precision == "bf16"
         return True
 
     def ask(self, setting: Setting[Any]) -> None:
@@ -149,7 +149,7 @@ class Wizard:
         """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
         text = setting.ask.question if setting.ask else setting.key
         why = setting.ask.why if setting.ask else f"{setting.help[0].upper()}{setting.help[1:]}."
-        now = self.draft.values.get(setting, self.default(setting))
+        now = self.draft.values.get(setting, setting.default)
         options = self.options(setting)
         if options:
             return Question(text, why, now, options)
@@ -167,11 +167,13 @@ class Wizard:
         others = (f"{default}-{i}" for i in range(2, 1000)) if setting is Table.output.log_dir else ()
         return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
-    def default(self, setting: Setting[Any]) -> Any:
-        if setting is Table.training.precision:
-            lacking = without_bf16({LOCALHOST: self.machine.facts})
-            return decide_precision(setting.default, is_set=False, lacking=lacking).precision
-        return setting.default
+    def precision(self, value: str | None = None) -> PrecisionDecision | None:
+        """The precision after the answers so far, or with another ``value``; None where there is no plan."""
+        changed = {Table.training.precision: value} if value else {}
+        try:
+            return preview(self.draft.config(self.environ, changed))[1].precision
+        except CpulaunchError:
+            return None
 
     def options(self, setting: Setting[Any]) -> Sequence[Option]:
         """The answers to choose from; none where the answer is typed."""
@@ -196,9 +198,8 @@ class Wizard:
             taken = "gloo" if machine.ccl_missing else "ccl"
             ccl = f"not usable: {machine.ccl_missing}" if machine.ccl_missing else "oneCCL"
             return {"auto": f"{taken} here", "ccl": ccl, "gloo": "comes with PyTorch"}.get(word, "")
-        if setting is Table.training.precision and word == "bf16":
-            flags = machine.facts.cpu_flags
-            return "" if flags is None else f"fast here: {', '.join(flags)}" if flags else "slow here"
+        if setting is Table.training.precision and (chosen := self.precision(word)):
+            return f"{chosen.precision} here: {chosen.why}" if chosen.why else chosen.warning
         if setting is Table.training.engine:
             ipex = f"IPEX {machine.ipex} is installed" if machine.ipex else "IPEX is not installed"
             return {"native": "PyTorch itself, through oneDNN", "ipex": ipex}.get(word, "")

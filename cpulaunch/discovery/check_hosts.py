@@ -11,6 +11,7 @@ from cpulaunch.discovery.libraries import import_directories, library_directorie
 from cpulaunch.discovery.preflight import Report, egress_interface, report_on_hosts
 from cpulaunch.discovery.probe import Progress, probe_hosts
 from cpulaunch.discovery.probe_messages import ProbeRequest
+from cpulaunch.discovery.rate_cache import limits_of_ranks
 from cpulaunch.discovery.step import why_instead_of_ssh
 from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.hosts import Host, all_here
@@ -83,6 +84,7 @@ def _ask(
         master=hosts[0].name if address == "auto" else address,
         port=0 if port == "auto" else port,
         interface=None if interface == "auto" else interface,
+        limits=limits_of_ranks({**config.environ, **config.env}),
     )
     responses = probe_hosts([host.name for host in hosts], here, request, reach, progress)
     first = responses[hosts[0].name].answer

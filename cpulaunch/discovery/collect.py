@@ -54,7 +54,7 @@ def collect_facts(
     """
     named = named_hosts(config, tell)
     listed = first_hosts(config, named) if named else ()
-    here = facts_here()
+    here = facts_here(environ={**config.environ, **config.env})
     names = names_here() if listed else here.names
     elsewhere = any(host.name not in names for host in listed)
     if not elsewhere:  # else preflight asks all hosts

@@ -88,7 +88,7 @@ async def _probe_all(
 ) -> dict[str, ProbeResponse]:
     gate = _Gate()
     program = [request.python, "-I", "-S", _PROBE]
-    ways = [program if name in here else _command(reach, name, program) for name in names]
+    ways = [program if name in here else remote_command(reach, name, program, _PROBE) for name in names]
     hosts = [
         _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(port=None))
         for number, (name, argv) in enumerate(zip(names, ways, strict=True))
@@ -272,10 +272,14 @@ class _ProbedHost:
                 await self.process.wait()
 
 
-def _command(reach: Reach, host: str, program: Sequence[str]) -> Sequence[str]:
-    # The line says which part of the program is missing.
-    python, script = shlex.quote(program[0]), shlex.quote(program[-1])
-    checks = f"test -x {python} || exit {NO_PYTHON}; test -r {script} || exit {NO_CPULAUNCH}"
+def remote_command(reach: Reach, host: str, program: Sequence[str], script: str) -> Sequence[str]:
+    """The command that runs ``program``, an interpreter with our ``script``, on ``host``.
+
+    Its exit code says which of the two is missing there: NO_PYTHON or NO_CPULAUNCH.  Raises HostError where
+    there is no way to the host.
+    """
+    python, quoted = shlex.quote(program[0]), shlex.quote(script)
+    checks = f"test -x {python} || exit {NO_PYTHON}; test -r {quoted} || exit {NO_CPULAUNCH}"
     argv = reach.command(host, f"{checks}; exec {shlex.join(program)}")
     if argv is None:
         raise HostError(f"{host}: this launcher has no way to other hosts", hint="--launcher mpirun uses ssh")

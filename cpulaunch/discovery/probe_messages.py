@@ -27,7 +27,7 @@ class ProbeRequest(NamedTuple):
     for the others to try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be
     there, ``identical`` are files that must have the same content on all hosts.  ``packages`` are the
     directories that ``python`` imports from, ``libraries`` those with shared libraries to look at before the
-    system's.
+    system's.  ``limits``: the ranks' values of `rate_cache.INSTRUCTION_LIMITS`, where they are set.
     """
 
     python: str
@@ -39,6 +39,7 @@ class ProbeRequest(NamedTuple):
     master: str
     port: int | None
     interface: str | None
+    limits: dict[str, Any]
 
 
 class ConnectRequest(NamedTuple):

@@ -25,6 +25,7 @@ from dataclasses import replace
 from cpulaunch import __version__
 from cpulaunch.discovery.fabrics import find_fabrics
 from cpulaunch.discovery.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.package_versions import VERSION_FILES, version_in
 from cpulaunch.discovery.probe_messages import (
     KINDS,
     MARK,
@@ -41,12 +42,6 @@ from cpulaunch.wire import decode, encode
 
 CONNECT_TIMEOUT = 2.0
 """Seconds that the master's port has to answer."""
-
-_VERSION_FILES = {
-    "torch": ("torch/version.py", "__version__"),
-    "intel_extension_for_pytorch": ("intel_extension_for_pytorch/_version.py", "__version__"),
-}
-"""Where a package says its version, as importing it takes a second and more."""
 
 
 def main() -> None:
@@ -74,7 +69,8 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
     master, source = route_to(request.master)
     facts, facts_error = None, None
     try:
-        known = facts_here(request.libraries, request.packages)
+        environ = {**os.environ, **request.limits}
+        known = facts_here(request.libraries, request.packages, environ)
         facts = replace(known, fabrics=find_fabrics(request.libraries)).to_json()
     except CpulaunchError as e:
         facts_error = str(e)
@@ -84,7 +80,7 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
         versions={
             "Python": ".".join(map(str, sys.version_info[:3])),
             "cpulaunch": __version__,
-            **{name: _version(*where, request.packages) for name, where in _VERSION_FILES.items()},
+            **{name: version_in(request.packages, name) for name in VERSION_FILES},
         },
         digests={file: _digest(file) for file in request.identical},
         directory=os.path.isdir(request.directory),
@@ -100,20 +96,6 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
         listening=None,
         listen_error=None,
     )
-
-
-def _version(file: str, name: str, directories: Iterable[str]) -> str | None:
-    """The text that ``file``, in the first of ``directories`` that has it, assigns to ``name``."""
-    for directory in directories:
-        try:
-            with open(os.path.join(directory, file), encoding="utf-8") as f:
-                for line in f:
-                    left, equals, right = line.partition("=")
-                    if equals and left.split(":")[0].strip() == name:
-                        return right.strip().strip("'\"")
-        except OSError:
-            continue
-    return None
 
 
 def _digest(file: str) -> str | None:

@@ -11,6 +11,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.network import Interface
+from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.model.topology import Topology
 
 SCHEMA = 1
@@ -24,7 +25,8 @@ class HostFacts:
     ``names``: all names and addresses of the host.  ``cpu_flags``: those of BF16_FLAGS that its CPU has, or
     ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, which
     has the address ``address``.  ``libraries``: the paths of those that ranks can be started with, by their
-    names in `model.libraries`.  ``fabrics``: its fast network cards.
+    names in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.
+    ``rates``: the rates of matrix products that were measured there, for some numbers of threads.
     """
 
     topology: Topology
@@ -35,6 +37,12 @@ class HostFacts:
     address: str | None = None
     libraries: Mapping[str, str] | None = None
     fabrics: tuple[Fabric, ...] | None = None
+    cpu: Cpu | None = None
+    rates: tuple[ProductRates, ...] = ()
+
+    def rates_of(self, threads: int) -> ProductRates | None:
+        """The rates that were measured with so many threads."""
+        return next((rates for rates in self.rates if rates.threads == threads), None)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,6 +54,8 @@ class HostFacts:
             "address": self.address,
             "libraries": None if self.libraries is None else dict(self.libraries),
             "fabrics": None if self.fabrics is None else [card._asdict() for card in self.fabrics],
+            "cpu": None if self.cpu is None else self.cpu._asdict(),
+            "rates": [rates._asdict() for rates in self.rates],
         }
 
     @classmethod
@@ -60,6 +70,8 @@ class HostFacts:
             address=raw.get("address"),
             libraries=_libraries(raw.get("libraries")),
             fabrics=None if raw.get("fabrics") is None else tuple(Fabric(**card) for card in raw["fabrics"]),
+            cpu=None if raw.get("cpu") is None else Cpu(**raw["cpu"]),
+            rates=tuple(map(ProductRates.from_json, raw.get("rates", ()))),
         )
 
 

@@ -54,15 +54,20 @@ from cpulaunch.plan.select import (
     chosen_master_addr,
     forwarded_names,
 )
-from cpulaunch.plan.training import decide_backend, decide_precision, without_bf16
+from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend, decide_precision
 from cpulaunch.wording import shortened
 
 # The settings that have a variable of the field: a stronger source may overrule what the user has set by it.
 _FIELD_VARIABLES = [(setting, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
 
-def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
-    """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled."""
+def make_plan(
+    config: Config, facts: Facts, program: Program, precision: PrecisionDecision | None = None
+) -> Plan:
+    """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled.
+
+    ``precision`` is that of the job's first attempt, where this plan is for another one.
+    """
     config = as_instances(config)
     check_restarts(config)
     listed = chosen_hosts(config, facts)
@@ -70,15 +75,11 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
     backend = decide_backend(config, facts)
     launcher = launchers.load(chosen.name)
     job = _plan_all(config, facts, listed, launcher, backend.backend)
-    precision = decide_precision(
-        config.training.precision,
-        is_set=config.is_set(Config.training.precision),
-        lacking=without_bf16({each.input.name: each.input.facts for each in job.bound}),
-    )
+    precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     started, told_hidden = _srun_note(facts, chosen), _hidden_note(config, hidden)
-    precision_note = None if config.training.as_written else precision.note  # as it is the script's
+    precision_note = "" if config.training.as_written else precision.warning  # as it is the script's
     notes = (started, backend.note, precision_note, *job.notes, told_hidden)
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
@@ -110,7 +111,17 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         egress_interface=facts.egress_interface,
         user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
         instances=instances,
+        precision=precision,
     )
+
+
+def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
+    """What is known of each host's speed."""
+    speeds = []
+    for host, each in zip(job.hosts, job.bound, strict=True):
+        known = each.input.facts
+        speeds.append(HostSpeed(host.host, known.cpu, known.cpu_flags, known.rates_of(host.ranks[0].threads)))
+    return speeds
 
 
 # ---- the hosts
@@ -244,6 +255,8 @@ def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[An
         group = {}
     else:
         group = {"MASTER_ADDR": decided[Config.hosts.master_addr]}
+    if config.training.precision == "auto":
+        told[variables.PRECISION_IS_PLANNED] = "1"
     return dict(sorted({**job.env, **told, **config.env, **group}.items()))
 
 

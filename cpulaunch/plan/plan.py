@@ -14,6 +14,7 @@ from cpulaunch.plan.request import HostRequest
 if TYPE_CHECKING:  # agents, which plan a host anew, needn't know of settings
     from cpulaunch.config.config import SettingRow, Settings
     from cpulaunch.config.setting import Setting
+    from cpulaunch.plan.training import PrecisionDecision
 
 SCHEMA = 1
 
@@ -105,7 +106,7 @@ class Plan:
     was found or decided for some of them, in the types of JSON: a list where it differs by host.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
-    ``instances``: the plan's ranks are independent programs.
+    ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
     """
 
     launcher_setting: str
@@ -123,6 +124,7 @@ class Plan:
     mpiexec: str
     mpi_args: tuple[str, ...]
     request: HostRequest
+    precision: PrecisionDecision
     settings: Settings
     found: Mapping[Setting[Any], Any]
     notes: tuple[str, ...] = ()
@@ -151,6 +153,8 @@ class Plan:
             value = getattr(self, f.name)
             if f.name == "request":
                 document.update(value.to_json())
+            elif f.name == "precision":
+                document["precision"] = value.to_json()
             elif f.name == "hosts":
                 document["hosts"] = [host.to_json() for host in value]
             elif f.name == "settings":

@@ -61,10 +61,9 @@ class Flops:
 
     def measure_peak(self) -> None:
         """Find the peak for ``precision``: measured if need be, at the end of a step, as others do it."""
-        from cpulaunch.runtime.peak import peak_of_this_rank
+        from cpulaunch.runtime.product_rates import peak
 
-        dtype = next(name for name, short in PRECISIONS.items() if short == self.precision)
-        self.peak = peak_of_this_rank(self._torch, getattr(self._torch, dtype.rpartition(".")[2]))
+        self.peak = peak(self._torch, self.precision)
 
     def give_up(self) -> None:
         """Count no more."""

@@ -15,13 +15,15 @@ from cpulaunch.config.settings import Table
 class TrainingSettings:
     """What a rank trains with; the defaults hold outside of cpulaunch.
 
-    ``backend`` and ``precision`` are None where neither a plan nor the user names them; ``bucket_mb`` is in
+    ``backend`` and ``precision`` are None where neither a plan nor the user chooses one; ``bucket_mb`` is in
     MB (2²⁰ bytes), None for torch's own size.  ``in_job``: whether this process is a rank of a cpulaunch job.
+    ``precision_is_planned``: the plan has chosen the precision, and not the user.
     """
 
     in_job: bool = False
     backend: str | None = None
     precision: str | None = None
+    precision_is_planned: bool = False
     engine: str = "auto"
     compile: bool = False
     compress_gradients: str = "none"
@@ -32,16 +34,13 @@ class TrainingSettings:
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
     """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
-    backend, bucket = (
-        rank_setting(Table.training.backend, environ),
-        rank_setting(Table.training.bucket_mb, environ),
-    )
+    precision = rank_setting(Table.training.precision, environ)
+    bucket = rank_setting(Table.training.bucket_mb, environ)
     return TrainingSettings(
         in_job=variables.JOB_ID in environ,
-        backend=backend if environ.get(variables.BACKEND) else None,
-        precision=rank_setting(Table.training.precision, environ)
-        if environ.get(variables.PRECISION)
-        else None,
+        backend=rank_setting(Table.training.backend, environ) if environ.get(variables.BACKEND) else None,
+        precision=None if precision == "auto" else precision,
+        precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
         engine=rank_setting(Table.training.engine, environ),
         compile=rank_setting(Table.training.compile, environ),
         compress_gradients=rank_setting(Table.training.compress_gradients, environ),

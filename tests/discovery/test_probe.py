@@ -20,7 +20,7 @@ def ask(
 ) -> ProbeResponse:
     request = ProbeRequest(
         python=python, directory=str(directory), files=files, identical=files, packages=[], libraries=[],
-        master="localhost", port=port, interface=None,
+        master="localhost", port=port, interface=None, limits={},
     )  # fmt: skip
     return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
 

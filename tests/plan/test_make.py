@@ -14,6 +14,7 @@ from cpulaunch.errors import CpulaunchError, HostError, PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import Host
+from cpulaunch.model.rates import ProductRates
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan
 from cpulaunch.plan.select import checked_world_size, remaining_hosts
@@ -304,27 +305,35 @@ class TestBackendAndPrecision:
             make("training.backend=ccl", ccl_missing="no compiler")
 
     @pytest.mark.parametrize(
-        ("settings", "facts", "precision"),
+        ("settings", "rates", "precision"),
         [
-            ([], BIG, "bf16"),
-            ([], SMALL, "fp32"),
-            (["training.precision=bf16"], SMALL, "bf16"),
-            (["training.precision=fp32"], BIG, "fp32"),
+            ([], (4e11, 8e11), "bf16"),
+            ([], (4e11, 2e11), "fp32"),
+            (["training.precision=bf16"], (4e11, 2e11), "bf16"),
+            (["training.precision=fp32"], (4e11, 8e11), "fp32"),
         ],
     )
-    def test_bf16_only_where_the_cpu_has_it_or_the_user_insists(self, settings, facts, precision) -> None:
-        made = make(*settings, facts=facts)
+    def test_the_faster_precision_unless_the_user_chooses(self, settings, rates, precision) -> None:
+        threads = make(facts=SMALL).hosts[0].ranks[0].threads
+        made = make(*settings, facts=replace(SMALL, rates=(ProductRates(threads, *rates),)))
         assert made.env["CPULAUNCH_PRECISION"] == setting(made, "training.precision")[0] == precision
-        assert any("bf16" in note for note in made.notes) == (facts is SMALL)
+        assert made.precision.measured == ProductRates(threads, *rates)
+        assert made.notes == tuple(filter(None, [made.precision.warning]))
+
+    def test_rates_of_another_number_of_threads_dont_count(self) -> None:
+        threads = make(facts=SMALL).hosts[0].ranks[0].threads
+        made = make(facts=replace(SMALL, rates=(ProductRates(threads + 1, 4e11, 8e11),)))
+        assert made.precision.measured is None
+        assert made.precision.precision == "fp32"
 
     def test_one_host_whose_cpu_lacks_bf16_makes_it_fp32(self) -> None:
         known = {"a": replace(SMALL, cpu_flags=("amx_bf16",)), "b": SMALL}
-        made = make(hosts="a,b", facts=SMALL, hosts_known=known)
-        assert made.env["CPULAUNCH_PRECISION"] == "fp32"
-        assert made.notes == ("precision fp32, as the CPU of b has no instructions for bf16",)
-        insisted = make("training.precision=bf16", hosts="a,b", facts=SMALL, hosts_known=known)
-        assert insisted.env["CPULAUNCH_PRECISION"] == "bf16"
-        assert insisted.notes == ("bf16 is slow here: the CPU of b has no instructions for it",)
+        assert make(hosts="a,b", facts=SMALL, hosts_known=known).env["CPULAUNCH_PRECISION"] == "fp32"
+
+    def test_another_attempt_keeps_the_precision_of_the_first(self) -> None:
+        first = make(facts=replace(SMALL, cpu_flags=("amx_bf16",))).precision
+        again = make_plan(load([]), Facts(SMALL), PROGRAM, first)
+        assert (again.precision, again.env["CPULAUNCH_PRECISION"]) == (first, "bf16")
 
     def test_as_written_it_is_the_scripts_and_nothing_is_said_of_it(self) -> None:
         assert make("training.as_written=true", facts=SMALL).notes == ()

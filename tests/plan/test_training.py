@@ -4,52 +4,73 @@ from __future__ import annotations
 
 import pytest
 
-from cpulaunch.model.facts import HostFacts
-from cpulaunch.model.topology import Topology
-from cpulaunch.plan.training import PrecisionDecision, decide_precision, without_bf16
+from cpulaunch.model.rates import Cpu, ProductRates
+from cpulaunch.plan.training import HostSpeed, decide_precision
 
-BF16, FP32 = PrecisionDecision("bf16"), PrecisionDecision("fp32")
+INTEL, AMD = Cpu("GenuineIntel", "Xeon"), Cpu("AuthenticAMD", "EPYC")
+AMX, AVX, NO_FLAGS = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",), ()
+
+
+def host(
+    fp32: float = 0, bf16: float = 0, *, flags=AVX, cpu: Cpu | None = INTEL, name="localhost"
+) -> HostSpeed:
+    """A host whose ranks were measured at these GFLOP/s, or that was not measured."""
+    return HostSpeed(name, cpu, flags, ProductRates(14, fp32 * 1e9, bf16 * 1e9) if fp32 else None)
 
 
 @pytest.mark.parametrize(
-    ("requested", "is_set", "lacking", "decision"),
+    ("hosts", "precision", "why"),
     [
-        ("bf16", False, [], BF16),
-        ("bf16", True, [], BF16),
-        ("fp32", True, [], FP32),
-        ("fp32", True, ["localhost"], FP32),  # what the user wants is no surprise
-        (
-            "bf16", False, ["localhost"],
-            PrecisionDecision("fp32", "precision fp32, as this CPU has no instructions for bf16"),
-        ),
-        (
-            "bf16", False, ["a", "b"],
-            PrecisionDecision("fp32", "precision fp32, as the CPU of a, b has no instructions for bf16"),
-        ),
-        (
-            "bf16", True, ["localhost"],
-            PrecisionDecision("bf16", "bf16 is slow here: this CPU has no instructions for it"),
-        ),
-        (
-            "bf16", True, [f"n{i}" for i in range(6)],
-            PrecisionDecision(
-                "bf16", "bf16 is slow here: the CPU of n0, n1, n2, n3 and 2 more has no instructions for it"
-            ),
-        ),
+        ([host(160, 84)], "fp32", "bf16 is 1.9 times slower on this CPU, 84 against 160 GFLOP/s"),
+        ([host(160, 84, flags=AMX)], "fp32", "bf16 is 1.9 times slower on this CPU, 84 against 160 GFLOP/s"),
+        ([host(100, 119)], "fp32", "bf16 is only 1.2 times faster on this CPU, 119 against 100 GFLOP/s"),
+        ([host(100, 99)], "fp32", "bf16 is no faster on this CPU, 99 against 100 GFLOP/s"),
+        ([host(100, 120, flags=NO_FLAGS)], "bf16", "1.2 times faster than fp32 on this CPU, 120 against 100 GFLOP/s"),
+        ([host(160, 800)] * 3, "bf16", "5.0 times faster than fp32 on this CPU, 800 against 160 GFLOP/s"),
+        # The lowest rates of all hosts count, as all ranks wait for the slowest.
+        ([host(160, 800), host(160, 84, cpu=AMD)], "fp32", "bf16 is 1.9 times slower on the slowest host, 84 against 160 GFLOP/s"),
+        ([host(40, 60), host(100, 30, cpu=AMD)], "fp32", "bf16 is 1.3 times slower on the slowest host, 30 against 40 GFLOP/s"),
+        ([host(40, 60), host(100, 80, cpu=AMD)], "bf16", "1.5 times faster than fp32 on the slowest host, 60 against 40 GFLOP/s"),
+        # Without a measurement, the flags decide.
+        ([host(flags=AMX)], "bf16", "not measured; the CPU has amx_bf16"),
+        ([host(flags=AVX)], "fp32", "not measured; the CPU has avx512_bf16 and no amx_bf16"),
+        ([host(flags=AVX, cpu=None)], "fp32", "not measured; the CPU has avx512_bf16 and no amx_bf16"),
+        ([host(flags=AVX, cpu=AMD)], "bf16", "not measured; the CPU is AMD's and has avx512_bf16"),
+        ([host(flags=("bf16",), cpu=Cpu("0x41"))], "bf16", "not measured; the CPU has Arm's bf16"),
+        ([host(flags=NO_FLAGS)], "fp32", "not measured; the CPU has no instructions for bf16"),
+        ([host(flags=None)], "fp32", "not measured; the CPU's flags are not known"),
+        ([host(flags=AMX, name="a"), host(flags=NO_FLAGS, name="b")], "fp32", "not measured; b: its CPU has no instructions for bf16"),
+        ([host(160, 84, name="a"), host(flags=AMX, name="b")], "fp32", "not measured; a: bf16 was measured to be slower there"),
+        ([host(160, 800, name="a"), host(flags=AMX, name="b")], "bf16", "not measured; b: its CPU has amx_bf16"),
     ],
 )  # fmt: skip
-def test_bf16_that_somebody_asked_for_stays_bf16(
-    requested: str, is_set: bool, lacking: list[str], decision: PrecisionDecision
+def test_auto_chooses_the_faster_precision(hosts: list[HostSpeed], precision: str, why: str) -> None:
+    decision = decide_precision("auto", hosts)
+    assert (decision.precision, decision.why, decision.warning) == (precision, why, "")
+    assert str(decision) == f"precision {precision} ({why})"
+
+
+@pytest.mark.parametrize(
+    ("requested", "hosts", "warning"),
+    [
+        ("bf16", [host(160, 84)], "bf16 is 1.9 times slower on this CPU, 84 against 160 GFLOP/s"),
+        ("bf16", [host(100, 110)], ""),
+        ("bf16", [host(160, 800)], ""),
+        ("fp32", [host(160, 84)], ""),
+        ("fp32", [host(100, 110)], ""),
+        ("fp32", [host(160, 800)], "bf16 is 5.0 times faster on this CPU, 800 against 160 GFLOP/s"),
+        ("fp32", [host(flags=NO_FLAGS)], ""),
+        ("bf16", [host(flags=AVX)], ""),
+        ("bf16", [host(flags=NO_FLAGS)], "the CPU has no instructions for bf16"),
+        ("bf16", [host(flags=NO_FLAGS, name="a"), host(name="b")], "the CPU of a has no instructions for bf16"),
+        ("bf16", [host(flags=NO_FLAGS, name=f"n{i}") for i in range(6)],
+         "the CPU of n0, n1, n2, n3 and 2 more has no instructions for bf16"),
+    ],
+)  # fmt: skip
+def test_the_users_choice_holds_with_a_warning_where_it_is_slower(
+    requested: str, hosts: list[HostSpeed], warning: str
 ) -> None:
-    assert decide_precision(requested, is_set=is_set, lacking=lacking) == decision
-
-
-def test_a_host_lacks_bf16_only_where_somebody_has_looked() -> None:
-    topology = Topology(())
-    hosts = {
-        "old": HostFacts(topology, cpu_flags=()),
-        "new": HostFacts(topology, cpu_flags=("amx_bf16",)),
-        "arm": HostFacts(topology, cpu_flags=("bf16",)),
-        "unknown": HostFacts(topology, cpu_flags=None),
-    }
-    assert without_bf16(hosts) == ["old"]
+    decision = decide_precision(requested, hosts)
+    assert (decision.precision, decision.why) == (requested, "")
+    assert decision.warning == (f"precision {requested} is slow here: {warning}" if warning else "")
+    assert str(decision) == f"precision {requested}"

@@ -21,7 +21,7 @@ from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
 from cpulaunch.runtime import reports, telemetry
 from cpulaunch.runtime.flops import EVERY, FIRST, Flops
-from cpulaunch.runtime.peak import measure, peak_of_this_rank
+from cpulaunch.runtime.product_rates import measure
 from cpulaunch.runtime.telemetry import OTHERS, Recorder, sizes
 from runtime.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
 
@@ -73,7 +73,6 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
     peaks = [row["peak_flops"] for row in rows if "peak_flops" in row]
     assert head["peak_flops"] == pytest.approx(sum(peaks), abs=2)
     assert 1e8 < min(peaks) <= max(peaks) < 1e14
-    assert len(list(tmp_path.glob("cache/cpulaunch/peak/*.json"))) == 2
     assert head["precision"] == "bf16"
     for rank in (0, 1):
         steps = steps_of(rows, rank)
@@ -350,20 +349,9 @@ def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None
     assert flops.stepped(3) == 16
 
 
-def test_a_peak_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    peak = peak_of_this_rank(torch, torch.float32)
-    (file,) = tmp_path.glob("cpulaunch/peak/*.json")
-    assert json.loads(file.read_text()) == {"peak_flops": peak}
-    file.write_text('{"peak_flops": 123}')
-    assert peak_of_this_rank(torch, torch.float32) == 123
-    file.write_text("broken")
-    assert peak_of_this_rank(torch, torch.float32) > 1e8
-
-
 def test_measuring_takes_none_of_the_scripts_random_numbers() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    measure(torch, torch.bfloat16)
+    measure(torch, ("bf16", "fp32"))
     assert torch.rand(1) == expected

@@ -30,6 +30,8 @@ from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.precision import current_precision, keep_precision
+from cpulaunch.runtime.settings import training_settings
 from cpulaunch.wording import counted
 
 T = TypeVar("T")
@@ -205,7 +207,8 @@ class Checkpoint:
         here = self._position._replace(now=randomness.capture(self._loader))
         if position.is_stateful(self._loader):
             here = here._replace(loader=self._loader.state_dict())
-        facts = Facts(self._step, self._optimizer_steps, here.epoch, here.batch, self._ranks)
+        precision = current_precision(training_settings())
+        facts = Facts(self._step, self._optimizer_steps, here.epoch, here.batch, self._ranks, precision)
         shared = {"buckets": self._bucket_orders}
         own = self._rank, tuple(here)
         tensors = state.collect(self._models, self._optimizers, self._schedulers, own, shared)
@@ -263,6 +266,8 @@ class Checkpoint:
         saved.load(self._models, self._optimizers, self._schedulers, shared)
         self._step = self._saved_step = facts.step
         self._optimizer_steps = self._uncounted_from = facts.optimizer_steps
+        if facts.precision:
+            keep_precision(facts.precision, training_settings())
         here = Position(facts.epoch, facts.batch)
         self._position = Position(*own) if same else position.for_ranks(here, facts.world_size, self._ranks)
         if same and self._position.now and not self._iterates:

@@ -30,6 +30,7 @@ class Facts:
 
     ``step``: batches that each rank has trained on, ``optimizer_steps`` those of all optimizers.  ``epoch``
     and ``batch`` are where the data are: this many batches of this epoch (from 0) are used up.
+    ``precision``: bf16 or fp32; None where nobody had chosen one.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Facts:
     epoch: int
     batch: int
     world_size: int
+    precision: str | None = None
     schema: int = SCHEMA
 
 

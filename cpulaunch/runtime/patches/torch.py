@@ -20,7 +20,7 @@ from cpulaunch.runtime.patches.base import (
     step_changes,
 )
 from cpulaunch.runtime.patches.groups import replace_backend
-from cpulaunch.runtime.precision import chosen
+from cpulaunch.runtime.precision import chosen, current_precision
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.8.0", "2.13.0")
@@ -29,14 +29,12 @@ _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have
 
 
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
-    """A DistributedDataParallel of the script's own runs its forward pass in bf16.
+    """A DistributedDataParallel of the script's own runs its forward pass in bf16, if that is the precision.
 
     That is, where the script is in no autocast context, and nobody else sees to the model's precision.  A
     model that has run within the script's own autocast is left alone: a script may train in it, and
     evaluate outside.
     """
-    if settings.precision != "bf16":
-        return
     ddp, tree_map = torch.nn.parallel.DistributedDataParallel, torch.utils._pytree.tree_map
     original = ddp.forward
 
@@ -51,6 +49,8 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
         _data_parallel.add(self)
         if _in_autocast(torch):
             left_alone.add(self)
+        if current_precision(settings) != "bf16":
+            return original(self, *inputs, **kwargs)
         if self in left_alone or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
             return original(self, *inputs, **kwargs)
         tell = announce_with_step if torch.is_grad_enabled() else announce
@@ -114,7 +114,7 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
             announce_with_step(f"{type(optimizer).__name__} takes its fused step")
         announce(*step_changes())
         _warn_of_separate_copies(torch)
-        if settings.precision == "bf16" and not _has_precision(optimizer):
+        if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
                 "this script's precision is its own: the planned bf16 is for DDP models, accelerate, "
                 "transformers and Lightning, and for what runs in `with cpulaunch.autocast():`"

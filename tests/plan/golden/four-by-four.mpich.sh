@@ -14,5 +14,5 @@ export CPULAUNCH_PLACEMENT='{"version":2,"launcher":"mpich","identity":["PMI_RAN
 export HYDRA_LAUNCHER=ssh
 export HYDRA_LAUNCHER_EXEC=/venv/cpulaunch/launchers/ssh.sh
 export HYDRA_RMK=user
-mpiexec -f hostfile -n 16 -ppn 4 -wdir /home/me -genv CCL_ATL_SHM 1 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION bf16 -genv CPULAUNCH_RANK_CCL_TRANSPORT shm+tcp -genv FI_PROVIDER tcp -genv MASTER_ADDR node1 -genv OMP_NUM_THREADS 13 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+mpiexec -f hostfile -n 16 -ppn 4 -wdir /home/me -genv CCL_ATL_SHM 1 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION fp32 -genv CPULAUNCH_RANK_CCL_TRANSPORT shm+tcp -genv CPULAUNCH_RANK_PRECISION_IS_PLANNED 1 -genv FI_PROVIDER tcp -genv MASTER_ADDR node1 -genv OMP_NUM_THREADS 13 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )

@@ -13,5 +13,5 @@ export I_MPI_HYDRA_BOOTSTRAP=ssh
 export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launchers/ssh.sh
 export I_MPI_HYDRA_RMK=user
 export I_MPI_PIN=off
-mpiexec.hydra -f hostfile -n 4 -ppn 2 -wdir /home/me -genv CPULAUNCH_BACKEND gloo -genv CPULAUNCH_PRECISION bf16 -genv GLOO_SOCKET_IFNAME ib0 -genv MASTER_ADDR 10.0.0.1 -genv OMP_NUM_THREADS 28 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+mpiexec.hydra -f hostfile -n 4 -ppn 2 -wdir /home/me -genv CPULAUNCH_BACKEND gloo -genv CPULAUNCH_PRECISION fp32 -genv CPULAUNCH_RANK_PRECISION_IS_PLANNED 1 -genv GLOO_SOCKET_IFNAME ib0 -genv MASTER_ADDR 10.0.0.1 -genv OMP_NUM_THREADS 28 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )

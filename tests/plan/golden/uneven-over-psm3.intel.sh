@@ -14,5 +14,5 @@ export I_MPI_HYDRA_BOOTSTRAP_EXEC=/venv/cpulaunch/launchers/ssh.sh
 export I_MPI_HYDRA_RMK=user
 export I_MPI_PIN=off
 unset I_MPI_PERHOST
-mpiexec.hydra -f hostfile -n 4 -wdir /home/me -genv CCL_ATL_SHM 1 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION bf16 -genv CPULAUNCH_RANK_CCL_TRANSPORT shm+ofi -genv FI_PROVIDER psm3 -genv MASTER_ADDR a -genv RDMAV_FORK_SAFE 1 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+mpiexec.hydra -f hostfile -n 4 -wdir /home/me -genv CCL_ATL_SHM 1 -genv CCL_ATL_TRANSPORT ofi -genv CCL_LOG_LEVEL error -genv CCL_PROCESS_LAUNCHER torchrun -genv CCL_WORKER_COUNT 1 -genv CCL_WORKER_OFFLOAD 1 -genv CPULAUNCH_BACKEND ccl -genv CPULAUNCH_PRECISION fp32 -genv CPULAUNCH_RANK_CCL_TRANSPORT shm+ofi -genv CPULAUNCH_RANK_PRECISION_IS_PLANNED 1 -genv FI_PROVIDER psm3 -genv MASTER_ADDR a -genv RDMAV_FORK_SAFE 1 /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )

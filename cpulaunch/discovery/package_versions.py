@@ -1,0 +1,27 @@
+"""Versions of installed packages, read from their files: importing torch takes a second and more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+VERSION_FILES = {
+    "torch": ("torch/version.py", "__version__"),
+    "intel_extension_for_pytorch": ("intel_extension_for_pytorch/_version.py", "__version__"),
+}
+"""The file in which a package assigns its version, and the name to which it does."""
+
+
+def version_in(directories: Iterable[str], package: str) -> str | None:
+    """The version of a package of VERSION_FILES in the first of ``directories`` that has it."""
+    file, name = VERSION_FILES[package]
+    for directory in directories:
+        try:
+            with open(os.path.join(directory, file), encoding="utf-8") as f:
+                for line in f:
+                    left, equals, right = line.partition("=")
+                    if equals and left.split(":")[0].strip() == name:
+                        return right.strip().strip("'\"")
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,99 @@
+"""The rates of matrix products that were measured before, in the user's cache.  Standard library only.
+
+A file holds the rates of one model of CPU with one version of torch, by the number of threads:
+``{"14": {"fp32": {"layer": 2.1e12, "best": 2.2e12}, "bf16": …}}``, in FLOP/s.  ``layer`` is the rate of a
+transformer layer's products together, and ``best`` that of the fastest product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cpulaunch.model.rates import Cpu, ProductRates
+
+INSTRUCTION_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Variables that limit which instructions torch and its libraries use."""
+
+
+def limits_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of INSTRUCTION_LIMITS that ``environ`` sets."""
+    return {name: environ[name] for name in INSTRUCTION_LIMITS if environ.get(name)}
+
+
+MARK = "cpulaunch-rates: "
+"""Before the rates that a host prints, as rc files of its shell may print to the same stream."""
+
+
+class Rate(NamedTuple):
+    """The rate of one precision, in FLOP/s: of a layer's products together, and of the fastest one."""
+
+    layer: float
+    best: float
+
+
+@dataclass(frozen=True)
+class RateCache:
+    """The cache's file for one model of CPU, one torch, and one choice of INSTRUCTION_LIMITS."""
+
+    file: Path
+
+    @classmethod
+    def of(cls, cpu: Cpu, torch_version: str, environ: Mapping[str, str]) -> RateCache:
+        """``environ`` is the environment of the ranks."""
+        key = json.dumps([cpu, torch_version, limits_of_ranks(environ)], sort_keys=True)
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return cls(Path(base) / "cpulaunch" / "rates" / f"{name}.json")
+
+    def rate(self, threads: int, precision: str) -> Rate | None:
+        """What was measured with so many threads in ``precision``, such as ``"bf16"``."""
+        try:
+            row = self._read()[str(threads)][precision]
+            return Rate(float(row["layer"]), float(row["best"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def product_rates(self) -> tuple[ProductRates, ...]:
+        """The rates of all numbers of threads for which both precisions are known."""
+        found = []
+        for threads, row in self._read().items():
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                layer = {name: row[name]["layer"] for name in ("fp32", "bf16")}
+                found.append(ProductRates.from_json({"threads": threads, **layer}))
+        return tuple(found)
+
+    def keep(self, threads: int, rates: Mapping[str, Rate]) -> None:
+        """Add rates by precision.  Does nothing where the cache can't be written."""
+        with contextlib.suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            known = self._read()
+            row = known.setdefault(str(threads), {})
+            row.update({name: rate._asdict() for name, rate in rates.items()})
+            part = self.file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(known))
+            part.replace(self.file)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time measures; the others wait, and find its result.  No lock without a cache."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(self.file.with_suffix(".lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self.file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}

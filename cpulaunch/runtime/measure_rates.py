@@ -1,0 +1,36 @@
+"""Measure the rates of matrix products in a process of its own, as the launcher does not import torch::
+
+    python …/cpulaunch/runtime/measure_rates.py '{"cores": "0-13", "threads": 14, "environment": {}}'
+
+It prints the rates as one line of JSON after MARK, and keeps them in the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+# The path to cpulaunch, in place of this file's directory, whose modules must not hide those of others.
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from cpulaunch.discovery.rate_cache import MARK
+from cpulaunch.model.cores import CoreSet
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    os.environ.update(request["environment"])
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.sched_setaffinity(0, CoreSet.parse(request["cores"]))  # before torch's threads are there
+
+    import torch
+
+    from cpulaunch.runtime.product_rates import product_rates
+
+    torch.set_num_threads(request["threads"])
+    print(MARK + json.dumps(product_rates(torch)._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

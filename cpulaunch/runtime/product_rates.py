@@ -1,0 +1,133 @@
+"""The rate of matrix products on this process's cores: measured once, then read from the user's cache.
+
+What is measured are the three products of a linear layer, forward and backward, in the shapes of a
+transformer.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cpulaunch.discovery.rate_cache import Rate, RateCache
+from cpulaunch.discovery.this_host import cpu_here
+from cpulaunch.model.rates import ProductRates
+
+HIDDEN, WIDE = 768, 3072
+"""Inputs and outputs of the layer."""
+
+TOKENS, MOST_TOKENS = 256, 4096
+"""Rows per thread, which take a core some milliseconds, and rows of all threads at most."""
+
+FEW_TOKENS = 32
+"""Rows where a CPU that emulates bf16 would need seconds for more."""
+
+LONG = 0.15
+"""Seconds that a product may take."""
+
+LIMIT = 1.0
+"""Seconds in which products are measured, round after round; twice that if other programs take the cores."""
+
+PREEMPTED_EVERY = 0.05
+"""Seconds of a call in which one preemption is no sign of a busy machine."""
+
+
+class Measurement(NamedTuple):
+    """The rates by precision.  ``steady``: other programs did not take these cores meanwhile."""
+
+    rates: dict[str, Rate]
+    steady: bool
+
+
+def product_rates(torch: Any) -> ProductRates:
+    """The rates of fp32 and bf16 with this process's threads."""
+    rates = known_rates(torch, ("fp32", "bf16"))
+    return ProductRates(torch.get_num_threads(), rates["fp32"].layer, rates["bf16"].layer)
+
+
+def peak(torch: Any, precision: str) -> float:
+    """The FLOP/s of the fastest product in ``precision``: bf16, fp16, fp32 or fp64."""
+    return known_rates(torch, (precision,))[precision].best
+
+
+def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
+    """The rate of each precision, from the cache; if one is missing there, all of them are measured."""
+    cache, threads = RateCache.of(cpu_here(), torch.__version__, os.environ), torch.get_num_threads()
+    with cache.locked():
+        kept = {precision: cache.rate(threads, precision) for precision in precisions}
+        known = {precision: rate for precision, rate in kept.items() if rate}
+        if len(known) < len(precisions):
+            known, steady = measure(torch, precisions)
+            if steady:
+                cache.keep(threads, known)
+    return known
+
+
+def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
+    """Measure in turn, so that a busy moment slows all precisions alike; the fastest call of each counts.
+
+    It takes at most about 3 s.  The state of torch's random numbers stays as it is.
+    """
+    tokens = min(TOKENS * torch.get_num_threads(), MOST_TOKENS)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        products = {
+            name: [_Product(torch, tokens, *shape) for shape in _shapes(torch, tokens, name)]
+            for name in precisions
+        }
+        every = [product for each in products.values() for product in each]
+        began = time.perf_counter()
+        while (passed := time.perf_counter() - began) < 2 * LIMIT:
+            if passed > LIMIT and all(product.steady for product in every):
+                break
+            for product in every:
+                product.run()
+    rates = {name: _rate(each) for name, each in products.items()}
+    return Measurement(rates, all(product.steady for product in every))
+
+
+def _shapes(torch: Any, tokens: int, precision: str) -> Sequence[tuple[Any, Any]]:
+    """The operands of the forward product, and of those for the gradients of inputs and weights."""
+    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}[precision]
+    # Constants, as random numbers would be other ones for the script.
+    sizes = ((tokens, HIDDEN), (WIDE, HIDDEN), (tokens, WIDE))
+    inputs, weights, grad = (torch.full(size, 0.5, dtype=getattr(torch, dtype)) for size in sizes)
+    return ((inputs, weights.t()), (grad, weights), (grad.t(), inputs))
+
+
+class _Product:
+    """One product: its ``flops``, and the fewest ``seconds`` that they took."""
+
+    def __init__(self, torch: Any, tokens: int, left: Any, right: Any) -> None:
+        self._mm = torch.mm
+        # The tokens are the rows of the result, or what is summed over.
+        rows = left.shape[0] == tokens
+        few = (left[:FEW_TOKENS], right) if rows else (left[:, :FEW_TOKENS], right[:FEW_TOKENS])
+        more = tokens / FEW_TOKENS
+        self._use(*few)
+        self.run()  # the first call also prepares what later ones use
+        if self.seconds * more < 10 * LONG:
+            self.run()
+        if self.seconds * more < LONG:
+            self._use(left, right)
+
+    def _use(self, left: Any, right: Any) -> None:
+        self._operands = left, right
+        self.flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        self.seconds, self.steady = float("inf"), False
+
+    def run(self) -> None:
+        preempted, began = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, time.perf_counter()
+        self._mm(*self._operands)
+        seconds = time.perf_counter() - began
+        preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - preempted
+        if seconds < self.seconds:
+            self.seconds, self.steady = seconds, preempted <= seconds / PREEMPTED_EVERY
+
+
+def _rate(products: Sequence[_Product]) -> Rate:
+    # By the time per operation, as the products may have got different numbers of tokens.
+    layer = len(products) / sum(product.seconds / product.flops for product in products)
+    return Rate(layer, max(product.flops / product.seconds for product in products))
