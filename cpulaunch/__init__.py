@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.runtime.accumulate import accumulate
+    from cpulaunch.runtime.change.precision import autocast
     from cpulaunch.runtime.checkpoint.checkpoint import Checkpoint
     from cpulaunch.runtime.distributed import backend, init, is_main, rank, unwrap, world_size
     from cpulaunch.runtime.instances import metric, shard
-    from cpulaunch.runtime.precision import autocast
+    from cpulaunch.runtime.observe.telemetry import log
     from cpulaunch.runtime.prepare import prepare
-    from cpulaunch.runtime.telemetry import log
 
 __all__ = [
     "Checkpoint",
@@ -52,11 +52,11 @@ __all__ = [
 _HOMES = {
     "Checkpoint": "checkpoint.checkpoint",
     "accumulate": "accumulate",
-    "autocast": "precision",
+    "autocast": "change.precision",
     "backend": "distributed",
     "init": "distributed",
     "is_main": "distributed",
-    "log": "telemetry",
+    "log": "observe.telemetry",
     "metric": "instances",
     "prepare": "prepare",
     "rank": "distributed",

@@ -10,8 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import distributed, engines
-from cpulaunch.runtime.engines.base import Engine
+from cpulaunch.runtime import distributed
+from cpulaunch.runtime.change import engines
+from cpulaunch.runtime.change.engines.base import Engine
 from cpulaunch.runtime.log import log_once
 
 T = TypeVar("T")

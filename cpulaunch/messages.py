@@ -213,7 +213,8 @@ class Dump(NamedTuple):
     """The answer to ``AskDump`` with the same ``request``: what the program is doing.
 
     ``groups`` are those of its ledger (``ledger.Group`` as dicts, times in seconds), ``processes`` the
-    program (first) and its children, as ``agent.dump`` describes them.  ``at`` is when it was looked at.
+    program (first) and its children, as ``agent.observe.dump`` describes them.  ``at`` is when it was looked
+    at.
     ``error``: why something could not be seen; empty where all could.
     """
 

@@ -23,8 +23,8 @@ BUILT_IN = {
         "slurm": "cpulaunch.launchers.srun:SRUN",
     },
     ENGINES: {
-        "ipex": "cpulaunch.runtime.engines.ipex:ENGINE",
-        "native": "cpulaunch.runtime.engines.native:ENGINE",
+        "ipex": "cpulaunch.runtime.change.engines.ipex:ENGINE",
+        "native": "cpulaunch.runtime.change.engines.native:ENGINE",
     },
 }
 """Group of entry points → name → where the object is.  Settings offer these names."""

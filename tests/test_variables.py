@@ -15,7 +15,7 @@ import cpulaunch
 from cpulaunch import variables
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.mpi import JOB_VARIABLES
-from cpulaunch.supervise.attempt import Attempt
+from cpulaunch.supervise.attempts.attempt import Attempt
 from cpulaunch.variables import TABLE
 
 PACKAGE = Path(cpulaunch.__file__).parent

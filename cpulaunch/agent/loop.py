@@ -16,14 +16,13 @@ import time
 from typing import TYPE_CHECKING
 
 from cpulaunch import ledger, messages, variables, wire
-from cpulaunch.agent import ledger_file
-from cpulaunch.agent.child import Ended, adopt_orphans_and_die_with, set_open_files
-from cpulaunch.agent.identity import Identity, identify
+from cpulaunch.agent.launch.child import Ended, adopt_orphans_and_die_with, set_open_files
+from cpulaunch.agent.launch.environment import Identity, identify
+from cpulaunch.agent.launch.start import Running, start_program
 from cpulaunch.agent.link import Link, LinkState
-from cpulaunch.agent.out_of_memory import oom_kills, why_killed
-from cpulaunch.agent.output import REPORTS, Pipes, Printer
-from cpulaunch.agent.report import Reports
-from cpulaunch.agent.start import Running, start_program
+from cpulaunch.agent.observe.out_of_memory import oom_kills, why_killed
+from cpulaunch.agent.output import REPORTS, Pipes, Printer, Reports
+from cpulaunch.agent.program import ledger_file
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
 from cpulaunch.plan.placement import Placement, unguard
@@ -32,9 +31,9 @@ from cpulaunch.wire import MAX_OUTPUT
 if TYPE_CHECKING:
     from typing import Any
 
-    from cpulaunch.agent.dump import Dumps
-    from cpulaunch.agent.telemetry import Telemetry
-    from cpulaunch.agent.traces import RankTraces
+    from cpulaunch.agent.observe.dump import Dumps
+    from cpulaunch.agent.observe.telemetry import Telemetry
+    from cpulaunch.agent.observe.traces import RankTraces
 
 MAX_PENDING = 1 << 20
 """Bytes on their way to the launcher from which on the program's output has to wait."""
@@ -122,8 +121,8 @@ class Agent:
 
     def _watch_steps(self, running: Running) -> None:
         if self.placement.telemetry and self.link:
-            from cpulaunch.agent.telemetry import Telemetry
-            from cpulaunch.agent.usage import Usage
+            from cpulaunch.agent.observe.telemetry import Telemetry
+            from cpulaunch.agent.observe.usage import Usage
 
             usage = Usage(running.program.pid, running.planned.cores, time.monotonic())
             self.telemetry = Telemetry(running.ledger, usage, self.identity.size, self.period)
@@ -272,14 +271,14 @@ class Agent:
 
     def _dump(self, message: messages.AskDump) -> None:
         if self.dumps is None:
-            from cpulaunch.agent.dump import Dumps
+            from cpulaunch.agent.observe.dump import Dumps
 
             self.dumps = Dumps(self.selector, self.running, self._tell)
         self.dumps.ask(message)
 
     def _trace(self, message: messages.Trace | messages.SendTrace) -> None:
         if self.traces is None:
-            from cpulaunch.agent.traces import RankTraces
+            from cpulaunch.agent.observe.traces import RankTraces
 
             self.traces = RankTraces(self.running, self._tell)
         if isinstance(message, messages.SendTrace):
@@ -327,7 +326,7 @@ class Agent:
 
     def _verify(self, running: Running, report: messages.Ready | messages.Torch) -> None:
         """Compare what the program says of itself, and what it has by now, with the plan."""
-        from cpulaunch.agent.verify import at_start, with_torch
+        from cpulaunch.agent.observe.verification import at_start, with_torch
 
         look_at, planned = running.program.pid, running.planned
         if isinstance(report, messages.Ready):

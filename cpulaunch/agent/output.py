@@ -1,11 +1,13 @@
-"""The pipes that the program writes to, and the agent's own stdout and stderr, where no launcher listens."""
+"""The pipes of the program, its output and its bootstrap's reports, and the agent's own stdout and stderr."""
 
 from __future__ import annotations
 
 import os
 import selectors
+from collections.abc import Iterator
 
-from cpulaunch.wire import MAX_OUTPUT
+from cpulaunch.messages import FROM_RANK, Report, Unknown
+from cpulaunch.wire import MAX_OUTPUT, Lines, MessageError, decode
 
 REPORTS = 0
 """The stream of what the program's bootstrap reports; 1 is stdout, 2 is stderr."""
@@ -89,3 +91,18 @@ class Printer:
         for stream, rest in self._rest.items():
             if rest:
                 self.print(stream, b"\n")
+
+
+class Reports:
+    """Reads the reports of one program.  Any child of it may write there, so nothing is relied on."""
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> Iterator[Report | Unknown]:
+        """The reports that ``data`` completes, up to the first that is none."""
+        try:
+            for line in self._lines.feed(data):
+                yield decode(line, FROM_RANK)
+        except MessageError:
+            self._lines = Lines()

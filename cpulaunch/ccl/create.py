@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
+from cpulaunch.ccl.load import leave_mpi
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
-from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import machinery, util
@@ -143,3 +145,26 @@ def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequenc
         return []  # "auto", or ranges: the background thread then runs anywhere
     first = neighbours.local_rank * count
     return cores[first : first + count]
+
+
+PATIENCE = 10.0
+"""Seconds that the other ranks have to come to their end, too, when this one has failed."""
+
+
+def leave_mpi(*, has_failed: bool) -> None:
+    """Finalize the MPI of this process, if oneCCL has entered one, together with the other ranks.
+
+    oneCCL doesn't do so when the process ends, and mpiexec would take that end for a crash and kill the other
+    ranks.  They may come much later: they save, say.
+    """
+    library = os.environ.get("CCL_MPI_LIBRARY_PATH")
+    if os.environ.get("CCL_ATL_TRANSPORT") != "mpi" or not library:
+        return
+    mpi = ctypes.CDLL(library)
+    entered, left = ctypes.c_int(), ctypes.c_int()
+    mpi.MPI_Initialized(ctypes.byref(entered))
+    mpi.MPI_Finalized(ctypes.byref(left))
+    if entered and not left:
+        thread = threading.Thread(target=mpi.MPI_Finalize, daemon=True)
+        thread.start()
+        thread.join(PATIENCE if has_failed else None)

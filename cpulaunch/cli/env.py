@@ -64,9 +64,9 @@ def _software() -> Iterator[tuple[str, str]]:
 
 
 def _machine(config: Config) -> Iterator[tuple[str, str]]:
-    from cpulaunch.discovery.interfaces import interfaces_here
-    from cpulaunch.discovery.mpi import all_mpis
-    from cpulaunch.discovery.this_host import facts_here
+    from cpulaunch.discovery.host.installation import all_mpis
+    from cpulaunch.discovery.host.interfaces import interfaces_here
+    from cpulaunch.discovery.host.this_host import facts_here
 
     facts = facts_here()
     topology = facts.topology
@@ -98,9 +98,9 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.check_hosts import Required, check_hosts
     from cpulaunch.discovery.collect import listed_hosts
-    from cpulaunch.discovery.this_host import names_here
+    from cpulaunch.discovery.host.this_host import names_here
+    from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
 
     hosts = listed_hosts(config, say)
     if not hosts:

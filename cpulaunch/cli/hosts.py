@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.check_hosts import Required, check_hosts
-    from cpulaunch.discovery.mpi import find_mpis
-    from cpulaunch.discovery.preflight import warnings
-    from cpulaunch.discovery.this_host import names_here
+    from cpulaunch.discovery.host.installation import find_mpis
+    from cpulaunch.discovery.host.this_host import names_here
+    from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
+    from cpulaunch.discovery.probe.preflight import warnings
 
     config = load_config(options)
     for warning in config.warnings:

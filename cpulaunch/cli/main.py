@@ -31,6 +31,14 @@ COMMANDS = {
     "ccl": "build the oneCCL process group, or show what is built",
 }
 
+MODULES = {
+    "run": "run.command",
+    "submit": "submit.command",
+    "config": "config.command",
+    **{name: f"jobs.{name}" for name in ("jobs", "logs", "report", "stacks", "profile")},
+}
+"""Command → its module in this package, where that has another name."""
+
 MAX_ERROR = 4000
 """Characters of an error that are shown, as it may quote a whole file."""
 
@@ -114,5 +122,5 @@ def _command(arguments: list[str]) -> int:
         elif name.endswith(".py") or os.path.isfile(name):
             hint = f"did you mean `cpulaunch run {shlex.join(arguments)}`?"
         raise UsageError(f"no command {name!r}{did_you_mean(name, COMMANDS)}", hint=hint)
-    command: Callable[[list[str]], int] = import_module(f"cpulaunch.cli.{name}").main
+    command: Callable[[list[str]], int] = import_module(f"cpulaunch.cli.{MODULES.get(name, name)}").main
     return command(arguments[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.discovery.preflight import Report, of_many
+from cpulaunch.discovery.probe.preflight import Report, of_many
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.terminal import has_last_line, width
 
 if TYPE_CHECKING:
-    from cpulaunch.discovery.probe import Asked
+    from cpulaunch.discovery.probe.probe import Asked
 
 FIRST_LINE = 5.0
 """Seconds until the first line on hosts without a terminal; each next one comes after twice as long."""

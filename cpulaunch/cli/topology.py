@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from cpulaunch.cli import terminal
-from cpulaunch.cli.each import add_each, instances_of
-from cpulaunch.cli.facts import gather
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.cli.preview import picture_of_first_host
+from cpulaunch.cli.run.each import add_each, instances_of
+from cpulaunch.cli.run.facts import gather
+from cpulaunch.cli.run.preview import picture_of_first_host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 

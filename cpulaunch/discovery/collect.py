@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.allocation import allocation, cpus_of_nodes, operators_hostfile
-from cpulaunch.discovery.files import read_file
-from cpulaunch.discovery.hostfile import read_hostfile
-from cpulaunch.discovery.interfaces import interfaces_here
-from cpulaunch.discovery.lscpu import topology_from_lscpu
-from cpulaunch.discovery.mpi import find_mpis
-from cpulaunch.discovery.step import NAME as BY_STEP
-from cpulaunch.discovery.step import can_start, demand_inside, demand_step, part_of_nodes
-from cpulaunch.discovery.this_host import facts_here, names_here
+from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile, read_hostfile
+from cpulaunch.discovery.batch.step import NAME as BY_STEP
+from cpulaunch.discovery.batch.step import can_start, demand_inside, demand_step, part_of_nodes
+from cpulaunch.discovery.host.files import read_file
+from cpulaunch.discovery.host.installation import find_mpis
+from cpulaunch.discovery.host.interfaces import interfaces_here
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
@@ -28,7 +27,7 @@ from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 from cpulaunch.wording import counted
 
 if TYPE_CHECKING:
-    from cpulaunch.discovery.probe import Progress
+    from cpulaunch.discovery.probe.probe import Progress
 
 Tell = Callable[[str], None]
 
@@ -79,7 +78,7 @@ def collect_facts(
         why_srun=why_srun,
     )
     if program and elsewhere and operators_hostfile(config.environ):
-        from cpulaunch.discovery.workers import wait_for_workers
+        from cpulaunch.discovery.batch.workers import wait_for_workers
 
         wait_for_workers([host.name for host in listed if host.name not in names], tell)
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
@@ -118,8 +117,8 @@ def ask_hosts(
     if not elsewhere or config.hosts.skip_preflight or launcher.this_host_only:
         return replace(facts, free_port=None)
     # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
-    from cpulaunch.discovery.check_hosts import Required, check_hosts
-    from cpulaunch.discovery.preflight import demand_ready
+    from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
+    from cpulaunch.discovery.probe.preflight import demand_ready
 
     ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]

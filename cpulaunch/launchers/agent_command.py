@@ -9,7 +9,7 @@ from cpulaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher
-    from cpulaunch.model.installation import Installation
+    from cpulaunch.launchers.command import Installation
 
 
 def agent_argv(plan: Plan, installation: Installation) -> list[str]:

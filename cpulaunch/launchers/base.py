@@ -11,7 +11,7 @@ from cpulaunch.launchers.reach import NoReach, Reach
 from cpulaunch.plan.placement import IdentityVariables
 
 if TYPE_CHECKING:
-    from cpulaunch.model.installation import Installation
+    from cpulaunch.launchers.command import Installation
     from cpulaunch.plan.plan import Plan
 
 

@@ -1,11 +1,11 @@
-"""What a launcher starts: the last pure value before anything runs."""
+"""What a launcher starts, as a value and as shell lines, and the paths that it names."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 PORT_UNWATCHED = 29500
 """MASTER_PORT where no launcher is there to find a free one."""
@@ -80,3 +80,13 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
 
 def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
     return dict(sorted(set(commands[0].env.items()).intersection(*(c.env.items() for c in commands))))
+
+
+class Installation(NamedTuple):
+    """Absolute paths, which are the same on all hosts of a job.
+
+    ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh for mpiexec.
+    """
+
+    agent: str
+    ssh: str

@@ -5,8 +5,7 @@ from __future__ import annotations
 from cpulaunch import variables
 from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher
-from cpulaunch.launchers.command import Command
-from cpulaunch.model.installation import Installation
+from cpulaunch.launchers.command import Command, Installation
 from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 

@@ -14,9 +14,8 @@ from cpulaunch import variables
 from cpulaunch.errors import PlanError
 from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher, StartFailure
-from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.command import Command, Installation
 from cpulaunch.launchers.reach import Reach, Ssh
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 

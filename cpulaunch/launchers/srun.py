@@ -11,11 +11,10 @@ import signal
 from cpulaunch.errors import PlanError
 from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher, StartFailure
-from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.command import Command, Installation
 from cpulaunch.launchers.mpi import ORPHAN_MARGIN
 from cpulaunch.launchers.reach import Obstacle
 from cpulaunch.model.hosts import parse_hosts
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 

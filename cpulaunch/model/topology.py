@@ -1,7 +1,8 @@
 """The CPUs of one host that ranks may use: which core, socket and NUMA node each belongs to.
 
-A topology is a value.  It comes from sysfs (`discovery.sysfs`), from the text of lscpu (`discovery.lscpu`) or
-from recorded facts, so that placement can be planned and tested for machines that are not here.
+A topology is a value.  It comes from sysfs (`discovery.host.sysfs`), from the text of lscpu
+(`discovery.host.lscpu`) or from recorded facts, so that placement can be planned and tested for machines
+that are not here.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import numpy as np
 from cpulaunch.config.settings import Table
 from cpulaunch.report.buckets import BUCKETS, MOST, Buckets, Floats
 from cpulaunch.report.read import Job
-from cpulaunch.supervise.metrics import what_counts, with_unit
-from cpulaunch.supervise.record import State
-from cpulaunch.supervise.status import duration
+from cpulaunch.supervise.job.status import duration
+from cpulaunch.supervise.output.record import State
+from cpulaunch.supervise.telemetry.metrics import what_counts, with_unit
 from cpulaunch.wording import counted
 
 STATED = 8

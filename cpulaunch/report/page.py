@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from cpulaunch.config.settings import Table
+from cpulaunch.errors import UsageError
 from cpulaunch.model.names import INSTANCE
 from cpulaunch.report import figures
 from cpulaunch.report.figures import Spec, TimeAxis
@@ -17,8 +18,8 @@ from cpulaunch.report.findings import findings
 from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
-from cpulaunch.supervise.metrics import number_text, what_counts, with_unit
-from cpulaunch.supervise.status import duration
+from cpulaunch.supervise.job.status import duration
+from cpulaunch.supervise.telemetry.metrics import number_text, what_counts, with_unit
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
@@ -319,3 +320,14 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     """Names that tell the jobs apart: A and B, with their ids."""
     letters = (chr(ord("A") + place) if place < 26 else str(place) for place in range(len(jobs)))
     return [f"{letter}: {job.name}" for letter, job in zip(letters, jobs, strict=True)]
+
+
+def vega_bundle() -> str:
+    """JavaScript that defines ``vegaEmbed``.  UsageError where it isn't installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        hint = "pip install vl-convert-python"
+        raise UsageError("a report takes the package vl-convert-python", hint=hint) from None
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle

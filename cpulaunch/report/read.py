@@ -13,8 +13,8 @@ from cpulaunch.config.setting import Setting
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.report.buckets import Buckets
 from cpulaunch.report.secrets import masked, masked_command
-from cpulaunch.supervise.outcome import signal_name
-from cpulaunch.supervise.record import (
+from cpulaunch.supervise.job.outcome import signal_name
+from cpulaunch.supervise.output.record import (
     OUTCOME,
     PLAN,
     Ended,

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cpulaunch.ccl import installed
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import comm_hooks
+from cpulaunch.runtime.change import comm_hooks
 from cpulaunch.runtime.settings import training_settings
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"

@@ -14,7 +14,7 @@ import sys
 # The path to cpulaunch, in place of this file's directory, whose modules must not hide those of others.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cpulaunch.discovery.rate_cache import MARK
+from cpulaunch.discovery.host.rate_cache import MARK
 from cpulaunch.model.cores import CoreSet
 
 

@@ -17,12 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime import distributed, engines, loaders
+from cpulaunch.runtime import distributed, loaders
 from cpulaunch.runtime.accumulate import check_complete
-from cpulaunch.runtime.engines import native
+from cpulaunch.runtime.change import engines
+from cpulaunch.runtime.change.base import precision_owners
+from cpulaunch.runtime.change.engines import native
+from cpulaunch.runtime.change.precision import chosen
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.patches.base import precision_owners
-from cpulaunch.runtime.precision import chosen
 from cpulaunch.runtime.settings import training_settings
 
 T = TypeVar("T")

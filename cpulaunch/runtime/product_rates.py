@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cpulaunch.discovery.rate_cache import Rate, RateCache
-from cpulaunch.discovery.this_host import cpu_here
+from cpulaunch.discovery.host.rate_cache import Rate, RateCache
+from cpulaunch.discovery.host.this_host import cpu_here
 from cpulaunch.model.rates import ProductRates
 
 HIDDEN, WIDE = 768, 3072
@@ -29,7 +29,7 @@ LONG = 0.15
 """Seconds that a product may take."""
 
 LIMIT = 1.0
-"""Seconds in which products are measured, round after round; twice that if other programs take the cores."""
+"""Seconds in which products are measured, round after round."""
 
 PREEMPTED_EVERY = 0.05
 """Seconds of a call in which one preemption is no sign of a busy machine."""
@@ -63,13 +63,27 @@ def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
             known, steady = measure(torch, precisions)
             if steady:
                 cache.keep(threads, known)
+            elif threads > 1:
+                known = _by_one_thread(torch, precisions)
     return known
+
+
+def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
+    """The rates of all threads as multiples of one's: threads that wait for each other suffer most where
+    other programs take their cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rates = measure(torch, precisions).rates
+    finally:
+        torch.set_num_threads(threads)
+    return {name: Rate(rate.layer * threads, rate.best * threads) for name, rate in rates.items()}
 
 
 def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
     """Measure in turn, so that a busy moment slows all precisions alike; the fastest call of each counts.
 
-    It takes at most about 3 s.  The state of torch's random numbers stays as it is.
+    It takes about a second, or two where a precision is emulated, and none of torch's random numbers.
     """
     tokens = min(TOKENS * torch.get_num_threads(), MOST_TOKENS)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -78,10 +92,8 @@ def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
             for name in precisions
         }
         every = [product for each in products.values() for product in each]
-        began = time.perf_counter()
-        while (passed := time.perf_counter() - began) < 2 * LIMIT:
-            if passed > LIMIT and all(product.steady for product in every):
-                break
+        until = time.perf_counter() + LIMIT
+        while time.perf_counter() < until:
             for product in every:
                 product.run()
     rates = {name: _rate(each) for name, each in products.items()}

@@ -227,7 +227,7 @@ def share_memory(tensor: Any) -> None:
 def measure_ddp(backend: str) -> dict[str, float]:
     import torch
 
-    from cpulaunch.runtime.comm_hooks import average_in_place
+    from cpulaunch.runtime.change.comm_hooks import average_in_place
 
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(

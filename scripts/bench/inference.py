@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from inference_program import DIRECTORY, END, LAUNCHERS, NUMBER, PAUSE, POLL, Turns
 
-from cpulaunch.discovery.this_host import topology_here
+from cpulaunch.discovery.host.this_host import topology_here
 from cpulaunch.metric_line import BEGINS, read_metric
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "inference"

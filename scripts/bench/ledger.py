@@ -98,7 +98,7 @@ def be_rank(backend: str, calls: int, how: str) -> int:
     import torch
     import torch.distributed as dist
 
-    from cpulaunch.runtime import ledger as of_runtime
+    from cpulaunch.runtime.observe import ledger as of_runtime
 
     def way() -> tuple[object, object]:
         return dist.ProcessGroup.__dict__["allreduce"], dist.Work.__dict__["wait"]

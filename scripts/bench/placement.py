@@ -21,8 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.this_host import topology_here
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.this_host import topology_here
 
 TRAIN = str(Path(__file__).with_name("placement_train.py"))
 TIMEOUT = 300  # seconds

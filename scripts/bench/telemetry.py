@@ -132,7 +132,7 @@ def in_rank(options: argparse.Namespace) -> int:
     import training
 
     import cpulaunch
-    from cpulaunch.runtime import telemetry
+    from cpulaunch.runtime.observe import telemetry
 
     torch.manual_seed(0)
     model, (tokens, labels) = training.make("bert")
@@ -203,7 +203,7 @@ class Switch:
     """Takes out of the program what telemetry has put there, and puts it in again."""
 
     def __init__(self, torch: Any, model: Any, recorder: Any) -> None:
-        from cpulaunch.runtime import communication
+        from cpulaunch.runtime.observe import communication
 
         self._recorder, self._stepped = recorder, recorder.stepped
         places = [(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")]
@@ -252,12 +252,12 @@ def parts() -> int:
     import torch
 
     from cpulaunch import ledger
-    from cpulaunch.agent.telemetry import Telemetry
-    from cpulaunch.agent.usage import Usage
-    from cpulaunch.discovery.far_memory import far_share
+    from cpulaunch.agent.observe.telemetry import Telemetry
+    from cpulaunch.agent.observe.usage import Usage
+    from cpulaunch.discovery.host.far_memory import far_share
     from cpulaunch.model.cores import CoreSet
-    from cpulaunch.runtime.flops import Flops
-    from cpulaunch.runtime.telemetry import Recorder, sizes
+    from cpulaunch.runtime.observe.flops import Flops
+    from cpulaunch.runtime.observe.telemetry import Recorder, sizes
 
     memory = mmap.mmap(-1, ledger.SIZE)
     flops = Flops(torch)
@@ -292,7 +292,7 @@ def parts() -> int:
 
 def gloo(torch: Any) -> float:
     """Nanoseconds that a step of DistributedDataParallel takes more where its group is gloo's."""
-    from cpulaunch.runtime.communication import Communication
+    from cpulaunch.runtime.observe.communication import Communication
 
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -307,8 +307,8 @@ def gloo(torch: Any) -> float:
 
 def launcher() -> None:
     from cpulaunch.messages import FROM_AGENT, StepRow, Steps
-    from cpulaunch.supervise.rank import Rank
-    from cpulaunch.supervise.telemetry import Telemetry
+    from cpulaunch.supervise.job.rank import Rank
+    from cpulaunch.supervise.telemetry.rows import Telemetry
     from cpulaunch.wire import decode, encode
 
     rows = [

@@ -3,14 +3,18 @@
     python scripts/bench/training.py --intel VENV/bin [--rounds 3] [--models bert resnet gpt2] [--out FILE]
     python scripts/bench/training.py --report [--out FILE]       # the tables of what was measured
     python scripts/bench/training.py --profile [--models bert]   # where the time of (e) goes, by operation
+    python scripts/bench/training.py --defaults [--rounds 3]     # unmodified scripts, with default settings
 
 Stacks: (a) torchrun as a user types it; (b) torchrun with bf16 autocast and fused AdamW, unpinned;
 (c) `accelerate launch --cpu` with bf16, and (c mpi) the same script under mpiexec; (d) IPEX and AdamW as
 Intel's documentation writes it, on ccl; (e) `cpulaunch.prepare`, native; (f) the same with IPEX; (g) as (e),
 one rank alone on one core; (e bf16) as (e), gradients compressed; (n) and (n1) as (e) and (g) with the torch
-of (d) and (f); (i) as (f), one rank alone (cpulaunch/runtime/engines/ipex.py holds a step of (i) ÷ (n1)).
+of (d) and (f); (i) as (f), one rank alone (runtime/change/engines/ipex.py holds a step of (i) ÷ (n1)).
 (d), (f), (n), (n1), (i) need `--intel` (default $CPULAUNCH_TEST_INTEL), the bin of a venv with torch 2.8,
 IPEX 2.8, transformers and scikit-learn.
+
+`--defaults` runs one plain DDP script per model: by `cpulaunch run` without an option, and by torchrun with
+the fused optimizer, in fp32 and in bf16; on this CPU, without AMX, and with AVX2 alone (LIMITS).
 
 Each new run adds its rounds to FILE (training.json).  Stacks take turns, so that a busy machine hurts all of
 them; ratios are of the same round.  Draws a PNG beside FILE where matplotlib is installed.
@@ -28,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,18 +40,25 @@ from typing import Any
 REPOSITORY = Path(__file__).parent.parent.parent
 LIMIT = 170.0  # seconds for one stack
 WARM = 3  # steps that don't count
-MODELS = ("bert", "resnet", "gpt2")
-BATCH = {"bert": 8, "resnet": 32, "gpt2": 4}  # per rank
+MODELS = ("bert", "resnet", "gpt2", "mlp")
+BATCH = {"bert": 8, "resnet": 32, "gpt2": 4, "mlp": 512}  # per rank
 SHAPES = {
     "bert": "BERT, 4 layers of 768, 8 x 128 tokens per rank",
     "resnet": "ResNet-50, 32 images of 64 x 64 per rank",
     "gpt2": "GPT-2, 4 layers of 768, 4 x 128 tokens per rank",
+    "mlp": "MLP, 4 layers of 1024, 512 rows per rank",
 }
+LIMITS: dict[str, dict[str, str]] = {
+    "this CPU": {},
+    "AVX-512 without AMX": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
+"""What libraries are told in order to play an older CPU."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """How ranks are started, and what each does: one of plain, fused, accelerate, ipex, ours."""
+    """How ranks are started, and what each does: one of plain, fused32, fused, accelerate, ipex, ours."""
 
     key: str
     label: str
@@ -73,6 +84,11 @@ STACKS = (
     Stack("n1", "one rank alone, torch 2.8", "ours", "cpulaunch", 1, ("--engine", "native"), True),
     Stack("i", "one rank alone, IPEX", "ours", "cpulaunch", 1, ("--engine", "ipex"), True),
 )  # fmt: skip
+DEFAULTS = (
+    Stack("default", "cpulaunch run", "plain", "cpulaunch"),
+    Stack("fp32", "torchrun, fp32, fused AdamW", "fused32", "torchrun"),
+    Stack("bf16", "torchrun, bf16, fused AdamW", "fused", "torchrun"),
+)
 HEAD = "| | stack | rounds | samples/s: median (min to max) | ÷ (a) |"
 RATIOS = (  # label, one stack, the other, and by how much the other's speed is multiplied
     ("e ÷ a", "e", "a", 1),
@@ -92,11 +108,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10, help="that count")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--limits", nargs="+", choices=list(LIMITS), default=list(LIMITS), metavar="LIMIT")
     parser.add_argument("--stacks", nargs="+", choices=[s.key for s in STACKS], metavar="KEY")
     parser.add_argument("--intel", type=Path, default=os.environ.get("CPULAUNCH_TEST_INTEL"), metavar="BIN")
     parser.add_argument("--out", type=Path, default=Path("training.json"))
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     parser.add_argument("--profile", action="store_true", help="show what (e) spends its time on")
+    parser.add_argument("--defaults", action="store_true", help="unmodified scripts beside torchrun")
     parser.add_argument("--way", help=argparse.SUPPRESS)  # in a rank
     options = parser.parse_args()
     if options.way:
@@ -108,6 +126,9 @@ def main() -> int:
             print(f"\n{SHAPES[model]}\n\n| operation | % of the step |\n|---|---|")
             for name, share in result["profile"]:
                 print(f"| `{name}` | {share:.1f} |")
+        return 0
+    if options.defaults:
+        compare_defaults(options)
         return 0
     rounds = json.loads(options.out.read_text()) if options.out.exists() else []
     if not options.report:
@@ -122,7 +143,38 @@ def main() -> int:
     return 0
 
 
-def run(stack: Stack, model: str, options: argparse.Namespace) -> dict[str, Any] | None:
+def compare_defaults(options: argparse.Namespace) -> None:
+    """Print samples/s by model and limit, and the default's ratio to the better torchrun of each round."""
+    print(cpu_name())
+    print("| limit | model | torchrun fp32 | torchrun bf16 | cpulaunch run | ÷ the better torchrun |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for limit in options.limits:
+        for model in options.models:
+            rounds = []
+            for _ in range(options.rounds):
+                measured = [run(stack, model, options, LIMITS[limit]) for stack in DEFAULTS]
+                if all(measured):
+                    rounds.append([one["samples_per_second"] for one in measured if one])
+            if not rounds:
+                print(f"| {limit} | {SHAPES[model].partition(',')[0]} | failed |||", flush=True)
+                continue
+            ours, fp32, bf16 = map(list, zip(*rounds, strict=True))
+            ratios = [mine / max(theirs) for mine, *theirs in rounds]
+            cells = [SHAPES[model].partition(",")[0], *(spread(each, 1) for each in (fp32, bf16, ours))]
+            print(f"| {limit} | {' | '.join(cells)} | {spread(ratios, 2)} |", flush=True)
+
+
+def cpu_name() -> str:
+    """The CPU's model, and its flags that matter here."""
+    text = Path("/proc/cpuinfo").read_text()
+    name = next((line.partition(": ")[2] for line in text.splitlines() if line.startswith("model name")), "?")
+    flags = [flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in text.split()]
+    return f"{name}: {' '.join(flags)}"
+
+
+def run(
+    stack: Stack, model: str, options: argparse.Namespace, limits: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """What rank 0 of ``stack`` measured; None where it failed."""
     binaries = Path(options.intel) if stack.intel else Path(sys.executable).parent
     script = [
@@ -149,6 +201,7 @@ def run(stack: Stack, model: str, options: argparse.Namespace) -> dict[str, Any]
         **{k: v for k, v in os.environ.items() if not k.startswith(("CPULAUNCH_", "OMP_", "CCL_", "FI_"))},
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
+        **(limits or {}),
     }
     if stack.start == "mpiexec":
         environment |= {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "true"}
@@ -160,6 +213,8 @@ def run(stack: Stack, model: str, options: argparse.Namespace) -> dict[str, Any]
         )  # fmt: skip
         try:
             out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            out, err = "", f"no result within {LIMIT:.0f} s"
         finally:
             process.kill()
             process.wait()
@@ -181,7 +236,7 @@ def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
     torch.manual_seed(0)
     model, batch = make(name)
     optimizer: Any = torch.optim.AdamW(
-        model.parameters(), lr=1e-4, **({"fused": True} if way == "fused" else {})
+        model.parameters(), lr=1e-4, **({"fused": True} if way.startswith("fused") else {})
     )
     context: Any = contextlib.nullcontext
     backward: Any = torch.Tensor.backward
@@ -207,7 +262,7 @@ def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
                 model, optimizer=optimizer, dtype=torch.bfloat16
             )
         model = torch.nn.parallel.DistributedDataParallel(model)
-        if way != "plain":
+        if way in ("fused", "ipex"):
             context = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
 
     def step(synchronise: bool = True) -> tuple[float, float]:
@@ -261,6 +316,10 @@ def make(name: str) -> tuple[Any, Any]:
         example = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(example)
         return example.ResNet50(), (torch.randn(BATCH[name], 3, 64, 64), torch.randint(1000, (BATCH[name],)))
+    if name == "mlp":
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+        labels = torch.randint(1024, (BATCH[name],))
+        return torch.nn.Sequential(*layers), (torch.randn(BATCH[name], 1024), labels)
     import transformers
 
     tokens = torch.randint(30000, (BATCH[name], 128))
@@ -274,7 +333,7 @@ def loss_of(name: str, model: Any, batch: Any) -> Any:
     import torch
 
     inputs, labels = batch
-    if name == "resnet":
+    if name in ("resnet", "mlp"):
         return torch.nn.functional.cross_entropy(model(inputs), labels)
     return model(input_ids=inputs, labels=labels).loss
 

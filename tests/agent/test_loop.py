@@ -13,7 +13,7 @@ from support.agents import PlayedLauncher, placement, run_agent
 from support.namespaces import until
 
 from cpulaunch import messages
-from cpulaunch.agent import processes
+from cpulaunch.agent.observe import processes
 from cpulaunch.wording import PORT_IS_TAKEN
 
 READY = "print('ready', flush=True)\n"

@@ -16,7 +16,7 @@ from support.agents import AGENT, PlayedLauncher, placement, rank_spec, run_agen
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.messages import Exit, Release, Started
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.request import BindingRequest, HostRequest
@@ -287,7 +287,7 @@ class TestMemory:
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             f"import sys; sys.path.insert(0, {str(AGENT.parent.parent.parent)!r})\n"
-            "from cpulaunch.agent.memory_policy import set_memory_policy\nset_memory_policy('prefer:0')\n"
+            "from cpulaunch.agent.launch.child import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
         done = run_agent(placement(tmp_path, rank_spec("bind:0")), "import time; time.sleep(300)", env)

@@ -24,7 +24,7 @@ import programs_store  # noqa: E402
 import programs_sums  # noqa: E402
 import programs_torch  # noqa: E402
 
-from cpulaunch.agent.gloo import let_gloo_finish  # noqa: E402
+from cpulaunch.agent.program.gloo import let_gloo_finish  # noqa: E402
 
 MODULES = (
     programs_torch, programs_state, programs_store, programs_mixed, programs_compressed, programs_shared,

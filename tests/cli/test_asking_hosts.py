@@ -14,7 +14,7 @@ from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import run_changed
 
 from cpulaunch.cli.progress import AskingProgress
-from cpulaunch.discovery.probe import Asked
+from cpulaunch.discovery.probe.probe import Asked
 
 CHECK = ("hosts", "check", "--hosts", "lost[1-12],slow[1-28]")
 SSH = """#!/bin/sh

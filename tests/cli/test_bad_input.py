@@ -127,7 +127,7 @@ def test_an_unreadable_script_is_refused(tmp_path) -> None:
     script.chmod(0)
     # Root can read everything, so be somebody else.
     code = (
-        "import os, pathlib, cpulaunch.cli.run as run; os.getuid() or os.setuid(65534);"
+        "import os, pathlib, cpulaunch.cli.run.command as run; os.getuid() or os.setuid(65534);"
         "run._check_script(pathlib.Path(), 'secret.py')"
     )
     done = subprocess.run(

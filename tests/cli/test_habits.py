@@ -16,7 +16,7 @@ from support.command import REPOSITORY, TIMEOUT, Run
 
 from cpulaunch.cli import habits
 from cpulaunch.cli.main import main
-from cpulaunch.cli.run import run_parser
+from cpulaunch.cli.run.command import run_parser
 
 OPTIONS_OF = """
 import json

@@ -20,7 +20,7 @@ from support.marks import repeat
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run
 from cpulaunch.ccl.installed import state
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.launchers import MPIS
 
 pytestmark = pytest.mark.slow

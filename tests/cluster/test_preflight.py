@@ -16,10 +16,10 @@ from support.marks import repeat
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run, need_cluster
-from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
-PROBE = PACKAGE / "discovery" / "probe_remote.py"
+PROBE = PACKAGE / "discovery" / "probe" / "remote.py"
 
 Fault = Callable[[Cluster, Path], AbstractContextManager[None]]
 

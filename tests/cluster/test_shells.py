@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 SWEEP = """
 import asyncio
 from cpulaunch.launchers.reach import Ssh
-from cpulaunch.supervise.sweep import sweep_hosts
+from cpulaunch.supervise.attempts.sweep import sweep_hosts
 print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from runtime.programs_telemetry import SLOW_RANK, STEPS
+from runtime.observe.programs_telemetry import SLOW_RANK, STEPS
 from support.marks import repeat
 
 from cluster.conftest import Run

@@ -27,16 +27,16 @@ from cpulaunch.config.values import Interval
 from cpulaunch.config.write import yaml_text
 from cpulaunch.discovery.collect import Ccl, collect_facts, listed_hosts
 from cpulaunch.errors import CpulaunchError
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
-from cpulaunch.supervise.attempt import Attempt
-from cpulaunch.supervise.following import restart_rules
-from cpulaunch.supervise.loop import watching
-from cpulaunch.supervise.pauses import stall_settings
-from cpulaunch.supervise.trace_request import profiled_steps
+from cpulaunch.supervise.attempts.attempt import Attempt
+from cpulaunch.supervise.attempts.loop import watching
+from cpulaunch.supervise.attempts.next_attempt import restart_rules
+from cpulaunch.supervise.profiling.request import profiled_steps
+from cpulaunch.supervise.stalls.progress import stall_settings
 
 PROGRAM = Program(("/venv/bin/python", "/home/me/train.py"), True, "/", "/venv/bin/python")
 LIBRARIES = {"tcmalloc": "/t.so", "jemalloc": "/j.so", "intel": "/i.so", "torch": "/libgomp.so"}

@@ -16,9 +16,9 @@ import pytest
 from support.answers import answer
 from support.command import TIMEOUT, clean_environment
 
-from cpulaunch.discovery import probe
-from cpulaunch.discovery.probe_messages import KINDS, MARK, ProbeRequest
-from cpulaunch.supervise import sweep
+from cpulaunch.discovery.probe import probe
+from cpulaunch.discovery.probe.messages import KINDS, MARK, ProbeRequest
+from cpulaunch.supervise.attempts import sweep
 from cpulaunch.wire import encode
 
 HOSTS = [f"node{number:04d}" for number in range(200)]

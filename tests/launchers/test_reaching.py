@@ -7,9 +7,8 @@ from support.plans import SMALL, make
 
 from cpulaunch import launchers
 from cpulaunch.errors import PlanError
-from cpulaunch.launchers.command import Command
+from cpulaunch.launchers.command import Command, Installation
 from cpulaunch.model.facts import Mpi
-from cpulaunch.model.installation import Installation
 from cpulaunch.model.network import Interface
 
 EGRESS = Interface("eno1", "10.0.0.9", 24)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpulaunch.discovery.hostfile import read_hostfile
+from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts, without
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.machines import MACHINES, machine
 
-from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Cpu, Topology

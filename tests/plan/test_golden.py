@@ -10,15 +10,14 @@ import pytest
 from support.command import REPOSITORY
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.preview import picture_of_first_host
-from cpulaunch.cli.run import run_parser
-from cpulaunch.cli.show import plan_as_json, plan_as_text
+from cpulaunch.cli.run.command import run_parser
+from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
+from cpulaunch.cli.run.preview import picture_of_first_host
 from cpulaunch.config.load import load
-from cpulaunch.discovery.lscpu import topology_from_lscpu
-from cpulaunch.launchers.command import shell
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
+from cpulaunch.launchers.command import Installation, shell
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 

@@ -12,7 +12,7 @@ from support.bindings import bound, requests, topologies
 from support.machines import machine
 from support.plans import BIG, make
 
-from cpulaunch.agent.rebind import rebind_on_host
+from cpulaunch.agent.launch.rebind import rebind_on_host
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Topology

@@ -10,16 +10,16 @@ from support.machines import machine
 from support.plans import BIG, PROGRAM, make, setting
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.show import crowded
+from cpulaunch.cli.run.plan_text import crowded
 from cpulaunch.config.load import load
 from cpulaunch.config.origin import DETECTED
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import Table
 from cpulaunch.config.write import yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import parse_hosts
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.instances import as_instances
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement

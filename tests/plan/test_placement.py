@@ -12,8 +12,8 @@ from support.plans import make, thousand_different_hosts
 
 from cpulaunch import launchers, variables
 from cpulaunch.errors import PlanError
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.installation import Installation
 from cpulaunch.plan.placement import (
     HostSpec,
     IdentityVariables,

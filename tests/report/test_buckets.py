@@ -12,7 +12,7 @@ from support.telemetry import write_job
 from cpulaunch.report.buckets import BUCKETS, Buckets
 from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.read import Job, read_job, read_telemetry
-from cpulaunch.supervise.record import State
+from cpulaunch.supervise.output.record import State
 
 
 def test_nothing_is_lost_when_buckets_are_made_wider() -> None:

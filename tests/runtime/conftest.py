@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.command import clean_environment, intel_python
 
-from cpulaunch.runtime.engines import ipex
+from cpulaunch.runtime.change.engines import ipex
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 LIMIT = 120.0  # seconds

@@ -178,7 +178,7 @@ def checkpoint(step: str, path: str) -> dict:
 
 def adamw(steps: str) -> dict:
     """AdamW of the engine ipex beside torch's on the same gradients: the largest relative difference."""
-    from cpulaunch.runtime.engines import ipex
+    from cpulaunch.runtime.change.engines import ipex
 
     worst, results = 0.0, {}
     for options in ({}, {"weight_decay": 0.1}, {"weight_decay": 0.0, "amsgrad": True}, {"maximize": True}):
@@ -401,8 +401,7 @@ def stamped(optimizer_class: str) -> dict:
 
 def on_a_slow_cpu() -> None:
     """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
-    from cpulaunch.runtime import precision
-    from cpulaunch.runtime.patches import groups
+    from cpulaunch.runtime.change import groups, precision
 
     if cpulaunch.rank() == 1:
         precision.cpu_flags = groups.cpu_flags = lambda: ()

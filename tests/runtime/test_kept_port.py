@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from discovery.test_master_port import NOBODY, needs_root
+from discovery.host.test_master_port import NOBODY, needs_root
 from support.command import TIMEOUT, Run, bounded, clean_environment, intel_python, processes_with
 from support.plans import make
 
-from cpulaunch.supervise.attempt import first_attempt
+from cpulaunch.supervise.attempts.attempt import first_attempt
 
 # Groups by the environment, one after the other, and stores of the script's own.
 STORES = """
@@ -292,7 +292,7 @@ def port_of_job(mark: str) -> str:
 
 @needs_root
 def test_the_launcher_keeps_the_port_until_the_first_rank_does() -> None:
-    from discovery.test_master_port import taken_by_another_user
+    from discovery.host.test_master_port import taken_by_another_user
 
     attempt = first_attempt(make(), ())
     assert taken_by_another_user(attempt.master_port) == ""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.command import Run
 
-from cpulaunch.discovery.rate_cache import Rate, RateCache
-from cpulaunch.discovery.this_host import cpu_here
+from cpulaunch.discovery.host.rate_cache import Rate, RateCache
+from cpulaunch.discovery.host.this_host import cpu_here
 from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.runtime.product_rates import known_rates, peak, product_rates
 

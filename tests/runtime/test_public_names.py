@@ -13,8 +13,8 @@ import cpulaunch
 def test_importing_the_package_does_not_import_torch() -> None:
     code = (
         "import sys, cpulaunch; assert 'torch' not in sys.modules and len(sys.modules) < 60, len(sys.modules);"
-        "assert set(cpulaunch.__all__) <= set(dir(cpulaunch)); import cpulaunch.agent.identity;"
-        "assert cpulaunch.rank() == 3 and 'torch' in sys.modules and cpulaunch.agent.identity;"
+        "assert set(cpulaunch.__all__) <= set(dir(cpulaunch)); import cpulaunch.agent.launch.environment;"
+        "assert cpulaunch.rank() == 3 and 'torch' in sys.modules and cpulaunch.agent.launch.environment;"
         "import inspect; assert all(inspect.getdoc(getattr(cpulaunch, n)) for n in cpulaunch.__all__)"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": ":".join(sys.path), "RANK": "3"},

@@ -1,6 +1,6 @@
 """Time limits: a job saves, is requeued, and goes on to the end.
 
-`cpulaunch submit --requeue` writes the same lines (`tests/cli/test_submit.py`).
+`cpulaunch submit --requeue` writes the same lines (`tests/cli/submit/test_submit.py`).
 """
 
 from __future__ import annotations

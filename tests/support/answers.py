@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpulaunch.discovery.probe_messages import ProbeAnswer
+from cpulaunch.discovery.probe.messages import ProbeAnswer
 
 LO = ["lo", "127.0.0.1", 8]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.discovery.this_host import cpu_flags
+from cpulaunch.discovery.host.this_host import cpu_flags
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

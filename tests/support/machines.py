@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cpulaunch.discovery.lscpu import topology_from_lscpu
-from cpulaunch.discovery.sysfs import topology_from_sysfs
-from cpulaunch.discovery.this_host import topology_of_process
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.sysfs import topology_from_sysfs
+from cpulaunch.discovery.host.this_host import topology_of_process
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding

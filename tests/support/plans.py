@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cpulaunch.config.load import load
-from cpulaunch.discovery.lscpu import topology_from_lscpu
+from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.facts import Facts, HostFacts, Mpi
 from cpulaunch.model.hosts import parse_hosts

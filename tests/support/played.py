@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cpulaunch import launchers, messages
 from cpulaunch.model.names import INSTANCE, Names
-from cpulaunch.supervise.events import (
+from cpulaunch.supervise.job.events import (
     Action,
     AgentConnected,
     AgentDisconnected,
@@ -22,10 +22,10 @@ from cpulaunch.supervise.events import (
     Tick,
     UserSignal,
 )
-from cpulaunch.supervise.job import JobState
-from cpulaunch.supervise.outcome import Outcome
-from cpulaunch.supervise.pauses import StallSettings
-from cpulaunch.supervise.state import Watching
+from cpulaunch.supervise.job.job import JobState
+from cpulaunch.supervise.job.outcome import Outcome
+from cpulaunch.supervise.job.state import Watching
+from cpulaunch.supervise.stalls.progress import StallSettings
 
 TIMEOUT, GRACE = 6.0, 1.0
 START = 1000.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from cpulaunch.ledger import COMPLETED, STARTED
 from cpulaunch.messages import Dump
-from cpulaunch.supervise.seen import Seen
-from cpulaunch.supervise.stall_report import Explanation, explain
+from cpulaunch.supervise.stalls.report import Explanation, explain
+from cpulaunch.supervise.stalls.snapshot import Seen
 
 NOW = 1000.0
 Frame = tuple[str, str, int]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from cpulaunch.ledger import MEETING, STARTED
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, Exit, LauncherMessage
-from cpulaunch.supervise.events import Action, ReportStall, Send, Tell
-from cpulaunch.supervise.pauses import StallSettings
-from cpulaunch.supervise.rank import Rank, RankState
-from cpulaunch.supervise.stalls import Stalls
+from cpulaunch.supervise.job.events import Action, ReportStall, Send, Tell
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.stalls.detection import Stalls
+from cpulaunch.supervise.stalls.progress import StallSettings
 
 AUTO = StallSettings()
 BEAT = 10.0

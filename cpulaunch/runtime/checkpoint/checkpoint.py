@@ -22,6 +22,7 @@ from cpulaunch.config.settings import Table
 from cpulaunch.config.values import Interval
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.runtime import distributed, reports
+from cpulaunch.runtime.change.precision import current_precision, keep_precision
 from cpulaunch.runtime.checkpoint import buckets, directory, lock, position, randomness, state
 from cpulaunch.runtime.checkpoint.directory import Facts, unseen
 from cpulaunch.runtime.checkpoint.due import Agreement
@@ -30,7 +31,6 @@ from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.precision import current_precision, keep_precision
 from cpulaunch.runtime.settings import training_settings
 from cpulaunch.wording import counted
 

@@ -1,0 +1,1 @@
+"""Starting a rank's program as planned: on its cores, in its environment."""

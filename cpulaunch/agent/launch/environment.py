@@ -1,0 +1,157 @@
+"""What the plan gives to one rank: a host, cores, and the environment of its program.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cpulaunch import variables
+from cpulaunch.errors import HostError
+from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec, own_arguments
+from cpulaunch.wording import counted
+
+WITHOUT_LAUNCHER = "pasted"
+"""The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
+
+_OF_THE_AGENT = (
+    variables.TOKEN,
+    variables.CONTROL,
+    variables.LAUNCHER_PID,
+    *variables.PLACEMENT,
+    variables.OPEN_FILES,
+    variables.KEPT_PORT,
+    *variables.LOCAL_IDENTITY,
+)
+"""Variables that the program doesn't get."""
+
+
+_OF_A_RANK = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
+    variables.JOB_RANK,
+)  # fmt: skip
+"""Variables that an instance doesn't get, as it would take itself for a rank."""
+
+
+class Assignment(NamedTuple):
+    """The plan's part for one rank: its host, by number and name, what ranks get there, and which it is."""
+
+    group_rank: int
+    host: str
+    spec: HostSpec
+    local_rank: int
+
+    @property
+    def rank(self) -> RankSpec:
+        return self.spec.ranks[self.local_rank]
+
+
+def assignment(placement: Placement, identity: Identity) -> Assignment:
+    """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
+    sizes = [len(placement.host_specs[number].ranks) for _, number in placement.hosts]
+    names = placement.names
+    if sum(sizes) != identity.size:
+        started = counted(identity.size, names.noun)
+        raise HostError(f"{placement.launcher} started {started}, but {sum(sizes)} were planned")
+    first, group_rank = 0, 0
+    while identity.rank >= first + sizes[group_rank]:
+        first += sizes[group_rank]
+        group_rank += 1
+    host, number = placement.hosts[group_rank]
+    size = sizes[group_rank]
+    local_size = size if identity.local_size is None else identity.local_size
+    if (identity.rank - first, size) != (identity.local_rank, local_size):
+        raise HostError(
+            f"{names.one(identity.rank)} was planned as local rank {identity.rank - first} of {size} "
+            f"on {host}, but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
+            hint="are two names in the hostfile the same host?",
+        )
+    return Assignment(group_rank, host, placement.host_specs[number], identity.local_rank)
+
+
+def program_environment(
+    placement: Placement, identity: Identity, assigned: Assignment, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
+    left_out = {*_OF_THE_AGENT, *placement.hidden, *(_OF_A_RANK if placement.instances else ())}
+    env = {name: value for name, value in environ.items() if name not in left_out}
+    env.update(placement.env)
+    env.update(assigned.spec.env)
+    env.update(assigned.rank.env)
+    env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
+    if placement.instances:
+        env[variables.INSTANCE] = str(placement.names.number(identity.rank))
+        env[variables.INSTANCES] = str(placement.instances)
+        return env
+    env.update(
+        RANK=str(identity.rank),
+        WORLD_SIZE=str(identity.size),
+        LOCAL_RANK=str(identity.local_rank),
+        LOCAL_WORLD_SIZE=str(len(assigned.spec.ranks)),
+        GROUP_RANK=str(assigned.group_rank),
+        GROUP_WORLD_SIZE=str(len(placement.hosts)),
+    )
+    env[variables.JOB_RANK] = f"{identity.rank}/{identity.size}"
+    env.update(_as_torchrun(env))
+    return env
+
+
+def program_arguments(placement: Placement, identity: Identity, argv: Sequence[str]) -> list[str]:
+    """The program's command: an instance has arguments of its own, and its number for ``{instance}``."""
+    if not placement.instances:
+        return list(argv)
+    own = placement.each[identity.rank] if placement.each else ()
+    return own_arguments(argv, own, placement.names.number(identity.rank))
+
+
+def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
+    """What else torchrun tells a rank: by these variables, libraries know that others start the ranks.
+
+    torch listens for its store in rank 0 itself, as no agent of ours does (``…_USE_AGENT_STORE``).
+    """
+    return {
+        "ROLE_NAME": "default",
+        "ROLE_RANK": env["RANK"],
+        "ROLE_WORLD_SIZE": env["WORLD_SIZE"],
+        "TORCHELASTIC_RUN_ID": env[variables.JOB_ID],
+        "TORCHELASTIC_RESTART_COUNT": env.get(variables.RESTART_COUNT, "0"),
+        "TORCHELASTIC_MAX_RESTARTS": env.get(variables.MAX_RESTARTS, "0"),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str, str]) -> list[str]:
+    """The libraries that the plan adds to those of the user's own LD_PRELOAD."""
+    users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
+    planned = set(filter(None, spec.env.get("LD_PRELOAD", "").split(":")))
+    return sorted(planned - set(users.replace(":", " ").split()))
+
+
+class Identity(NamedTuple):
+    """One process's place in the job.  ``local_size`` is None where the launcher doesn't tell it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int | None
+
+
+def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
+    """This process's identity, which ``launcher`` tells it by variables of these ``names``.
+
+    Other launchers' variables may be lying about.  Raises HostError where one of them is not set, or holds no
+    number.
+    """
+
+    def read(name: str) -> int:
+        try:
+            return int(environ[name])
+        except (KeyError, ValueError):
+            raise HostError(
+                f"{launcher} was to start this process, but {name} is {environ.get(name, 'not set')}",
+                hint="is another MPI's mpiexec, or another launcher, in between?",
+            ) from None
+
+    local_size = read(names.local_size) if names.local_size else None
+    return Identity(read(names.rank), read(names.size), read(names.local_rank), local_size)

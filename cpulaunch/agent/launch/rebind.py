@@ -1,0 +1,70 @@
+"""What agents plan for a host that was unknown to the planner: its cores and its interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.this_host import topology_here
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.network import interface_to_master
+from cpulaunch.plan.communication import interface_variables
+from cpulaunch.plan.environment import AFFINITY, LEFT_OUT, LIBRARY_VARIABLES
+from cpulaunch.plan.host import HostInput, plan_host
+from cpulaunch.plan.placement import HostSpec
+from cpulaunch.plan.request import HostRequest
+
+
+class Rebound(NamedTuple):
+    """A host's specification, and what its user should know that the planner could not say."""
+
+    spec: HostSpec
+    notes: list[str]
+
+
+def facts_of_this_host() -> HostFacts:
+    """What a plan needs to know of this host."""
+    libraries = find_libraries(library_directories(), import_directories())
+    return HostFacts(topology_here(), libraries=libraries)
+
+
+def rebind_on_host(
+    name: str,
+    facts: HostFacts,
+    assumed: HostSpec,
+    request: Mapping[str, Any],
+    user_env: Mapping[str, str],
+) -> Rebound:
+    """What `plan_host` makes of a host, called ``name``, in place of the ``assumed`` specification.
+
+    ``request`` is the placement's, ``user_env`` holds the variables that the user has set.  Raises PlanError
+    where this host can't fulfil the request.
+    """
+    replaced = (AFFINITY, *LIBRARY_VARIABLES)
+    host = HostInput(
+        name,
+        facts,
+        ranks=len(assumed.ranks),
+        user_env=user_env,
+        env={name: value for name, value in assumed.env.items() if name not in replaced},
+    )
+    planned = plan_host(host, HostRequest.from_json(request))
+    return Rebound(HostSpec.of(planned), [note for note in planned.notes if LEFT_OUT in note])
+
+
+def select_interface(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that name this host's interface to the master; none where it is not known which that is.
+
+    ``env`` is the rank's environment so far.
+    """
+    interfaces = interfaces_here()
+    addresses, source = route_to(env["MASTER_ADDR"])
+    found = interface_to_master(interfaces, source, addresses)
+    if found is None:  # the master itself, where its own name may lead to loopback
+        elsewhere = {each.name: each for each in interfaces if each.leads_elsewhere}
+        if len(elsewhere) != 1:
+            return {}
+        (found,) = elsewhere.values()
+    return interface_variables(found.name, env.get("FI_PROVIDER"))

@@ -1,0 +1,204 @@
+"""Start a rank's program as planned: on its cores, with its memory policy, in its environment."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from cpulaunch import variables
+from cpulaunch.agent.launch.child import Program, set_memory_policy
+from cpulaunch.agent.launch.environment import (
+    Assignment,
+    Identity,
+    assignment,
+    planned_preloads,
+    program_arguments,
+    program_environment,
+)
+from cpulaunch.agent.program import ledger_file
+from cpulaunch.agent.program.master_port import keep_port
+from cpulaunch.errors import HostError
+from cpulaunch.messages import Started
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.plan.placement import Placement
+from cpulaunch.wording import cannot_run
+
+if TYPE_CHECKING:
+    import socket
+
+_AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RUN_PROGRAM = os.path.join(_AGENT, "program", "run_program.py")
+
+STACKS_SIGNAL = signal.SIGRTMAX - 3
+"""By this signal, of which nobody else is known to make use, a Python program writes its stacks."""
+
+
+class StacksHandler(NamedTuple):
+    """How the program writes its stacks: to the file ``fd``, when it gets the signal ``number``."""
+
+    fd: int
+    number: int
+
+
+class Planned(NamedTuple):
+    """What a program should have.
+
+    ``memory_policy`` is in the kernel's words, empty for its default; ``threads`` is the text of
+    OMP_NUM_THREADS; ``preloads`` are the libraries that the plan adds to LD_PRELOAD.
+    """
+
+    cores: CoreSet
+    comm_cores: CoreSet
+    memory_policy: str
+    threads: str
+    preloads: list[str]
+
+
+class Running(NamedTuple):
+    """A program that was started, and what the launcher is told of it."""
+
+    program: Program
+    planned: Planned
+    message: Started
+    ledger: mmap.mmap | None = None  # of a Python program, where the kernel has memory files
+    stacks: StacksHandler | None = None
+
+
+def start_program(
+    placement: Placement,
+    identity: Identity,
+    argv: list[str],
+    streams: tuple[int, int, int],
+    open_files: int,
+) -> Running:
+    """Start ``argv``; ``streams`` are its stdout, its stderr, and where it reports to its agent.
+
+    ``open_files`` is its soft limit of these.
+    HostError or PlanError where the plan can't be kept on this host.
+    """
+    assigned, notes = _assigned_here(placement, identity)
+    rank, host = assigned.rank, assigned.host
+    name = placement.names.one(identity.rank)
+    _enter(placement.directory, host)
+    notes += _check_allowed(rank.cores, name, host, placement.lenient)
+    policy = rank.memory_policy
+    if policy and (why := _set_memory_policy(policy, placement.lenient)):
+        notes.append(f"{name}: {why}")
+        policy = ""
+    env = _environment(placement, identity, assigned)
+    argv = program_arguments(placement, identity, argv)
+    kept = stacks = ledger_fd = ledger = None
+    if placement.python:
+        argv = [argv[0], RUN_PROGRAM, *argv[1:]]
+        env[variables.REPORT_FD] = str(streams[2])
+        stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
+        kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
+    preloads = planned_preloads(placement, assigned.spec, os.environ)
+    try:
+        # Rank 0 alone has a stdin; under hydra, that of the others never ends.
+        program = Program(argv, env, rank.cores, streams, identity.rank == 0, open_files)
+    except OSError as e:
+        raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
+    finally:
+        if kept:
+            kept.close()
+        ledger_file.close(ledger_fd)
+    actual = _cores_of(program.pid)
+    if actual is not None and actual != rank.cores:
+        notes.append(f"{name} was put on CPUs {rank.cores}, but is on {actual}")
+        if not placement.lenient:
+            program.kill()
+            raise HostError(notes[-1], hint="--lenient makes this a warning")
+    planned = Planned(rank.cores, rank.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
+    message = Started(program.pid, str(actual or rank.cores), str(rank.comm_cores), rank.threads, notes)
+    return Running(program, planned, message, ledger, stacks)
+
+
+def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
+    """The socket that keeps MASTER_PORT, if there is one, for the program to take over."""
+    if kept := keep_port(env, host):
+        os.set_inheritable(kept.fileno(), True)
+        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
+    return kept
+
+
+def _stacks_handler(env: dict[str, str]) -> StacksHandler | None:
+    """For the stacks a file without a name, to which all processes that inherit it append.
+
+    None where the kernel refuses it.
+    """
+    try:
+        fd = os.memfd_create("cpulaunch-stacks", 0)
+    except OSError:
+        return None
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    env[variables.STACKS] = f"{fd}:{int(STACKS_SIGNAL)}"
+    return StacksHandler(fd, STACKS_SIGNAL)
+
+
+def _enter(directory: str, host: str) -> None:
+    try:
+        os.chdir(directory)
+    except OSError as e:
+        raise HostError(f"working directory {directory} on {host}: {e.strerror}") from None
+
+
+def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment, list[str]]:
+    """What the plan has for this rank; where it could only guess at the host, what the host itself gives.
+
+    Notes on that come with it, for the first of the host's ranks.
+    """
+    assigned = assignment(placement, identity)
+    if not assigned.spec.assumed:
+        return assigned, []
+    from cpulaunch.agent.launch.rebind import facts_of_this_host, rebind_on_host
+
+    users = {**os.environ, **placement.env}
+    again = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
+    return assigned._replace(spec=again.spec), [] if assigned.local_rank else again.notes
+
+
+def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:
+    env = program_environment(placement, identity, assigned, os.environ)
+    if placement.instances:
+        return env
+    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
+        from cpulaunch.agent.launch.rebind import select_interface
+
+        return {**select_interface(env), **env}
+    return env
+
+
+def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[str]:
+    """Notes on planned cores that this process may not use.  HostError where that is no warning."""
+    allowed = CoreSet(os.sched_getaffinity(0))
+    if cores <= allowed:
+        return []
+    note = f"{name} is planned on CPUs {cores} of {host}, but may use only {allowed}"
+    if not lenient or not cores & allowed:
+        raise HostError(note, hint="is another program pinning ranks, or a cgroup smaller than planned?")
+    return [note]
+
+
+def _set_memory_policy(policy: str, lenient: bool) -> str:
+    """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
+    try:
+        set_memory_policy(policy)
+    except OSError as e:
+        why = f"the memory policy {policy} can't be set: {e.strerror or e}"
+        if not lenient and policy.startswith("bind"):
+            raise HostError(
+                why, hint="--lenient makes this a warning; in a container it may be forbidden"
+            ) from None
+        return why
+    return ""
+
+
+def _cores_of(pid: int) -> CoreSet | None:
+    try:
+        return CoreSet(os.sched_getaffinity(pid))
+    except OSError:
+        return None  # it has ended already

@@ -1,0 +1,1 @@
+"""What the agent sees of the program: ledger, stacks, memory, CPU time."""

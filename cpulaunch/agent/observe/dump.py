@@ -1,0 +1,414 @@
+"""What a rank's program and its children are doing, with their stacks, when the launcher asks for it.
+
+The agent imports this when it is asked first.  Its loop goes on meanwhile: py-spy runs beside it, and what
+may take long is looked at again later.  py-spy stops a process for the moment of its look, but for one that
+couldn't be stopped, or is stopped already.  Where it is missing or may not look, Python's own faulthandler
+writes the stacks into a file mapping, by a signal to which the bootstrap has attached it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+from cpulaunch import ledger, variables
+from cpulaunch.agent.launch.start import Running, StacksHandler
+from cpulaunch.agent.observe import processes
+from cpulaunch.agent.observe.stacks import fit, from_faulthandler, from_gdb, from_py_spy
+from cpulaunch.agent.program import ledger_file
+from cpulaunch.discovery.host.cgroup import Throttling
+from cpulaunch.messages import AskDump, Dump
+from cpulaunch.wire import MAX_LINE
+
+MAX_STACKS = 16
+"""Children whose stacks are taken, too."""
+
+MAX_NATIVE = 4
+"""Processes of which frames of C and C++ are shown, as that takes py-spy half a second each."""
+
+MAX_PROCESSES = 256
+"""Processes that are described at all."""
+
+PATIENCE = 8.0
+"""Seconds after the question in which it is answered, also where it had to wait for an earlier one; what is
+missing then is said."""
+
+MOMENT = 0.5
+"""Seconds between two looks at what only shows over time: a quota, and a disk that is not just busy."""
+
+COPIED_WITHIN = 1.5
+"""Seconds in which a program copies groups of other backends than ccl into its ledger, or else the last copy
+has to do (`runtime.observe.mirror`)."""
+
+AT_ONCE = 2
+"""py-spies that run at the same time."""
+
+LEAST = 0.5
+"""Seconds that a look has to have left, or it isn't begun."""
+
+GONE_WITHIN = 0.2
+"""Seconds in which a py-spy ends that gets SIGKILL, unless it is held itself."""
+
+MAX_FRAMES = 64
+"""Frames of a thread that gdb shows."""
+
+NO_PYTHON = "it is not a Python program"
+
+MAX_TEXT = 1 << 25
+"""Bytes that py-spy may say."""
+
+MAX_DUMP = MAX_LINE * 3 // 4
+"""Bytes of the processes in a message; its other fields have the rest."""
+
+
+class Dumps:
+    """Answers to ``AskDump``, one after the other.
+
+    ``check_time`` when it is ``due``.  The selector's keys have an object with ``ready`` as their data, as
+    the agent's other ones do.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        running: Running | None,
+        tell: Callable[[Dump], None],
+    ) -> None:
+        """``running`` is the program, if it was started."""
+        self._selector, self._tell = selector, tell
+        self._handler = running.stacks if running else None
+        self._program = running.program.pid if running else 0
+        self._ledger = running.ledger if running else None
+        self._asked: deque[tuple[AskDump, float]] = deque()  # and when
+        self._look: Look | None = None
+        self._copied_by = inf
+
+    def ask(self, message: AskDump) -> None:
+        self._asked.append((message, time.monotonic()))
+        self.check_time()
+
+    @property
+    def due(self) -> float:
+        """On the monotonic clock; infinite where nothing is asked."""
+        return min(self._look.due, self._copied_by) if self._look else inf
+
+    def _is_copied(self) -> bool:
+        """Whether the ledger has groups of all backends as they were when it was asked for, if they count."""
+        message, asked_at = self._asked[0]
+        now, self._copied_by = time.monotonic(), inf
+        if not message.fresh or self._ledger is None or now >= asked_at + COPIED_WITHIN:
+            return True
+        if ledger.backends(self._ledger) <= {"ccl"} or ledger.looked_at(self._ledger) / 1e9 >= asked_at:
+            return True
+        self._copied_by = now + COPIED_WITHIN / 20
+        return False
+
+    def check_time(self) -> None:
+        """Go on with what is due, and answer what is complete."""
+        while self._look or self._asked:
+            if self._look is None:
+                message, asked_at = self._asked[0]
+                until = asked_at + PATIENCE
+                if until < time.monotonic() + LEAST:  # an earlier look has used it up
+                    until = 0.0
+                self._look = Look(message, until, self._program, self._selector, self._handler)
+            if not self._look.done() or not self._is_copied():
+                return
+            shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors
+            if left_out := len(self._look.processes) - len(shown):
+                errors.append(f"{left_out} more processes are left out: too much to send")
+            groups = ledger_file.groups(self._ledger)
+            message, _ = self._asked.popleft()
+            self._tell(Dump(message.request, self._look.began, groups, shown, "; ".join(errors)))
+            self._look = None
+
+
+class Look:
+    """One look at all processes."""
+
+    def __init__(
+        self,
+        asked: AskDump,
+        until: float,
+        program: int,
+        selector: selectors.BaseSelector,
+        handler: StacksHandler | None,
+    ) -> None:
+        """``program`` is the pid of the rank's.  What isn't seen by ``until`` is given up."""
+        self.began, self._until = time.monotonic(), until
+        self.processes: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self._selector, self._handler = selector, handler
+        self._again_at = inf
+        self._spies: list[_Spy] = []
+        self._writing: _Writing | None = None
+        self._without: deque[dict[str, Any]] = deque()  # py-spy can't see these
+        self._throttling: dict[int, Throttling] = {}
+        self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
+        self._describe(program)
+        self._waiting = deque(self._worth_a_stack())
+        few = len(self._waiting) <= MAX_NATIVE
+        self._native = {
+            each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
+        }
+
+    @property
+    def due(self) -> float:
+        """When ``done`` is to be called at the latest; it is also when something has been read."""
+        return min(self._until, self._again_at, self._writing.due if self._writing else inf)
+
+    def done(self) -> bool:
+        """Go on; whether all is seen that will be."""
+        now = time.monotonic()
+        spies, self._spies = self._spies, []
+        self._spies += [spy for spy in spies if not self._take(spy)]
+        if now >= self._until:
+            self._give_up()
+            return True
+        if now >= self._again_at:
+            self._look_again(now - self.began)
+        while self._waiting and len(self._spies) < AT_ONCE:
+            self._start(self._waiting.popleft())
+        self._write()
+        return not (self._spies or self._writing) and self._again_at == inf
+
+    def _describe(self, program: int) -> None:
+        members = sorted(processes.family(os.getpid()), key=lambda pid: pid != program)
+        for pid in members[:MAX_PROCESSES]:
+            described = processes.describe(pid)
+            if described and described["state"] not in "ZX" and not self._is_tool(described):
+                self.processes.append(described)
+                if quota := processes.throttling(pid):
+                    self._throttling[pid] = quota
+        if len(members) > MAX_PROCESSES:
+            self.errors.append(f"{len(members) - MAX_PROCESSES} more processes were not looked at")
+        if not self.processes or self.processes[0]["pid"] != program:
+            self.errors.append("its program has ended, or was not started")
+        if self._throttling or any(each["blocked"] for each in self.processes):
+            self._again_at = self.began + MOMENT
+
+    def _is_tool(self, process: dict[str, Any]) -> bool:
+        """Whether it is a py-spy or gdb of an earlier look, which has told all and has yet to exit."""
+        tools = [tool for tool in (self._py_spy, self._gdb) if tool]
+        named = [os.path.basename(tool) for tool in tools]  # all that is left of one that is just exiting
+        program = str(process["command"]).partition(" ")[0]
+        return process["parent"] == os.getpid() and program in (*tools, *named)
+
+    def _worth_a_stack(self) -> list[dict[str, Any]]:
+        for each in self.processes[1 + MAX_STACKS :]:
+            each["stacks"] = f"none: those of {MAX_STACKS} children were taken"
+        return self.processes[: 1 + MAX_STACKS]
+
+    def _look_again(self, seconds: float) -> None:
+        """A thread that is in the same call as before is blocked; one of a disk that works is in another."""
+        self._again_at = inf
+        for each in self.processes:
+            pid = each["pid"]
+            if (before := self._throttling.get(pid)) and (after := processes.throttling(pid)):
+                each["throttled"] = processes.throttled(before, after, seconds)
+            if each["blocked"]:
+                still = processes.blocked(pid)
+                each["blocked"] = [thread for thread in each["blocked"] if thread in still]
+
+    # ---- py-spy
+
+    def _start(self, process: dict[str, Any]) -> None:
+        if self._py_spy is None:
+            self._fall_back(process, "py-spy was not found")
+            return
+        pid, stop = process["pid"], _can_be_stopped(process)
+        argv = [self._py_spy, "dump", "--json", "--pid", str(pid)]
+        argv += ([] if stop else ["--nonblocking"]) + (["--native"] if stop and pid in self._native else [])
+        try:
+            self._spies.append(_Spy(argv, process, self._selector, from_py_spy, stops=stop))
+        except OSError as e:
+            self._fall_back(process, f"py-spy can't be run: {e.strerror}")
+
+    def _start_gdb(self, process: dict[str, Any]) -> bool:
+        """Look at a program without Python; whether that can be done."""
+        if not self._gdb or process["pid"] not in self._native or not _can_be_stopped(process):
+            return False
+        self._native.discard(process["pid"])
+        argv = [self._gdb, "-batch", "-nx", "-iex", "set auto-load off", "-p", str(process["pid"])]
+        argv += ["-ex", "set print frame-arguments none", "-ex", f"thread apply all backtrace {MAX_FRAMES}"]
+        try:
+            self._spies.append(_Spy(argv, process, self._selector, from_gdb, stops=True))
+        except OSError:
+            return False
+        return True
+
+    def _take(self, spy: _Spy) -> bool:
+        """Whether py-spy has ended."""
+        if not spy.ended:
+            return False
+        process = spy.process
+        try:
+            process["threads"] = spy.parse(spy.text, process["pid"])
+            process["stacks"] = spy.name
+        except ValueError:
+            why = _why(spy.error)
+            if why == NO_PYTHON and self._start_gdb(process):
+                return True
+            if why != NO_PYTHON and process["pid"] in self._native and _can_be_stopped(process):
+                # Of one that is starved, the frames of C may be beyond it.
+                self.errors.append(f"has shown no frames of C: {why}")
+                self._native.discard(process["pid"])
+                self._waiting.append(process)
+                return True
+            self._fall_back(process, why)
+        return True
+
+    def _fall_back(self, process: dict[str, Any], why: str) -> None:
+        process["stacks"] = f"none: {why}"
+        self._without.append(process)
+
+    # ---- faulthandler
+
+    def _write(self) -> None:
+        """Let those that py-spy can't see write their stacks themselves, one at a time."""
+        if self._writing and not self._writing.done():
+            return
+        self._writing = None
+        while self._handler and self._without and not self._writing:
+            process = self._without.popleft()
+            seen = processes.stat(process["pid"])
+            # A debugger would see the signal first; one that is stopped would, once it goes on.
+            hears = seen and seen.state in "RS" and not process["traced_by"]
+            if hears and processes.catches(process["pid"], self._handler.number):
+                self._writing = _Writing(process, self._handler)
+
+    def _give_up(self) -> None:
+        late = [spy.process for spy in self._spies] + list(self._waiting)
+        late += [self._writing.process] if self._writing else []
+        for spy in self._spies:
+            spy.kill()
+        for process in late:
+            process["stacks"] = f"none: not within {PATIENCE:g} s"
+
+
+class _Writing:
+    """A process writes its stacks, by faulthandler: it says no end, so that what grows no more is all."""
+
+    PERIOD, PERIODS = 0.05, 40
+
+    def __init__(self, process: dict[str, Any], handler: StacksHandler) -> None:
+        self.process, self._fd = process, handler.fd
+        self.due = time.monotonic() + self.PERIOD
+        self._seen, self._left = 0, self.PERIODS
+        os.ftruncate(self._fd, 0)
+        try:
+            os.kill(process["pid"], handler.number)
+        except OSError:  # it has ended
+            self._left = 0
+
+    def done(self) -> bool:
+        if self._left and time.monotonic() < self.due:
+            return False
+        size = os.fstat(self._fd).st_size
+        if self._left and (size == 0 or size != self._seen):
+            self._seen, self._left = size, self._left - 1
+            self.due = time.monotonic() + self.PERIOD
+            return False
+        if size:
+            text = os.pread(self._fd, min(size, MAX_TEXT), 0).decode(errors="replace")
+            self.process["threads"] = from_faulthandler(text)
+            self.process["stacks"] = f"faulthandler: {self.process['stacks'].removeprefix('none: ')}"
+        return True
+
+
+class _Spy:
+    """A py-spy or gdb that runs, its pipe registered with the selector; ``ended``: all it says was read."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        process: dict[str, Any],
+        selector: selectors.BaseSelector,
+        parse: Callable[[bytes, int], list[dict[str, Any]]],
+        *,
+        stops: bool,
+    ) -> None:
+        """``stops``: it stops the process.  OSError where it can't be run."""
+        self.parse, self.name = parse, os.path.basename(argv[0])
+        self.process, self.text, self.error, self.ended = process, b"", "", False
+        self._selector, self._stops = selector, stops
+        self._pipe, end = os.pipe()
+        self._errors = os.memfd_create("errors")
+        try:
+            actions = (
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, end, 1),
+                (os.POSIX_SPAWN_DUP2, self._errors, 2),
+            )
+            # It is reaped with the orphans.  By its mark a sweep finds it, should we be killed.
+            env = {"RUST_BACKTRACE": "0", variables.JOB_ID: os.environ.get(variables.JOB_ID, "")}
+            self._pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
+        except OSError:
+            os.close(self._pipe)
+            os.close(self._errors)
+            raise
+        finally:
+            os.close(end)
+        selector.register(self._pipe, selectors.EVENT_READ, self)
+
+    def ready(self, events: int) -> list[Any]:
+        """Read what it says."""
+        data = os.read(self._pipe, 1 << 20)
+        self.text += data
+        if not data:
+            self._close()
+        elif len(self.text) > MAX_TEXT:
+            self.text = b""
+            self.kill()
+        return []
+
+    def kill(self) -> None:
+        """End it, as it takes too long; it is there as long as nobody has closed its end of the pipe."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended by now, and was reaped
+            os.kill(self._pid, signal.SIGKILL)
+        select.select([self._pipe], [], [], GONE_WITHIN)
+        seen = processes.stat(self.process["pid"])
+        if self._stops and seen and seen.state == "T":
+            os.kill(self.process["pid"], signal.SIGCONT)  # it was stopped by this py-spy
+        self._close()
+
+    def _close(self) -> None:
+        self.ended = True
+        self.error = os.pread(self._errors, 10_000, 0).decode(errors="replace")
+        self._selector.unregister(self._pipe)
+        os.close(self._pipe)
+        os.close(self._errors)
+
+
+def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
+    """A program, beside the interpreter or on the PATH; None where it is not installed."""
+    directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
+    for directory in directories:
+        path = os.path.join(directory, name)
+        if directory and os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
+def _can_be_stopped(process: dict[str, Any]) -> bool:
+    """Who can't be, or is stopped already, would keep py-spy waiting."""
+    return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
+
+
+def _why(error: str) -> str:
+    """What py-spy's complaint means, in a few words."""
+    if "ermission" in error or "not permitted" in error or "EPERM" in error:
+        return "py-spy may not look (ptrace is forbidden)"
+    if "python version" in error or "not a python" in error.lower():
+        return NO_PYTHON
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"

@@ -1,0 +1,178 @@
+"""What the kernel shows of the program and its children: their states, and what holds them.
+
+Sources: proc(5); Documentation/filesystems/proc.rst of Linux.  Nothing here waits for a process, whatever
+state it is in: the files that are read of one that sleeps in the kernel take none of its locks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, NamedTuple
+
+from cpulaunch.agent.launch.child import command_line
+from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share_lost
+from cpulaunch.discovery.host.files import read_file
+
+MAX_BLOCKED = 8
+"""Threads of a process in the state D that are described."""
+
+_WORDS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk",
+    "T": "stopped",
+    "t": "held by a debugger",
+    "Z": "ended",
+    "X": "ended",
+    "I": "idle",
+}
+
+_CALLS = {
+    "x86_64": "read=0 write=1 open=2 close=3 stat=4 fstat=5 lseek=8 ioctl=16 pread=17 pwrite=18 readv=19 "
+    "writev=20 sendfile=40 flock=73 fsync=74 fdatasync=75 ftruncate=77 getdents=78 rename=82 mkdir=83 "
+    "unlink=87 getdents=217 openat=257 newfstatat=262 unlinkat=263 fallocate=285 preadv=295 pwritev=296 "
+    "copy_file_range=326 statx=332",
+    "aarch64": "flock=32 ioctl=29 unlinkat=35 ftruncate=46 fallocate=47 openat=56 close=57 getdents=61 "
+    "lseek=62 read=63 write=64 readv=65 writev=66 pread=67 pwrite=68 preadv=69 pwritev=70 sendfile=71 "
+    "newfstatat=79 fstat=80 fsync=82 fdatasync=83 copy_file_range=285 statx=291",
+}
+"""System calls that wait for files, and their numbers (``asm/unistd_64.h``, ``asm-generic/unistd.h``)."""
+
+_OF_PATHS = ("open", "stat", "rename", "mkdir", "unlink", "openat", "newfstatat", "unlinkat", "statx")
+"""Those whose first argument is no descriptor of the file."""
+
+
+class Stat(NamedTuple):
+    """A line of ``/proc/PID/stat``.  ``cpu`` is in seconds; ``stopped_by`` is a signal's number, or 0."""
+
+    name: str
+    state: str
+    parent: int
+    cpu: float
+    started: int
+    stopped_by: int
+
+
+def stat(pid: int, thread: int | None = None) -> Stat | None:
+    """What ``/proc`` says of a process, or of one of its threads; None where it has ended."""
+    text = read_file(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+    if text is None:
+        return None
+    begin, _, rest = text.rpartition(")")
+    words = rest.split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    stopped_by = int(words[49]) if words[0] == "T" and len(words) > 49 else 0
+    cpu = (int(words[11]) + int(words[12])) / ticks
+    return Stat(begin.partition("(")[2], words[0], int(words[1]), cpu, int(words[19]), stopped_by & 0x7F)
+
+
+def family(ancestor: int) -> list[int]:
+    """All living descendants of a process, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := stat(int(name))):
+            children.setdefault(found.parent, []).append(int(name))
+    members = sorted(children.get(ancestor, []))
+    for pid in members:  # which grows
+        members += sorted(children.get(pid, []))
+    return members
+
+
+def describe(pid: int) -> dict[str, Any] | None:
+    """What a process is doing, as ``Dump.processes`` has it, but for its threads; None where it has ended."""
+    found = stat(pid)
+    if found is None:
+        return None
+    status = _status(pid)
+    held = blocked(pid)
+    waiting = _waits_in(pid, pid) if found.state in "SD" else {"call": None, "file": None}
+    tracer = int(status.get("TracerPid", "0"))
+    return {
+        "pid": pid,
+        "parent": found.parent,
+        # /proc/PID/cmdline would wait for a lock that a thread in the state D may hold.
+        "command": found.name if held or found.state in "DZX" else command_line(pid),
+        "state": found.state,
+        "word": _WORDS.get(found.state, found.state),
+        "stopped_by": _signal_name(found.stopped_by),
+        "wchan": _wchan(pid, pid),
+        **waiting,
+        "blocked": held,
+        "traced_by": tracer,
+        "tracer": ((by := stat(tracer)) and by.name) if tracer else None,
+        "swapped": int(status.get("VmSwap", "0 kB").split()[0]),
+        "cpu": round(found.cpu, 2),
+        "throttled": None,
+        "threads": [],
+        "stacks": "",
+    }
+
+
+def blocked(pid: int) -> list[dict[str, Any]]:
+    """Threads in the state D (mostly a disk, or a file server), and what each of them waits for."""
+    found = []
+    for thread in threads(pid):
+        seen = stat(pid, thread)
+        if seen and seen.state == "D":
+            waiting = _waits_in(pid, thread)
+            found.append({"thread": thread, "name": seen.name, "wchan": _wchan(pid, thread), **waiting})
+    return found[:MAX_BLOCKED]
+
+
+def threads(pid: int) -> list[int]:
+    """The threads of a process."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return []
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+
+
+def throttling(pid: int) -> Throttling | None:
+    """How the quotas of a process's control groups have slowed it so far; None where there are none."""
+    return cgroup_throttling(lambda path: read_file(path.replace("/proc/self/", f"/proc/{pid}/")))
+
+
+def throttled(before: Throttling, after: Throttling, seconds: float) -> dict[str, Any]:
+    """What came of a quota in the ``seconds`` between two looks: the share of them that was lost."""
+    share = round(share_lost(before, after, seconds), 3)
+    return {"share": share, "seconds": round(after.seconds, 1), "quota": after.quota}
+
+
+def _waits_in(pid: int, thread: int) -> dict[str, Any]:
+    """The system call that waits for a file, and the file; None: it is none, or can't be seen."""
+    nothing: dict[str, Any] = {"call": None, "file": None}
+    words = (read_file(f"/proc/{pid}/task/{thread}/syscall") or "").split()
+    if len(words) < 2 or not words[0].isdigit():
+        return nothing
+    pairs = (each.partition("=") for each in _CALLS.get(os.uname().machine, "").split())
+    call = next((name for name, _, number in pairs if number == words[0]), None)
+    if call is None or call in _OF_PATHS:
+        return {**nothing, "call": call}
+    try:
+        return {"call": call, "file": os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")[-200:]}
+    except OSError:
+        return {**nothing, "call": call}
+
+
+def _wchan(pid: int, thread: int) -> str | None:
+    """The function of the kernel in which a thread waits."""
+    text = read_file(f"/proc/{pid}/task/{thread}/wchan")
+    return text if text and text != "0" else None
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = (read_file(f"/proc/{pid}/status") or "").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _signal_name(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name if number else None
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,96 @@
+"""What a rank's process uses: memory, CPU time, and what has held it back.  All of it is asked of the kernel.
+
+Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from cpulaunch.agent.observe import processes
+from cpulaunch.agent.observe.counters import Counters
+from cpulaunch.discovery.host.cgroup import Throttling, share_lost
+from cpulaunch.discovery.host.far_memory import far_nodes, far_share
+from cpulaunch.discovery.host.files import read_file
+from cpulaunch.model.cores import CoreSet
+
+MAX_THREADS = 256
+"""Of a program, those whose switches are counted."""
+
+
+class Switches(NamedTuple):
+    """How often a thread has waited for something, and was preempted."""
+
+    voluntary: int
+    preempted: int
+
+
+class Usage:
+    """Of one program, from its start; ``cores`` are those that it runs on."""
+
+    def __init__(self, pid: int, cores: CoreSet, now: float) -> None:
+        self._pid, self._far = pid, far_nodes(cores)
+        self._counters = Counters(pid)
+        self._quota: tuple[float, Throttling | None] = now, processes.throttling(pid)
+        self._switches: dict[str, Switches] = {}  # of the threads that were there last
+        self._of_ended = Switches(0, 0)
+
+    def row(self, now: float) -> dict[str, Any]:
+        """A row of telemetry.jsonl, but for rank and time; empty where the process has ended."""
+        row = process_row(self._pid)
+        if not row:
+            return {}
+        row["voluntary_switches"], row["switches"] = self._count_switches()
+        (before_at, before), after = self._quota, processes.throttling(self._pid)
+        self._quota = now, after
+        if after:
+            row["throttled_seconds"] = after.seconds
+        if before and after and now > before_at:
+            row["throttled"] = round(share_lost(before, after, now - before_at), 3)
+        if self._far and (share := far_share(self._pid, self._far)) is not None:
+            row["far_memory"] = round(share, 3)
+        return {**row, **self._counters.read()}
+
+    def _count_switches(self) -> Switches:
+        """Of all threads; those that have ended count with what was last seen of them."""
+        found = switches(self._pid)
+        none = Switches(0, 0)
+        gone = (each for thread, each in self._switches.items() if found.get(thread, none) < each)
+        self._of_ended, self._switches = added([self._of_ended, *gone]), found
+        return added([self._of_ended, *found.values()])
+
+
+def process_row(pid: int) -> dict[str, Any]:
+    """What the kernel says of a process by now; empty where it has ended."""
+    text = read_file(f"/proc/{pid}/stat")
+    if text is None:
+        return {}
+    words = text.rpartition(")")[2].split()
+    row: dict[str, Any] = {
+        "rss": int(words[21]) * os.sysconf("SC_PAGE_SIZE"),
+        "cpu_seconds": (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"),
+        "major_faults": int(words[9]),
+    }
+    return row
+
+
+def switches(pid: int) -> dict[str, Switches]:
+    """Those of each thread of a process, by its id."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        threads = []
+    found = {}
+    for thread in threads[:MAX_THREADS]:
+        lines = (read_file(f"/proc/{pid}/task/{thread}/status") or "").splitlines()[-2:]
+        if lines and lines[-1].startswith("nonvoluntary_ctxt_switches"):
+            found[thread] = Switches(*(int(line.split()[1]) for line in lines))
+    return found
+
+
+def added(several: Iterable[Switches]) -> Switches:
+    """Their sums."""
+    voluntary, preempted = zip(*several, strict=True)
+    return Switches(sum(voluntary), sum(preempted))

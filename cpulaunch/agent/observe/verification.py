@@ -1,0 +1,99 @@
+"""What a program really has, read from /proc and said by its own runtime, against what was planned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from cpulaunch.agent.launch.start import RUN_PROGRAM, Planned
+from cpulaunch.messages import Found, Ready, Torch
+from cpulaunch.model.cores import CoreSet
+
+
+def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str]]:
+    """What the program has when its Python has started, and complaints."""
+    cpus = CoreSet(report.cpus)
+    policy, preloaded = memory_policy(pid), _preloaded(pid, planned.preloads)
+    complaints = []
+    if cpus != planned.cores:
+        complaints.append(f"was put on CPUs {planned.cores}, but is on {cpus}")
+    if policy is not None and planned.memory_policy and policy != planned.memory_policy:
+        complaints.append(f"was given the memory policy {planned.memory_policy}, but has {policy}")
+    missing = [] if preloaded is None else [path for path in planned.preloads if path not in preloaded]
+    if missing:
+        complaints.append(f"should have preloaded {', '.join(missing)}, but has not")
+    return Found(str(cpus), policy, preloaded, None), complaints
+
+
+def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[str]]:
+    """What it has once torch is imported, and complaints."""
+    ours = planned.cores | planned.comm_cores
+    on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
+    complaints = []
+    if not on <= ours:
+        complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
+    # A program that sets the variable itself has its way.
+    if report.requested == planned.threads and planned.threads.isdigit():
+        expected = int(planned.threads)
+        if report.threads not in (expected, min(expected, _physical_cores())):  # MKL goes no further
+            complaints.append(f"was given {expected} threads, but torch has {report.threads}")
+    return Found(str(on), None, None, report.threads), complaints
+
+
+def memory_policy(pid: int) -> str | None:
+    """The policy of a process's main thread, such as ``default`` or ``bind:0``; None where /proc is silent.
+
+    Source: proc(5) on numa_maps, whose lines give the process's where a range of memory has no other.
+    """
+    try:
+        with open(f"/proc/{pid}/numa_maps") as f:
+            words = f.readline().split()
+    except OSError:
+        return None
+    return words[1] if len(words) > 1 else None
+
+
+def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
+    """Those of ``wanted`` libraries that are mapped; None where the program is gone or another one."""
+    if not wanted:
+        return []
+    try:
+        with open(f"/proc/{pid}/maps") as f:
+            mapped = {line.split(maxsplit=5)[5].strip() for line in f if "/" in line}
+    except OSError:
+        return None
+    names = {os.path.basename(path) for path in mapped}
+    found = [
+        path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
+    ]
+    # A program that ends while it is read shows a part; one that calls exec has none at first.
+    return found if found == wanted or _is_our_program(pid) else None
+
+
+def _is_our_program(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return os.fsencode(RUN_PROGRAM) in f.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _physical_cores() -> int:
+    cpus = os.cpu_count() or 1
+    try:
+        with open("/sys/devices/system/cpu/smt/active") as f:
+            return cpus // 2 if f.read().strip() == "1" else cpus
+    except OSError:
+        return cpus
+
+
+def _thread_cpus(pid: int) -> Iterator[CoreSet]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        try:
+            yield CoreSet(os.sched_getaffinity(int(thread)))
+        except OSError:  # it has ended
+            continue

@@ -1,0 +1,327 @@
+"""Runs the user's Python program as ``python`` itself would, and tells the agent why it failed."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import runpy
+import sys
+
+from cpulaunch import variables
+
+_OURS = (
+    __file__,
+    os.path.join(os.path.dirname(__file__), "run_program.py"),
+    runpy.__file__,
+    "<frozen runpy>",
+)
+
+_NESTED, _CALL = 0x10, "CALL"
+"""The flag of a function that another one has made (``inspect.CO_NESTED``); how opcodes of calls begin."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+_OWN_PROCESS = os.getpid()
+
+MAX_ERROR = 2000
+"""Characters of an exception's message that are reported."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+
+# Two reports are written by hand, as `encode` would: importing it would cost every program two milliseconds.
+
+
+def ready(cpus: list[int]) -> bytes:
+    return f'{{"type":"ready","cpus":{cpus}}}\n'.encode()
+
+
+def leaving(code: int) -> bytes:
+    return f'{{"type":"leaving","code":{code}}}\n'.encode()
+
+
+def main() -> None:
+    report_fd = int(os.environ.pop(variables.REPORT_FD, "-1"))
+    if report_fd >= 0:
+        os.set_inheritable(report_fd, False)
+    faulthandler.enable()
+    _write_stacks_when_asked(os.environ.pop(variables.STACKS, ""))
+    # Python buffers a pipe by blocks; the user wants to see each line when it is printed.
+    if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.excepthook = _hide_our_frames
+
+    def report(line: bytes) -> None:
+        if report_fd >= 0 and os.getpid() == _OWN_PROCESS:  # not a forked child of the program
+            _write(report_fd, line)
+
+    if report_fd >= 0:
+        _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
+        sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
+        _take_over_port(finder.functions)
+        _take_over_ledger(finder.functions)
+        for reporter in ("reports", "observe.tracing", "observe.abort"):
+            finder.functions[f"cpulaunch.runtime.{reporter}"] = [
+                lambda module: setattr(module, "report", report)
+            ]
+    atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
+    try:
+        _run_to_its_end(sys.argv[1:])
+    except SystemExit as error:
+        last.status = _exit_code(error.code)
+        ccl: Any = sys.modules.get("cpulaunch.ccl.create")
+        if ccl is not None:
+            ccl.has_failed = True
+        # Its connections may end long before it does, and the others then fail first.
+        report(leaving(_exit_code(error.code)))
+        raise
+    except BaseException as error:
+        last.status = 1
+        if "gloo/" in str(error):  # a source file of its; the launcher will ask what was called
+            _keep_last_collectives()
+        report(_raised(error))
+        raise
+    report(leaving(0))
+
+
+def _write_stacks_when_asked(how: str) -> None:
+    """Let a signal write all threads' stacks to the agent's file: ``how`` names both, by their numbers."""
+    if how:
+        fd, number = map(int, how.split(":"))
+        os.set_inheritable(fd, False)
+        faulthandler.register(number, file=fd, all_threads=True)
+
+
+def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Take over the socket that keeps MASTER_PORT, if this is the first rank and its agent has one."""
+    fd = os.environ.pop(variables.KEPT_PORT_FD, None)
+    if fd is None:
+        return
+    from cpulaunch.agent.program.master_port import KeptPort
+
+    kept = KeptPort(int(fd), int(os.environ[variables.KEPT_PORT]))
+    when_loaded["torch"].append(kept.torch_is_loaded)
+    if "socket" in sys.modules:
+        kept.socket_is_loaded(sys.modules["socket"])
+    else:
+        when_loaded["socket"] = [kept.socket_is_loaded]
+
+
+def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Map the rank's ledger when something is loaded that writes it: then there is torch, too."""
+    if (fd := int(os.environ.pop(variables.LEDGER_FD, "-1"))) >= 0:
+        os.set_inheritable(fd, False)
+
+        def take_over(_: Any) -> None:
+            from cpulaunch.agent.program import ledger_file
+
+            if os.getpid() == _OWN_PROCESS:
+                ledger_file.take_over(fd)
+
+        when_loaded["cpulaunch.ledger"] = [take_over]
+
+
+class _BeforePythonEnds:
+    """What is done last; ``status`` is the program's exit code."""
+
+    def __init__(self) -> None:
+        self.status = 0
+
+    def __call__(self) -> None:
+        if "torch.distributed" in sys.modules:
+            from cpulaunch.agent.program import gloo
+
+            if os.getpid() == _OWN_PROCESS:
+                gloo.let_gloo_finish()
+            else:
+                gloo.keep_groups()
+        if self.status and "oneccl_bindings_for_pytorch" in sys.modules:
+            # Their oneCCL aborts where an exception ends Python, and the exit code would be 134.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.status)
+
+
+def _exit_code(said: object) -> int:
+    """What the shell sees of ``sys.exit(said)``."""
+    if said is None:
+        return 0
+    return said & 0xFF if isinstance(said, int) else 1
+
+
+def _run_to_its_end(arguments: list[str]) -> None:
+    try:
+        _run(arguments)
+    except SystemExit as error:
+        if _exit_code(error.code) != 0:
+            raise
+    # A program that hasn't destroyed its groups may not know yet that its results are wrong.
+    ccl: Any = sys.modules.get("cpulaunch.ccl._group")
+    if ccl is not None:
+        ccl.check_calls()
+
+
+def _run(arguments: list[str]) -> None:
+    safe_path = getattr(sys.flags, "safe_path", False)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        if not safe_path:
+            sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        if _is_bundle(arguments[0]):
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            if not safe_path:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+            _run_file(os.path.abspath(arguments[0]))
+
+
+def _is_bundle(path: str) -> bool:
+    """Whether ``path`` is a directory, a zip file or compiled, which Python runs, too."""
+    if os.path.isdir(path) or path.endswith(".pyc"):
+        return True
+    with open(path, "rb") as f:
+        return f.read(4) == b"PK\3\4"
+
+
+def _run_file(path: str) -> None:
+    """Run a script as the module ``__main__``, which stays, as threads may outlive the last line.
+
+    (``runpy.run_path`` takes it away when that line is done.)
+    """
+    module = type(sys)("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    with open(path, "rb") as f:
+        code = compile(f.read(), path, "exec")
+    exec(code, module.__dict__)
+
+
+def _keep_last_collectives() -> None:
+    """Have them in the ledger, where they are copied to once in a while."""
+    kept = sys.modules.get("cpulaunch.runtime.observe.ledger")
+    for mirror in getattr(kept, "mirrors", ()):
+        try:
+            mirror.look(failed=True)
+        except Exception:
+            pass  # the exception itself is what is to be told
+
+
+def _raised(error: BaseException) -> bytes:
+    import traceback
+
+    from cpulaunch.errors import CpulaunchError
+    from cpulaunch.messages import Raised
+    from cpulaunch.wire import encode
+
+    shown = _hide(error).__traceback__
+    frames = traceback.extract_tb(shown)
+    user = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1] if frames else None)
+    file, line = (user.filename, user.lineno) if user else (None, None)
+    if isinstance(error, SyntaxError) and not frames:
+        file, line = error.filename, error.lineno
+    if file and file.startswith(os.getcwd() + os.sep):
+        file = os.path.relpath(file)
+    if isinstance(error, CpulaunchError):  # the user's line is to be changed, and no bug of ours to be found
+        text, hint = "", error.hint or ""
+    else:
+        text, hint = "".join(traceback.format_exception(type(error), error, shown)), ""
+    name = type(error).__qualname__
+    if (module := type(error).__module__) not in ("builtins", "__main__"):
+        name = f"{module}.{name}"
+    first_line = str(error).partition("\n")[0]
+    said = f"{name}: {first_line}"[:MAX_ERROR] if first_line else name
+    return encode(Raised(said, file, line, text, hint))
+
+
+def _write(fd: int, line: bytes) -> None:
+    try:
+        os.write(fd, line)
+    except OSError:
+        pass  # the agent is gone, and nobody else needs it
+
+
+def _torch(torch: Any) -> bytes:
+    """The report that torch is loaded, and how many threads it has; empty for another module by its name."""
+    try:
+        threads = torch.get_num_threads()
+    except Exception:
+        return b""
+    from cpulaunch.messages import Torch
+    from cpulaunch.wire import encode
+
+    return encode(Torch(threads, os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")))
+
+
+class _Finder:
+    """Finds modules as the other finders do, and calls ``functions`` with each of them once it is loaded."""
+
+    def __init__(self, functions: dict[str, list[Callable[[Any], object]]]) -> None:
+        self.functions = functions
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.functions:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec and spec.loader:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self.loaded(name, module, load(module))  # type: ignore[method-assign]
+        return spec
+
+    def loaded(self, name: str, module: Any, _: None) -> None:
+        for function in self.functions.pop(name, ()):  # not for a reload
+            function(module)
+        if not self.functions and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _is_users(file: str) -> bool:
+    installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+    ours = file.startswith(("<", _PACKAGE)) or file in _OURS
+    return not ours and not any(part in file for part in installed)
+
+
+def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
+    return sys.__excepthook__(kind, _hide(error.with_traceback(tb)), None)
+
+
+def _hide(error: BaseException) -> BaseException:
+    """The same error, of which, and of those it came of, tracebacks are without our frames."""
+    seen: set[int] = set()
+    every: list[BaseException | None] = [error]
+    while every:
+        if (each := every.pop()) is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _without_our_frames(each.__traceback__)
+            every += [each.__cause__, each.__context__]
+    return error
+
+
+def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
+    """Without those that run the script, and those of functions that stand in for a library's."""
+    kept: list[TracebackType] = []
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        stands_in = code.co_flags & _NESTED and code.co_filename.startswith(_PACKAGE)
+        if code.co_filename not in _OURS and not (stands_in and (tb.tb_next or _calls(tb))):
+            kept.append(tb)
+        tb = tb.tb_next
+    for one, following in zip(kept, [*kept[1:], None], strict=False):  # there may be none
+        one.tb_next = following
+    return kept[0] if kept else None
+
+
+def _calls(tb: TracebackType) -> bool:
+    """Whether the error comes of a function of C that the frame has called, and not of the frame's own."""
+    from dis import opname
+
+    return opname[tb.tb_frame.f_code.co_code[tb.tb_lasti]].startswith(_CALL)

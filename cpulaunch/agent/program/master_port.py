@@ -1,0 +1,93 @@
+"""The first rank's part in keeping MASTER_PORT from other users until torch's store listens there.
+
+Its agent has a socket that is bound to the port, and hands it to the program, where the bootstrap holds it
+until Python ends.  Torch's store listens on another one, which only this user can bind
+(`runtime.change.torch`).  A program that takes the port in any other way gets it, too: the socket is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+from cpulaunch import variables
+from cpulaunch.errors import HostError
+from cpulaunch.wording import PORT_IS_TAKEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+LAUNCHER_LETS_GO = 5.0
+"""Seconds that a busy launcher may need to hear that the program has started, and to let its socket go."""
+
+
+def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
+    """What keeps MASTER_PORT for the program with the variables ``env``; None where torch isn't patched.
+
+    HostError where somebody else on ``host``, which is this one, has the port.
+    """
+    if env.get(variables.AS_WRITTEN) == "1" or env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        return None
+    text = env.get("MASTER_PORT", "")
+    if not text.isascii() or not text.isdigit():
+        return None
+    from cpulaunch.discovery.host import master_port
+
+    try:
+        return master_port.keep(int(text), os.environ.get(variables.KEPT_PORT))
+    except OSError as e:
+        raise HostError(f"MASTER_PORT {text} of {host}: {e.strerror or e}", hint=PORT_IS_TAKEN) from None
+
+
+class KeptPort:
+    """The socket in the program."""
+
+    def __init__(self, fd: int, port: int) -> None:
+        self._fd, self._port = fd, port
+        os.set_inheritable(fd, False)
+        os.register_at_fork(after_in_child=self.release)  # a child may outlive the rank
+
+    def release(self) -> bool:
+        """Let the port go; returns whether we had it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        return fd >= 0
+
+    def torch_is_loaded(self, _: object) -> None:
+        """Let the port go where torch's store can't join us."""
+        if "cpulaunch.runtime.change.torch" not in sys.modules:
+            self.release()
+
+    def socket_is_loaded(self, module: Any) -> None:
+        """Let the port go to whoever binds a socket of Python's to it."""
+        original = module.socket.bind
+
+        def bind(bound: Any, address: Any) -> None:
+            try:
+                original(bound, address)
+            except OSError as e:
+                wanted = isinstance(address, tuple) and address[1] == self._port
+                if e.errno != errno.EADDRINUSE or not wanted or not self.release():
+                    raise
+                _bind_soon(original, bound, address)
+
+        module.socket.bind = bind
+
+
+def _bind_soon(bind: Callable[[Any, Any], object], unbound: Any, address: Any) -> None:
+    deadline = time.monotonic() + LAUNCHER_LETS_GO
+    while True:
+        try:
+            bind(unbound, address)
+            return
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)

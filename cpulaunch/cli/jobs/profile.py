@@ -1,0 +1,93 @@
+"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and says what they show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_job, printable
+from cpulaunch.cli.options import Parser
+from cpulaunch.errors import ConfigError, HostError, UsageError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.profiling.request import MAX_STEPS
+
+EPILOG = f"""\
+{WHICH}
+The job goes on, and is slower while it is traced. {MAX_STEPS} steps can be traced at most.
+The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
+
+examples:
+  cpulaunch profile --steps 5
+  cpulaunch profile --steps 3 --ranks 0-3 -o trace.json.gz runs/20261122-214433-0f3c9a7e5b1d2c48
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch profile", "Trace steps of a running job, and say what they show.", EPILOG)
+    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
+    parser.add_argument("--steps", metavar="N", default="5", help="optimizer steps to trace (default: 5)")
+    parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
+    options = parser.parse_args(arguments)
+    steps, ranks = _steps(options.steps), _ranks(options.ranks)
+    if options.output:
+        _check_output(options.output)
+    directory, contact = find_job(options.job)
+    if options.job is None:
+        _tell(f"profile of {directory}")
+    try:
+        with Observer(contact) as observer:
+            done = observer.profile(steps, ranks, _tell)
+    except KeyboardInterrupt:
+        _tell("given up: there will be no trace, and the job goes on")
+        raise
+    if done.error:
+        raise HostError(f"there is no trace: {printable(done.error)}")
+    trace = directory / os.path.basename(done.file)
+    if options.output:
+        try:
+            shutil.copyfile(trace, options.output)
+        except OSError as e:
+            why = f"{e.filename} can't be {'read' if e.filename == str(trace) else 'written'}: {e.strerror}"
+            raise HostError(why, hint=f"the trace is in {trace}, on the host of the job's launcher") from None
+        trace = options.output
+    print(printable(f"job {contact.job}, {done.text}\n{trace}  (open it at https://ui.perfetto.dev)"))
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(f"cpulaunch: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _check_output(path: Path) -> None:
+    """Before anything is traced, which takes a while."""
+    why = ""
+    if path.is_dir():
+        why = "it is a directory"
+    elif not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "you may not write there"
+    if why:
+        raise UsageError(f"-o {path} can't be written: {why}", hint="name another file")
+
+
+def _steps(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MAX_STEPS:
+        return int(text)
+    raise UsageError(f"--steps {text[:20]}: expected a whole number from 1 to {MAX_STEPS}")
+
+
+def _ranks(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        ranks = list(CoreSet.parse(text))
+    except ConfigError:
+        ranks = []
+    if not ranks:
+        raise UsageError(f"--ranks {text[:40]}: expected a list such as 0-3,8")
+    return ranks

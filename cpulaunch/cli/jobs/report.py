@@ -1,0 +1,63 @@
+"""``cpulaunch report``: what a job did, as one HTML file, and in short on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cpulaunch import __version__
+from cpulaunch.cli.files import keep, read_if_there
+from cpulaunch.cli.jobs.selection import WHICH, find_directory, printable
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser
+
+EPILOG = f"""\
+{WHICH}
+Two jobs and more are compared with the first.  The file needs nothing else, neither a network nor a server.
+Key figures, and what stands out, are printed, too.
+Values of `env:` and what looks like a token are left out of it.
+
+examples:
+  cpulaunch report
+  cpulaunch report 20261122-2144 20261123-0511 -o compared.html
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch report", "What a job did, as one HTML file.", EPILOG)
+    parser.add_argument(
+        "jobs", metavar="JOB", nargs="*", help="the job, or several to compare; default: your newest one here"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="F", type=Path, default=Path("report.html"),
+        help="the file; default: report.html; - for stdout",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    directories = [find_directory(named) for named in options.jobs or [None]]
+
+    # They take numpy, which no other command needs.
+    from cpulaunch.report.findings import in_words
+    from cpulaunch.report.numbers import Numbers
+    from cpulaunch.report.page import render, vega_bundle
+    from cpulaunch.report.read import read_job
+
+    jobs = [read_job(directory) for directory in directories]
+    if str(options.output) != "-":
+        for job in jobs:
+            print(printable(in_words(Numbers(job))), flush=True)
+    text = render(jobs, vega_bundle(), f"cpulaunch {__version__}")
+    if str(options.output) == "-":
+        sys.stdout.write(text)
+    else:
+        _write(options.output, text)
+        say(f"{options.output}: {len(text.encode()) / 1e6:.1f} MB, about {', '.join(map(str, directories))}")
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """An earlier report that is there need not be kept; any other file is."""
+    from cpulaunch.report.page import BEGINS
+
+    if path.is_file() and (read_if_there(path) or "").startswith(BEGINS):
+        path.unlink()
+    keep(path, text)

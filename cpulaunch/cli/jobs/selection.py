@@ -1,0 +1,207 @@
+"""The jobs that a command is about: those of the user's list, and of directories that are named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cpulaunch.errors import HostError, UsageError
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.control.registry import (
+    CONTROL_FILE,
+    Contact,
+    is_gone,
+    is_here,
+    listed_jobs,
+    read_contact,
+)
+from cpulaunch.supervise.output.record import State, age, jobs_below, state_of
+
+Running = tuple[Path, Contact]
+"""A job's directory, and how to ask its launcher."""
+
+WHICH = """\
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is your newest job of
+the setting output.log_dir here (runs/), or where there is none, the newest that runs on this host."""
+"""What the help of commands says that are about one job."""
+
+NEWEST = "the job; default: your newest one here"
+
+_NOT_RUNNING = {
+    State.KILLED: "the launcher of this job was killed, and its agents have ended the ranks",
+    State.ENDED: "this job has ended",
+}
+
+MAX_NAMED = 5
+"""Jobs that are named where several match."""
+
+
+def runs() -> Path:
+    """Where jobs that are run here have their directories: ``output.log_dir``.  Raises ConfigError."""
+    from cpulaunch.config.load import load
+
+    return Path(load().output.log_dir)
+
+
+def usual_places() -> list[Path]:
+    """Directories of jobs that are looked at where none is named: ``runs()``, or else this one or its parent.
+
+    So they are found from within, too, and in a job's own directory.  Raises ConfigError.
+    """
+    if (usual := runs()).is_dir():
+        return [usual]
+    here = Path.cwd()
+    return [place for place in (here, here.parent) if place.name == usual.name and jobs_below(place)] or [
+        place for place in (here,) if jobs_below(place)
+    ]
+
+
+def elsewhere() -> str:
+    """Where to look for jobs that were run one level below; empty where there are none."""
+    usual = runs()
+    if usual.is_absolute():
+        return ""
+    found = [place for place in sorted(Path().glob(f"*/{usual}")) if jobs_below(place)][:MAX_NAMED]
+    return f"there are jobs in {', '.join(map(str, found))}" if found else ""
+
+
+def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
+    """The user's jobs here, and those in ``directories``, of jobs or of one; the newest first.
+
+    Raises UsageError.
+    """
+    for directory in directories:
+        if not os.path.isdir(directory):
+            hint = "name a job's directory, such as runs/20261122-214433-…, or one above it"
+            raise UsageError(f"{directory}: no such directory", hint=hint)
+    found: dict[str, Running] = {}
+    named = (place for directory in directories for place in _places(directory))
+    for place in (*listed_jobs(os.environ), *named):
+        if contact := read_contact(place):
+            found.setdefault(contact.job, (place, contact))
+    return sorted(found.values(), key=lambda running: running[1].started, reverse=True)
+
+
+def find_job(named: str | None) -> Running:
+    """The job that the user has named, by its id, its beginning or a directory.
+
+    Else the newest one of ``usual_places()`` that runs on this host, or else can be asked from it, or where
+    there is none, of elsewhere.  Raises UsageError.
+    """
+    if named is None:
+        return _newest(usual_places())
+    if os.path.isdir(directory := Path(named)):
+        for place in _places(directory):
+            if (contact := read_contact(place)) and not is_gone(contact):
+                return place, contact
+        raise _not_running(named, directory)
+    found = [running for running in running_jobs() if running[1].job.startswith(named)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _several(named, [contact.job for _, contact in found])
+    for place in _ended(named):
+        raise _not_running(named, place)
+    raise UsageError(f"{named}: no such running job", hint="`cpulaunch jobs` lists those that are running")
+
+
+def _newest(places: Sequence[Path]) -> Running:
+    """Those of ``places`` come before others, and those on this host before others of these."""
+    jobs = [running for running in running_jobs(places) if not is_gone(running[1])]
+    jobs.sort(key=lambda running: (not _is_of(running[0], places), not is_here(running[1])))
+    for directory, contact in jobs:
+        if is_here(contact) or (_is_of(directory, places) and _answers(contact)):
+            return directory, contact
+    hint = "`cpulaunch stacks DIR` asks a job by its directory, such as runs/20261122-214433-…"
+    for _, elsewhere in jobs[:1]:
+        hint = f"`cpulaunch stacks {elsewhere.job}` asks the one on {elsewhere.host}"
+    raise UsageError("no job of yours is running on this host", hint=hint)
+
+
+def _answers(contact: Contact) -> bool:
+    """Whether a launcher on another host can be asked from here."""
+    try:
+        with Observer(contact):
+            return True
+    except HostError:
+        return False
+
+
+def _not_running(named: str, directory: Path) -> UsageError:
+    why = _NOT_RUNNING.get(state_of(directory))
+    if why is None:
+        hint = f"a running job's directory has a file {CONTROL_FILE} of yours"
+        if jobs_below(directory):
+            hint = f"`cpulaunch jobs {directory}` lists those that have ended"
+        return UsageError(f"{named}: no job is running there", hint=hint)
+    hint = f"`cpulaunch logs {named}` shows what it has printed, and `cpulaunch report {named}` what it did"
+    if kept := sorted(directory.glob("stacks-*.txt")):
+        hint = f"{kept[-1]} has the stacks of its last stall; {hint}"
+    return UsageError(f"{named}: {why}", hint=hint)
+
+
+def _several(named: str, jobs: Sequence[str]) -> UsageError:
+    shown = ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
+    return UsageError(f"{named}: several jobs match: {shown}", hint="type more of its id, or its directory")
+
+
+def _ended(named: str) -> list[Path]:
+    """Jobs in the usual place whose ids begin so."""
+    return [place for where in usual_places() for place in jobs_below(where) if place.name.startswith(named)]
+
+
+def find_directory(named: str | None) -> Path:
+    """The directory of a job that runs or has ended: named as for `find_job`.
+
+    Else the user's newest one of ``usual_places()``, or where there is none, of those that run on this host.
+    Raises UsageError.
+    """
+    if named is not None and os.path.isdir(named):
+        for place in jobs_below(Path(named)):
+            return place
+        raise UsageError(f"{named}: no job has been run there", hint="a job's directory has a file plan.json")
+    # A job that runs here is both in the list and below that directory.
+    places = usual_places()
+    below = [job for where in places for job in jobs_below(where)]
+    known = {os.path.realpath(place): place for place in (*listed_jobs(os.environ), *below)}
+    if named is None:
+        ours = [place for place in known.values() if _is_ours(place)]
+        if found := [place for place in ours if _is_of(place, places)] or ours:
+            return max(found, key=age)
+    elif found := [place for place in known.values() if place.name.startswith(named)]:
+        if len(found) == 1:
+            return found[0]
+        raise _several(named, sorted(place.name for place in found))
+    hint = elsewhere() or "`cpulaunch jobs` lists them; the directory of a job will do, too"
+    if named is None:
+        raise UsageError(f"no job of yours is running, and none has been run in {runs()}/", hint=hint)
+    raise UsageError(f"{named}: no such job", hint=hint)
+
+
+def _is_of(job: Path, places: Sequence[Path]) -> bool:
+    """Whether a job's directory is one of these places, or directly below one."""
+    place = os.path.realpath(job)
+    return bool({place, os.path.dirname(place)} & {os.path.realpath(each) for each in places})
+
+
+def _is_ours(job: Path) -> bool:
+    """Others' jobs may be in a directory that several users share."""
+    try:
+        return job.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _places(directory: Path) -> Iterator[Path]:
+    """A job's directory, or those in a directory of jobs, the newest first."""
+    yield directory
+    try:
+        yield from sorted((path.parent for path in directory.glob(f"*/{CONTROL_FILE}")), reverse=True)
+    except OSError:
+        pass
+
+
+def printable(text: str) -> str:
+    """A text of a job without what would steer a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)

@@ -1,0 +1,32 @@
+"""``cpulaunch stacks``: what every thread of every rank of a running job is doing."""
+
+from __future__ import annotations
+
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_job, printable
+from cpulaunch.cli.options import Parser
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.output.record import names_of
+from cpulaunch.supervise.stalls.stacks import report
+
+EPILOG = f"""\
+{WHICH}
+The job goes on: a program is stopped for a few milliseconds, with --native for up to half a second.
+
+examples:
+  cpulaunch stacks
+  cpulaunch stacks --native runs/20261122-214433-0f3c9a7e5b1d2c48
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Parser("cpulaunch stacks", "What every thread of every rank of a running job is doing.", EPILOG)
+    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
+    parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
+    options = parser.parse_args(arguments)
+    directory, contact = find_job(options.job)
+    with Observer(contact) as observer:
+        seen = observer.stacks(native=options.native)
+    number = names_of(directory).number
+    seen = [each._replace(rank=number(each.rank)) for each in seen]
+    print(printable(f"job {contact.job} in {directory}\n\n" + report(seen)), end="")
+    return 0

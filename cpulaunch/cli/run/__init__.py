@@ -1,0 +1,1 @@
+"""``cpulaunch run``."""

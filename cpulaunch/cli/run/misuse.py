@@ -1,0 +1,157 @@
+"""Command lines that make no job: options behind the script, launchers in its place or around the job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+
+from cpulaunch import launchers, plugins, variables
+from cpulaunch.errors import UsageError
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_LAUNCHERS = {
+    "torchrun": (),
+    "accelerate": ("launch",),
+    "cpulaunch": ("run",),
+    "ipexrun": ("cpu",),
+    "run_cpu": (),  # torch's, a module
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), ()),
+}
+"""Program → the commands of it that start ranks."""
+
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "intel_extension_for_pytorch.cpu.launch": "ipexrun",
+    "torch.backends.xeon.run_cpu": "run_cpu",
+}
+"""The same, as ``python -m`` runs them."""
+
+_OF_INSTANCES = ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu")
+_DEVICES = ("cpu", "xpu")
+"""What ipexrun is told first."""
+
+
+Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+"""Cuts words into options of ``cpulaunch run`` and what follows them.  Raises UsageError."""
+
+
+_OF_A_SHELL = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?((?:ba|da|k|z|c|tc|fi)?sh)(?=\s)[^\n]*\n")
+
+
+def refuse_shell_script(shown: str, text: bytes) -> None:
+    """Raise UsageError where the script that begins with ``text`` is a shell's, as batch scripts are."""
+    found = _OF_A_SHELL.match(text)
+    if not found or text[found.end() :].startswith(b"'''exec"):  # Python's, as pip writes it
+        return
+    raise UsageError(
+        f"{shown} is a script of {found[1].decode()}, and ranks run Python",
+        hint="name the Python script that it starts; --no-python runs any program",
+    )
+
+
+def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, command: str = "run") -> None:
+    """Raise UsageError where ``words`` begin with Python or another launcher instead of a script.
+
+    ``options`` are those before them, and ``command`` is what they are options of.
+    """
+    module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
+    program = PurePath(words[0]).name
+    if module in _MODULES:
+        what = (
+            f"{module} starts {'instances' if module in _OF_INSTANCES else 'ranks'} itself, as cpulaunch does"
+        )
+    elif words[0] in _DEVICES and len(words) > 1:
+        what = f"{words[0]} is not a script, but what ipexrun is told first: cpulaunch starts all on CPUs"
+    elif _PYTHON.fullmatch(program):
+        what = f"{words[0]} is not a script: cpulaunch runs the script with its own Python"
+    elif program in _LAUNCHERS:
+        what = f"{words[0]} is not a script: cpulaunch starts the ranks itself"
+    else:
+        return
+    try:
+        instead = [*options, *_without_launchers(words, split)]
+    except UsageError as e:
+        raise UsageError(f"{what}; {e}", hint=e.hint) from None
+    raise UsageError(what, hint=f"type: {shlex.join(['cpulaunch', command, *instead])}")
+
+
+def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
+    """``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
+    options: list[str] = []
+    rest = list(words)
+    if rest[0] in _DEVICES:
+        rest[0] = "ipexrun"
+    while rest:
+        program = PurePath(rest[0]).name
+        if _PYTHON.fullmatch(program):
+            del rest[0]
+            while rest and rest[0].startswith("-") and rest[0] != "-m":  # such as -u
+                del rest[: 2 if rest[0] in ("-W", "-X") else 1]
+        elif rest[0] in ("-m", "--module") and rest[1:2] and rest[1] in _MODULES:
+            rest[:2] = [_MODULES[rest[1]]]
+        elif program in _LAUNCHERS:
+            del rest[0]
+            if rest[:1] and rest[0] in _LAUNCHERS[program]:
+                del rest[0]
+            _, after = split(rest)
+            options += rest[: len(rest) - len(after)]
+            rest = after
+        else:
+            break
+    return [*options, *(rest or ["train.py"])]
+
+
+_COMPLAINS = re.compile(
+    r"unrecogni[sz]ed (?:arguments?|options?)|unknown (?:command line flag|options?|arguments?)"
+    r"|no such option|option .* not recognized|could not consume arg|not used by the HfArgumentParser",
+    re.IGNORECASE,
+)
+"""argparse, jsonargparse, tyro; click, typer, optparse; absl; getopt; fire; transformers."""
+
+
+def complained_of(last_output: bytes, options: Sequence[str]) -> list[str]:
+    """Those of ``options`` that the last output of a script says it doesn't know."""
+    lines = [line for line in last_output.decode(errors="replace").splitlines() if _COMPLAINS.search(line)]
+    return [option for option in options if any(_names(line, option) for line in lines)]
+
+
+def went_astray(options: Sequence[str]) -> str:
+    """What became of them."""
+    got = "it" if len(options) == 1 else "them"
+    came = f"{', '.join(options)} came after the script, so the script got {got}"
+    return f"{came}: options of cpulaunch run come before the script"
+
+
+def _names(line: str, option: str) -> bool:
+    """With its dashes, or as absl and getopt do without them."""
+    bare = re.escape(option.lstrip("-"))
+    return bool(re.search(rf"(?<![\w-])--{bare}(?![\w-])|(?:flag '|option --?){bare}(?![\w-])", line))
+
+
+def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
+    """Raise UsageError where this process is a rank of a job, or one of several of an srun or mpiexec."""
+    if job := environ.get(variables.JOB_ID):
+        raise UsageError(
+            f"this is a rank of the job {job}, and each of its ranks would start a job",
+            hint="start it outside the job",
+        )
+    # An sbatch script is in no step, and `srun --pty bash` leaves one process to type in.
+    if "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ:
+        _refuse_one_of_several("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environ)
+    for name in plugins.MPIS:
+        identity = launchers.load(name).identity
+        _refuse_one_of_several("mpiexec", identity.rank, identity.size, environ)
+
+
+def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Mapping[str, str]) -> None:
+    rank, size = environ.get(rank_in, ""), environ.get(size_in, "")
+    if rank and size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"this is process {rank} of {size} of an {program} (${size_in}), "
+            "and each of them would start a job",
+            hint=f"leave out {program}: cpulaunch starts the ranks on all hosts itself (-n {size}: as many)",
+        )

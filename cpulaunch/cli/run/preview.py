@@ -1,0 +1,127 @@
+"""What a configuration would do on this machine: the plan in short, and what is unwise about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from cpulaunch import variables
+from cpulaunch.cli.run.facts import gather
+from cpulaunch.cli.run.plan_text import crowded, programs, started
+from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.errors import CpulaunchError
+from cpulaunch.model.facts import Facts
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.picture import Look, picture
+from cpulaunch.plan.plan import Plan, Program
+from cpulaunch.wording import counted
+
+PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
+           "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip
+HOSTS: set[Setting[Any]] = {Config.hosts.hostfile, Config.hosts.list}
+SHORT_HEARTBEAT = 5  # seconds
+
+
+def preview(config: Config) -> tuple[Facts, Plan]:
+    """The plan of ``cpulaunch run train.py``, and the facts it is from.  Raises what that would raise."""
+    facts = gather(config, tell=lambda line: None)
+    program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
+    return facts, make_plan(config, facts, program)
+
+
+def summary(plan: Plan) -> Iterator[str]:
+    """The plan in a few lines."""
+    names = [host.host for host in plan.hosts]
+    shown = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
+    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({shown})"
+    threads = sorted({rank.threads for host in plan.hosts for rank in host.ranks})
+    each = counted(threads[0], "thread") if len(threads) == 1 else f"{threads[0]} to {threads[-1]} threads"
+    yield f"{programs(plan)} on {where}, {each} each, {started(plan)}"
+    if plan.instances:
+        yield f"independent programs without a process group; {plan.precision}"
+    elif plan.settings.training.as_written:
+        yield "the script as written decides the backend and the precision"
+    else:
+        yield f"backend {plan.env[variables.BACKEND]}, {plan.precision}"
+    for note in plan.notes:
+        yield f"note: {note}"
+
+
+def picture_of_first_host(
+    plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool, table: bool = True
+) -> str:
+    """The picture of the first host and its ranks' CPUs, with a table of the ranks or without."""
+    host = plan.hosts[0]
+    topology = facts.of(host.host)[0].topology
+    look = Look(colour, unicode)
+    # The only instance to run, of many, is known by its number among all.
+    ranks = [replace(rank, local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
+    return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
+
+
+def unwise_settings(config: Config) -> Iterator[str]:
+    """What is valid, but would not work, or not work well, when started from this machine."""
+    config, obstacles = _settings_that_run(config)
+    for e in obstacles:
+        yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
+    yield from _pinning_variables(config.env)
+    try:
+        _, plan = preview(config)
+    except CpulaunchError:
+        return  # one of the obstacles
+    if plan.precision.warning:
+        yield f"{config.where(Config.training.precision)}: {plan.precision.warning}"
+    workers, backend = config.ccl.worker_count, plan.env.get(variables.BACKEND, "")
+    for host in plan.hosts:
+        smallest = min(len(rank.cores) for rank in host.ranks)
+        if workers != "auto" and backend == "ccl" and workers >= smallest:
+            yield (f"{config.where(Config.ccl.worker_count)}: {workers} workers per rank, but only "
+                   f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
+            break
+    yield from crowded(config, plan)
+    without = "on instances" if plan.instances else f"with {backend}"
+    if backend != "ccl" and workers != "auto":
+        yield f"{config.where(Config.ccl.worker_count)}: has no effect {without}"
+    if 0 < (timeout := config.watch.heartbeat_timeout) < SHORT_HEARTBEAT:
+        yield (f"{config.where(Config.watch.heartbeat_timeout)}: a busy host may well be silent for "
+               f"{timeout} s, and would count as lost")  # fmt: skip
+
+
+def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
+    """As many of the settings as a plan can be made from, the others at their defaults; and why not those."""
+    try:
+        preview(config)
+        return config, []
+    except CpulaunchError as e:
+        first = e
+    taken: set[Setting[Any]] = set()
+    left = [setting for setting in SETTINGS.values() if config.is_set(setting)]
+    while True:  # more than once, as hosts.oversubscribe may let in what was refused before it
+        errors: dict[Setting[Any], CpulaunchError] = {}
+        for setting in left:
+            try:
+                preview(_with_only(config, {*taken, setting}))
+                taken.add(setting)
+            except CpulaunchError as e:
+                errors[setting] = e
+        if len(errors) == len(left):
+            break
+        left = list(errors)
+    if HOSTS & errors.keys():  # the number of ranks and the like may well suit hosts that aren't known
+        errors = {key: e for key, e in errors.items() if key in HOSTS or key.section != "hosts"}
+    return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
+
+
+def _with_only(config: Config, kept: Set[Setting[Any]]) -> Config:
+    return config.reset(*(setting for setting in SETTINGS.values() if setting not in kept))
+
+
+def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:
+    for name in PINNING:
+        if name in env:
+            yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may conflict"

@@ -1,0 +1,1 @@
+"""What batch systems and Kubernetes say of a job's hosts."""

@@ -1,0 +1,184 @@
+"""The hosts of a job: those of a batch system or Kubernetes, by its variables, or those of a hostfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import chain, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from cpulaunch import launchers
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
+from cpulaunch.user_file import HOSTFILE_LIMIT, read_user_file
+
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
+
+
+class Allocation(NamedTuple):
+    """Its name for the user, such as "Slurm job 4711", and its hosts with their slots."""
+
+    name: str
+    hosts: tuple[Host, ...]
+
+
+def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) -> Allocation | None:
+    """The allocation that ``environ`` describes; None outside of one.  ``read`` gives a file's text.
+
+    Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE"; Using
+    Platform LSF HPC, "Automatic generation of the job host file".
+    """
+    _refuse_heterogeneous(environ)
+    if nodes := environ.get("SLURM_JOB_NODELIST"):
+        return Allocation(f"Slurm job {environ.get('SLURM_JOB_ID', '?')}", _slurm(nodes, environ))
+    for system, variable, number in _NODE_FILES:
+        if file := environ.get(variable):
+            hosts = _in_node_file(f"${variable}", file, read(file))
+            return Allocation(f"{system} job {environ.get(number, '?')}", hosts)
+    if file := operators_hostfile(environ):
+        return Allocation(file, _operators(file, read))
+    return None
+
+
+def operators_hostfile(environ: Mapping[str, str]) -> str | None:
+    """The hostfile of the MPI operator, where this is its launcher pod.
+
+    The operator mounts it at /etc/mpi/hostfile, and names it to mpiexec by the variable of the job's
+    ``mpiImplementation``.  Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in environ:  # which every pod has
+        return None
+    names = (name for mpi in launchers.MPIS for name in launchers.load_mpi(mpi).hostfile_variables)
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+# Who writes one, the variable with its path, and that with the job's number.
+_NODE_FILES = (("PBS", "PBS_NODEFILE", "PBS_JOBID"), ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID"))
+
+_COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
+
+
+def nodes_for_steps(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """Where srun starts what it isn't told more about; None outside of a Slurm allocation."""
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get(_COMPONENT + "0")
+    return parse_hosts(nodes, "$SLURM_JOB_NODELIST") if nodes else None
+
+
+def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
+    """The nodes of all components of the Slurm job that we are in; none outside of one."""
+    texts = [environ.get("SLURM_JOB_NODELIST", "")]
+    texts += [nodes for name, nodes in environ.items() if name.startswith(_COMPONENT)]
+    found = (parse_hosts(nodes, "$SLURM_JOB_NODELIST") for nodes in texts if nodes)
+    return frozenset(host.name for hosts in found for host in hosts)
+
+
+def times_requeued(environ: Mapping[str, str]) -> int:
+    """How often Slurm has queued the job anew that we are in (sbatch(1), SLURM_RESTART_COUNT)."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
+    """Nobody knows which of its components, each with options of its own, is meant."""
+    components = [nodes for name, nodes in sorted(environ.items()) if name.startswith(_COMPONENT)]
+    if len(components) > 1:
+        raise ConfigError(
+            f"this Slurm job is heterogeneous, of {len(components)} components: {', '.join(components)}",
+            hint="--hosts names nodes: those of the first component for srun, of all of them for mpirun",
+        )
+
+
+def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    hosts = parse_hosts(nodes, "$SLURM_JOB_NODELIST")
+    # Without --ntasks and --ntasks-per-node, Slurm sets one task per node, which the user did not ask for.
+    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    tasks = environ.get("SLURM_TASKS_PER_NODE")
+    if not tasks or not asked:
+        return hosts
+    runs = _runs("$SLURM_TASKS_PER_NODE", tasks)
+    nodes_counted = sum(times for _, times in runs)
+    if nodes_counted != len(hosts):
+        if "SLURM_STEP_ID" in environ:  # they are the tasks of the step that we are in: nobody's wish
+            return hosts
+        raise ConfigError(
+            f"$SLURM_TASKS_PER_NODE: {tasks} is for {nodes_counted} nodes, but {nodes} are {len(hosts)}",
+            hint="name the hosts with --hosts or a hostfile",
+            part=tasks,
+        )
+    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
+    return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
+
+
+def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]:
+    """``host:N``, or ``host slots=N`` for Open MPI: N is the job's ``slotsPerWorker``.
+
+    With ``runLauncherAsWorker``, this pod is one of them.  Intel's mpiexec knows it by its own name only, and
+    would ask for its sshd, which it doesn't have.
+    """
+    if (text := read(file)) is None:
+        raise ConfigError(
+            f"the MPI operator's hostfile {file} cannot be read", hint="--hosts names the workers"
+        )
+    own = (read("/etc/hostname") or "").strip()
+    hosts = [
+        Host(own, host.slots) if host.name.partition(".")[0] == own else host
+        for host in parse_hostfile(text, file)
+    ]
+    # Where the job says nothing, it is 1, which the user did not ask for.
+    asked = any(host.slots != 1 for host in hosts)
+    return tuple(host if asked else Host(host.name) for host in hosts)
+
+
+def _runs(variable: str, text: str) -> list[tuple[int, int]]:
+    """Of ``2(x3),1``: a number, and for how many hosts in turn it holds."""
+    runs: list[tuple[int, int]] = []
+    for part in text.split(","):
+        if not (match := _TASKS.fullmatch(part.strip())):
+            raise ConfigError(f"{variable}: {part!r} is not like 2(x3)", part=part)
+        runs.append((int(match[1]), int(match[2] or 1)))
+    return runs
+
+
+def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
+    """How many CPUs of each node a Slurm job has been given, so far as its variables say."""
+    nodes, text = nodes_for_steps(environ), environ.get("SLURM_JOB_CPUS_PER_NODE")
+    if not nodes or not text:
+        return {}
+    runs = _runs("$SLURM_JOB_CPUS_PER_NODE", text)
+    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
+    return {host.name: count for host, count in zip(nodes, counts, strict=False)}
+
+
+def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
+    """One line for each rank; a host's lines need not follow each other."""
+    if text is None:
+        raise ConfigError(
+            f"{variable}: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
+        )
+    lines: dict[str, int] = {}
+    for line in text.split():
+        lines[line] = lines.get(line, 0) + 1
+    if not lines:
+        raise ConfigError(
+            f"{variable}: {file} names no host", hint="name the hosts with --hosts or a hostfile"
+        )
+    # One line per host says which hosts, but not how many ranks each should have.
+    has_counts = max(lines.values()) > 1
+    return tuple(
+        Host(parse_hosts(name, variable)[0].name, n if has_counts else None) for name, n in lines.items()
+    )
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of the hostfile at ``path``.  ConfigError with ``file:line`` where one does not fit."""
+    try:
+        text = read_user_file(path, HOSTFILE_LIMIT).decode("utf-8-sig")
+    except OSError as e:
+        raise ConfigError(
+            f"hostfile {path}: cannot be read: {e.strerror}",
+            hint="one host per line: host, host:N or host slots=N",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"hostfile {path}: not UTF-8 text") from None
+    return parse_hostfile(text, str(path))

@@ -1,0 +1,190 @@
+"""What Slurm says: its own programs, and the nodes that a job in its queue would get."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from cpulaunch.errors import HostError, UsageError
+from cpulaunch.manifests.sbatch_options import number
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.topology import Cpu, Topology
+from cpulaunch.wording import cannot_run, counted, did_you_mean
+
+TIMEOUT = 60.0
+"""Seconds that Slurm's daemon may take for an answer."""
+
+
+def ask_slurm(
+    argv: Sequence[str],
+    *,
+    text: str = "",
+    hint: str | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> str:
+    """What the program prints that is given ``text`` to read.  ``tell`` gets the lines of its warnings.
+
+    Raises HostError where it fails, and with ``hint`` where it isn't there.
+    """
+    program = argv[0]
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TIMEOUT)
+    except OSError as e:
+        raise HostError(cannot_run(program, e), hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{program} has not answered within {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+        raise HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+    for line in done.stderr.splitlines():
+        tell(line)
+    return done.stdout
+
+
+# Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
+_FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
+
+
+class Nodes(NamedTuple):
+    """Nodes that are alike.  ``memory`` is in bytes; ``cores`` of each socket, ``threads`` of each core."""
+
+    partition: str
+    sockets: int
+    cores: int
+    threads: int
+    memory: int
+    number: int
+    features: frozenset[str]
+
+    @property
+    def cpus(self) -> int:
+        return self.sockets * self.cores * self.threads
+
+    def __str__(self) -> str:
+        parts = (
+            counted(self.sockets, "socket"),
+            counted(self.cores, "core"),
+            counted(self.threads, "thread"),
+        )
+        return f"partition {self.partition} ({' × '.join(parts)}, {self.memory / 2**30:.0f} GiB)"
+
+
+def nodes_of_partition(options: Mapping[str, str]) -> Nodes:
+    """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
+
+    Raises HostError where Slurm can't say, and UsageError where it has no such nodes.
+    """
+    chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
+    chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
+    if "--clusters" in options:
+        chosen.append(f"--clusters={options['--clusters']}")
+    said = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
+    if "--clusters" not in options:
+        if "--partition" in options:
+            _demand_partitions(said, options["--partition"])
+        demand_room(said, options)
+    return most_nodes(said, options)
+
+
+def _demand_partitions(said: str, wanted: str) -> None:
+    """UsageError where Slurm has none of the partitions ``wanted``, of which sinfo has ``said`` something."""
+    described = {kind.partition.removesuffix("*") for kind in _kinds(said)}
+    missing = [name for name in wanted.split(",") if name not in described]
+    if not missing:
+        return
+    there = sorted({*ask_slurm(["sinfo", "--all", "--noheader", "--format=%R"]).split()})
+    for name in missing:
+        if name not in there:
+            raise UsageError(
+                f"--partition={wanted}: Slurm has no partition {name}{did_you_mean(name, there)}",
+                hint=f"it has {', '.join(there)}",
+            )
+
+
+def demand_room(text: str, options: Mapping[str, str]) -> None:
+    """UsageError where no partition in sinfo's ``text`` has what sbatch's ``options`` ask for, even idle."""
+    kinds = _kinds(text)
+    if "--partition" not in options:
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")]
+    if not kinds:
+        return
+    partition = Counter[str]()
+    for kind in kinds:
+        partition[kind.partition.removesuffix("*")] += kind.number
+    (name, most), *_ = partition.most_common()
+    nodes = number(options, "--nodes")
+    if nodes > most and "--nodelist" not in options:
+        raise UsageError(
+            f"--nodes={options['--nodes']}: partition {name} has {counted(most, 'node')}",
+            hint=f"--nodes={most} at most, or another --partition, which `sinfo` lists",
+        )
+    largest = max(kind.cpus for kind in kinds)
+    each, tasks = number(options, "--cpus-per-task") or 1, number(options, "--ntasks-per-node") or 1
+    if "--overcommit" in options or not largest:
+        return
+    total = each * number(options, "--ntasks")
+    room = (min(most, _most_nodes(options)) or most) * largest
+    if total > room and "--nodelist" not in options:
+        what = [f"{o}={options[o]}" for o in ("--nodes", "--ntasks", "--cpus-per-task") if o in options]
+        raise UsageError(
+            f"{' '.join(what)}: {counted(total, 'CPU')}, and {counted(room // largest, 'node')} of partition "
+            f"{name} have {room} at most",
+            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+        )
+    if each * tasks > largest:
+        what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
+        raise UsageError(
+            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
+            f"{largest} at most",
+            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+        )
+
+
+def _most_nodes(options: Mapping[str, str]) -> int:
+    """How many nodes a job may get: 4 of ``--nodes=2-4``; 0 where it doesn't say."""
+    least, _, most = options.get("--nodes", "").partition("-")
+    return int(most or least or 0)
+
+
+def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:
+    """Of the nodes in sinfo's ``text``, those of the kind that there are most of.  Raises HostError."""
+    kinds = [kind for kind in _kinds(text) if kind.cpus]
+    if "--partition" not in options:
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")] or kinds  # the default one
+    if (feature := options.get("--constraint", "")) and feature.replace("-", "").replace("_", "").isalnum():
+        kinds = [kind for kind in kinds if feature in kind.features]
+    if not kinds:
+        raise HostError("sinfo names no such node")
+    most = max(kinds, key=lambda kind: kind.number)
+    return most._replace(partition=most.partition.removesuffix("*"))
+
+
+def _kinds(text: str) -> list[Nodes]:
+    return [kind for line in text.splitlines() if (kind := _kind(line))]
+
+
+def _kind(line: str) -> Nodes | None:
+    partition, *numbers, features = line.split("|") if line.count("|") == 6 else ("", "", "")
+    try:
+        sockets, cores, threads, memory, number = (int(text.rstrip("+")) for text in numbers)
+    except ValueError:
+        return None  # --clusters puts a cluster's name before its lines
+    return Nodes(partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(",")))
+
+
+def facts_of(nodes: Nodes, cpus: int | None = None) -> HostFacts:
+    """One of ``nodes``, of which a job gets so many CPUs: whole cores, taken to be the first ones.
+
+    A socket is taken for a NUMA node, of which Slurm knows nothing.
+    """
+    numbers = range(nodes.sockets * nodes.cores)
+    rows = (
+        Cpu(core + thread * len(numbers), core, core // nodes.cores, core // nodes.cores)
+        for thread in range(nodes.threads)
+        for core in numbers
+    )
+    topology = Topology(tuple(rows))
+    return HostFacts(topology if cpus is None else topology.first(cpus), memory=nodes.memory)

@@ -1,0 +1,136 @@
+"""Whether srun can start a job's ranks: as a step of the Slurm allocation that we are in."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import subprocess
+from collections.abc import Collection, Iterable, Sequence
+from shutil import which
+
+from cpulaunch.config.config import Config
+from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
+from cpulaunch.discovery.probe.preflight import Report
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.hosts import Host
+from cpulaunch.wording import shortened
+
+NAME = "slurm"
+"""What the setting calls this launcher."""
+
+
+TIMEOUT = 10.0
+"""Seconds that scontrol may take."""
+
+
+def why_instead_of_ssh(config: Config, hosts: Sequence[Host], reports: Iterable[Report]) -> str:
+    """Why a step has to start the ranks, where the user leaves that to us and ssh leads nowhere; else empty.
+
+    ``reports`` are those on the hosts that were asked over ssh.
+    """
+    obstacles = [report.problems[0] for report in reports if report.unreached]
+    if not obstacles or not can_start(config, hosts):
+        return ""
+    return f"ssh doesn't reach the allocation's nodes ({obstacles[0].what.removeprefix('ssh: ')})"
+
+
+def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
+    """What a Slurm job has of a node of which it hasn't all CPUs, in words; empty where it has whole nodes.
+
+    A step is kept to these CPUs.  Over ssh, ranks could use all of them, as other jobs on the node do.
+    """
+    given = cpus_of_nodes(config.environ)
+    named = [host.name for host in hosts if host.name in given]
+    if not named:
+        return ""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner", ",".join(named)],
+            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    for line in done.stdout.splitlines():
+        words = dict(word.partition("=")[::2] for word in line.split())
+        name, total = words.get("NodeName", ""), words.get("CPUEfctv") or words.get("CPUTot", "")
+        if name in given and total.isdecimal() and given[name] < int(total):
+            return f"Slurm has given this job {given[name]} of the {total} CPUs of {name}"
+    return ""
+
+
+def can_start(config: Config, hosts: Sequence[Host]) -> bool:
+    """Whether the user leaves the launcher to us, and a step can start ranks on ``hosts``."""
+    if config.launcher != "auto" or config.mpi.flavour != "auto" or config.mpi.path != "auto":
+        return False
+    return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
+
+
+def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) -> None:
+    """ConfigError where the user names hosts that the Slurm job that we are in doesn't have.
+
+    They are somebody else's: ssh would start ranks there all the same.  ``here`` are this host's names.
+    """
+    nodes = allocated_nodes(config.environ)
+    if not nodes or config.launcher == "local":
+        return
+    ours = nodes | {name.partition(".")[0] for name in nodes} | (set(here) if nodes & set(here) else set())
+    outside = [host.name for host in hosts if not {host.name, host.name.partition(".")[0]} & ours]
+    if any(map(_is_address, outside)):
+        addresses = {address for node in sorted(nodes) for address in _addresses(node)}
+        outside = [name for name in outside if name not in addresses]
+    if outside:
+        where = config.where(Config.hosts.hostfile if config.hosts.hostfile else Config.hosts.list)
+        job = config.environ.get("SLURM_JOB_ID", "?")
+        raise ConfigError(
+            f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
+            f"Slurm job {job}, which are {shortened(sorted(nodes))}",
+            hint="without --hosts and --hostfile, the job's nodes are taken; --nodelist=… asks Slurm for "
+            "others; `env -u SLURM_JOB_NODELIST cpulaunch run …` is no part of the job",
+            part=outside[0],
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(node: str) -> set[str]:
+    """What the name server and /etc/hosts know of a node."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(node, None)}
+    except (OSError, UnicodeError):
+        return set()
+
+
+def demand_step(config: Config, hosts: Sequence[Host]) -> None:
+    """ConfigError where the user wants a step, and there can be none on ``hosts``."""
+    if config.launcher != NAME:
+        return
+    where = config.where(Config.launcher)
+    outside = _which_not(config, hosts)
+    if outside is None:
+        raise ConfigError(
+            f"{where}: srun starts ranks in an allocation, and this is none",
+            hint="salloc --nodes=2 --exclusive cpulaunch run …, or `cpulaunch submit --nodes 2 …`",
+        )
+    if outside:  # such as nodes of another component
+        raise ConfigError(
+            f"{where}: {shortened(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
+            hint="without --hosts and --hostfile, the allocation's nodes are taken",
+            part=outside[0],
+        )
+    if which("srun") is None:
+        raise ConfigError(f"{where}: there is no srun on PATH", hint="Slurm's package slurm-client has it")
+
+
+def _which_not(config: Config, hosts: Iterable[Host]) -> list[str] | None:
+    """Those of ``hosts`` that aren't in the Slurm allocation; None where there is no such allocation."""
+    nodes = nodes_for_steps(config.environ)
+    if nodes is None:
+        return None
+    names = {host.name for host in nodes}
+    return [host.name for host in hosts if host.name not in names]

@@ -1,0 +1,124 @@
+"""What the control group of a process allows it: a cpuset, and CPU time; and what the quota has cost it.
+
+Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst and scheduler/sched-bwc.rst of Linux,
+and proc(5) for the two tables in ``/proc/self``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cpulaunch.discovery.host.files import Read
+from cpulaunch.model.cores import CoreSet
+
+
+class Throttling(NamedTuple):
+    """What a quota has done to its group so far.
+
+    It had ``periods`` with something to do, and in ``throttled`` of them more than the ``quota`` (in CPUs):
+    it had to wait for ``seconds`` in all, those of each CPU added up.
+    """
+
+    quota: float
+    periods: int
+    throttled: int
+    seconds: float
+
+
+def cgroup_throttling(read: Read) -> Throttling | None:
+    """What the smallest quota has done to the process whose files ``read`` gives; None where it has none."""
+    found = []
+    for kind, folders in _groups(read):
+        for folder in folders if kind != "cpuset" else ():
+            if (quota := _quota(read, folder)) is not None:
+                lines = (line.split() for line in (read(f"{folder}/cpu.stat") or "").splitlines())
+                stat = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+                seconds = stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
+                found.append(
+                    Throttling(quota, stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds)
+                )
+    return min(found, default=None)
+
+
+def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
+    """Which part of the ``seconds`` between two looks a quota has taken.
+
+    Where several CPUs wait at the same time, their waiting is added up: it is no more than the part of the
+    periods in which any did.
+    """
+    periods = after.periods - before.periods
+    lost = (after.seconds - before.seconds) / seconds if seconds > 0 else 0.0
+    hit = (after.throttled - before.throttled) / periods if periods > 0 else 0.0
+    return min(lost, hit, 1.0)
+
+
+def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
+    """The cpuset, and the quota in CPUs, of the process whose files ``read`` gives; None where unlimited.
+
+    Looks at version 1 and 2.  A quota of a group holds for all groups in it, so the smallest counts.
+    """
+    cpuset: CoreSet | None = None
+    quotas: list[float] = []
+    for kind, folders in _groups(read):
+        if kind != "cpu" and cpuset is None:
+            cpuset = _cpuset(read, folders)
+        if kind != "cpuset":
+            quotas += [quota for folder in folders if (quota := _quota(read, folder)) is not None]
+    return cpuset, min(quotas, default=None)
+
+
+def _groups(read: Read) -> Iterator[tuple[str, list[str]]]:
+    """``cpuset``, ``cpu`` (version 1) or ``both`` (2), and the group's folder and those above it."""
+    mounts = list(_mounts(read))
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        names = controllers.split(",")
+        for kind in ("both",) if number == "0" and not controllers else ("cpuset", "cpu"):
+            if kind != "both" and kind not in names:
+                continue
+            for options, root, folder in mounts:
+                if (kind == "both" and options is None) or (options is not None and kind in options):
+                    yield kind, _folders(folder, root, path)
+                    break
+
+
+def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
+    """Of each mounted hierarchy the controllers (None: version 2), its root group, and where it is."""
+    for line in (read("/proc/self/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) > 4 and kind and kind[0] in ("cgroup", "cgroup2"):
+            options = None if kind[0] == "cgroup2" else kind[-1].split(",")
+            yield options, fields[3], fields[4].replace("\\040", " ")
+
+
+def _folders(mounted: str, root: str, path: str) -> list[str]:
+    """The group's folder first, then those above it as far as they can be seen from here.
+
+    In a container the path may be the host's, of which only the part below ``root`` is mounted.
+    """
+    if root != "/":
+        path = path[len(root) :] if path.startswith(root) else ""
+    names = [name for name in path.split("/") if name]
+    return ["/".join([mounted, *names[:depth]]) for depth in range(len(names), -1, -1)]
+
+
+def _cpuset(read: Read, folders: list[str]) -> CoreSet | None:
+    for folder in folders:
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            text = read(f"{folder}/{name}")
+            if text and text.strip():
+                return CoreSet.parse(text)
+    return None
+
+
+def _quota(read: Read, folder: str) -> float | None:
+    """CPU time per time, of ``cpu.max`` ("200000 100000", "max 100000") or version 1's two files."""
+    words = (read(f"{folder}/cpu.max") or "").split()
+    if not words:
+        words = [(read(f"{folder}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]
+    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+        return int(words[0]) / int(words[1])
+    return None

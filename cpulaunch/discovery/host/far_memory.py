@@ -1,0 +1,82 @@
+"""How much of a process's memory is on other NUMA nodes than its cores, by a sample of its pages.
+
+``/proc/PID/numa_maps`` looks at every page, however many there are.  Here the kernel is asked for the nodes
+of ``SAMPLES`` pages, by ``move_pages`` without nodes to move them to.
+
+Sources: move_pages(2); proc(5); Documentation/ABI/stable/sysfs-devices-node of Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from itertools import accumulate
+
+from cpulaunch.discovery.host.files import Read, read_file
+from cpulaunch.model.cores import CoreSet
+
+SAMPLES = 512
+"""Pages that are asked for: the share is right to within 4 % then, in 19 of 20 cases."""
+
+ENOUGH = 64
+"""Of them, those that must be in memory for anything to be said."""
+
+NODES = "/sys/devices/system/node/"
+
+_CALL = {"x86_64": 279, "aarch64": 239, "riscv64": 239, "ppc64le": 301, "s390x": 310}
+"""Numbers of the system call, of Linux's own tables."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def far_nodes(cores: CoreSet, read: Read = read_file) -> frozenset[int]:
+    """NUMA nodes with memory that have none of these cores; none where all have."""
+    memory = CoreSet.parse((read(f"{NODES}has_memory") or "").strip() or "0")
+    return frozenset(
+        node for node in memory
+        if not cores & CoreSet.parse((read(f"{NODES}node{node}/cpulist") or "").strip())
+    ) if len(memory) > 1 else frozenset()  # fmt: skip
+
+
+def far_share(pid: int, far: frozenset[int], read: Read = read_file) -> float | None:
+    """Which part of the memory that the process alone can write to is on the nodes ``far``.
+
+    None where that can't be seen: another user's process, a container that forbids it, or hardly any memory.
+    """
+    number = _CALL.get(os.uname().machine)
+    regions = _regions(read(f"/proc/{pid}/maps") or "")
+    if number is None or not regions:
+        return None
+    pages = _sample(regions)
+    nodes = (ctypes.c_int * len(pages))()
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    addresses = (ctypes.c_void_p * len(pages))(*pages)
+    if call(number, pid, ctypes.c_ulong(len(pages)), addresses, None, nodes, 0):
+        return None
+    there = [node for node in nodes if node >= 0]
+    return sum(node in far for node in there) / len(there) if len(there) >= ENOUGH else None
+
+
+def _regions(maps: str) -> list[tuple[int, int]]:
+    """Begin and end of the mappings that are private and can be written to."""
+    found = []
+    for line in maps.splitlines():
+        where, mode = line.split(maxsplit=2)[:2]
+        if mode.startswith("rw") and mode.endswith("p"):
+            begin, _, end = where.partition("-")
+            found.append((int(begin, 16), int(end, 16)))
+    return found
+
+
+def _sample(regions: list[tuple[int, int]]) -> list[int]:
+    """Addresses of pages at equal distances, as if the regions lay one behind the other."""
+    ends = list(accumulate((end - begin) // _PAGE for begin, end in regions))
+    stride = max(1.0, ends[-1] / SAMPLES)
+    at, region, pages = time.monotonic_ns() % 1000 / 1000 * stride, 0, []  # other ones each time
+    while at < ends[-1]:
+        while at >= ends[region]:
+            region += 1
+        pages.append(regions[region][1] - (ends[region] - int(at)) * _PAGE)
+        at += stride
+    return pages

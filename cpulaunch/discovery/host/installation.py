@@ -1,0 +1,118 @@
+"""What is installed on this host: cpulaunch itself, and MPIs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cpulaunch
+from cpulaunch import launchers
+from cpulaunch.launchers.command import Installation
+from cpulaunch.launchers.mpi import Mpiexec
+from cpulaunch.launchers.reach import SSH
+from cpulaunch.model.facts import Mpi
+
+
+def installation_here() -> Installation:
+    """The paths of the cpulaunch that is running."""
+    return Installation(agent=str(Path(cpulaunch.__file__).parent / "agent" / "run_agent.py"), ssh=SSH)
+
+
+_VERSION_TIMEOUT = 10.0  # seconds
+
+
+def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
+    """The MPI of ``flavour`` (or the first, for ``auto``); where there is none, all that were found.
+
+    ``where`` is a directory or file to look at, or ``auto``: this Python's own environment, then
+    ``$I_MPI_ROOT``, then PATH.
+    """
+    found = []
+    for mpi in _installed(where):
+        if flavour in ("auto", mpi.flavour):
+            return (mpi,)
+        found.append(mpi)
+    return tuple(found)
+
+
+def all_mpis(where: str) -> tuple[Mpi, ...]:
+    """All MPIs that are to be found in ``where``, as ``find_mpis`` takes it."""
+    return tuple(_installed(where))
+
+
+def mpi_of(version_text: str) -> Mpiexec | None:
+    """Which MPI says this of itself, asked for ``--version``."""
+    for mpi in _known():
+        if any(words in version_text for words in mpi.version_words):
+            return mpi
+    return None
+
+
+def _known() -> list[Mpiexec]:
+    return [launchers.load_mpi(flavour) for flavour in launchers.MPIS]
+
+
+def _installed(where: str) -> Iterator[Mpi]:
+    found = set()
+    for path in _candidates(where):
+        if (mpi := _identify(path)) and mpi not in found:
+            found.add(mpi)
+            yield mpi
+
+
+def _candidates(where: str) -> Iterator[Path]:
+    if where == "auto":
+        directories = [Path(sys.prefix, "bin")]
+        if root := os.environ.get("I_MPI_ROOT"):
+            directories.append(Path(root, "bin"))
+        directories += [Path(entry) for entry in os.environ.get("PATH", "").split(":") if entry]
+    elif Path(where).is_dir():
+        directories = [Path(where), Path(where, "bin")]
+    else:
+        directories = []
+        yield Path(where)
+    names = dict.fromkeys(name for mpi in _known() for name in mpi.executables)
+    for directory in dict.fromkeys(directories):
+        yield from (directory / name for name in names)
+
+
+def _identify(path: Path) -> Mpi | None:
+    if not path.is_file() or not os.access(path, os.X_OK):
+        return None
+    for mpi in _known():
+        if path == Path(sys.prefix, "bin", mpi.executables[0]) and (version := _pip_version(mpi.wheel)):
+            return Mpi(mpi.name, str(path), version)
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_VERSION_TIMEOUT,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    mpi_here = mpi_of(done.stdout + done.stderr)
+    if mpi_here is None:
+        return None
+    called = path.with_name(mpi_here.called_by_script or path.name)
+    return Mpi(mpi_here.name, str((called if called.is_file() else path).absolute()), _version(done.stdout))
+
+
+def _pip_version(package: str) -> str | None:
+    """The version of a package in this environment, as its directory's name has it: 0.1 ms, where
+    asking the program takes 20."""
+    if not package:
+        return None
+    packages = Path(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    here = next(packages.glob(f"{package}-*.dist-info"), None)
+    return here.name.removesuffix(".dist-info").partition("-")[2] if here else None
+
+
+def _version(text: str) -> str:
+    words = text.replace(",", " ").split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")

@@ -1,0 +1,114 @@
+"""A host's network interfaces and its route to another host; which interface each host of a job uses."""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cpulaunch.model.network import Interface, interface_to_master
+
+if TYPE_CHECKING:
+    from cpulaunch.discovery.probe.messages import ProbeAnswer
+
+_IFF_UP = 1
+
+
+class _Ifaddrs(ctypes.Structure):
+    pass
+
+
+_Ifaddrs._fields_ = [
+    ("next", ctypes.POINTER(_Ifaddrs)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+    ("other", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+]
+
+
+def interfaces_here() -> list[Interface]:
+    """All addresses of this host's interfaces that are up, in the kernel's order.  Raises OSError.
+
+    By getifaddrs(3), as Python itself lists only the interfaces' names.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Ifaddrs)()
+    if libc.getifaddrs(ctypes.byref(first)):
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    found = []
+    try:
+        entry = first
+        while entry:
+            one = entry.contents
+            address = _address(one.address)
+            if address and one.flags & _IFF_UP:
+                mask = _address(one.netmask)
+                bits = bin(int(ipaddress.ip_address(mask))).count("1") if mask else 0
+                found.append(Interface(one.name.decode(errors="replace"), address, bits))
+            entry = one.next
+    finally:
+        libc.freeifaddrs(first)
+    return found
+
+
+def route_to(master: str) -> tuple[list[str], str | None]:
+    """The addresses that the name ``master`` has here, and the one that we would send from to reach it."""
+    try:
+        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return [], None
+    for family, _, _, _, address in found:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as s:
+                s.connect(address)  # sends nothing
+                return [str(entry[4][0]) for entry in found], s.getsockname()[0]
+        except OSError:
+            continue
+    return [str(entry[4][0]) for entry in found], None
+
+
+def select_interfaces(
+    answers: Mapping[str, ProbeAnswer], chosen: str | None = None
+) -> dict[str, Interface | None]:
+    """The interface of each host that leads to the master; None where none does.
+
+    ``answers`` are those of `probe.remote`, by host, the master's first.  ``chosen`` is the name of an
+    interface that the user chose.
+    """
+    others = list(answers.values())[1:]
+    seen = dict.fromkeys(address for answer in others for address in answer.master)
+    masters = [address for address in seen if not _is_loopback(address)]
+    # The host that we are on was reached without ssh: the others know it by where we came from.
+    ours = list(dict.fromkeys(answer.reached_from for answer in answers.values()))
+    selected: dict[str, Interface | None] = {}
+    for host, answer in answers.items():
+        interfaces = [Interface(*row) for row in answer.interfaces]
+        if chosen:
+            # IPv4 first, as that is what most of MPI and libfabric wants.
+            found = sorted((i for i in interfaces if i.name == chosen), key=lambda i: ":" in i.address)
+            selected[host] = found[0] if found else None
+        else:
+            reached = [answer.reached_at] if answer.reached_at else ours
+            selected[host] = interface_to_master(interfaces, answer.source, [*masters, *reached])
+    return selected
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _address(sockaddr: int | None) -> str | None:
+    """The IP address in a ``struct sockaddr``; None where it is of another family."""
+    if not sockaddr:
+        return None
+    family = ctypes.cast(sockaddr, ctypes.POINTER(ctypes.c_ushort))[0]
+    if family == socket.AF_INET:  # family, port, address
+        return socket.inet_ntop(family, ctypes.string_at(sockaddr + 4, 4))
+    if family == socket.AF_INET6:  # family, port, flow, address, scope
+        return socket.inet_ntop(family, ctypes.string_at(sockaddr + 8, 16))
+    return None

@@ -1,0 +1,114 @@
+"""The CPUs that sysfs describes."""
+
+from __future__ import annotations
+
+from cpulaunch.discovery.host.files import Read
+from cpulaunch.errors import HostError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.topology import Cpu, Topology, renumbered
+
+CPU = "/sys/devices/system/cpu/"
+NODE = "/sys/devices/system/node/"
+
+
+def topology_from_sysfs(read: Read) -> Topology:
+    """The topology that the files below ``/sys/devices/system`` describe: all CPUs that are online.
+
+    Takes one to two reads per physical core.  Raises `HostError` where there are no such files.  Source:
+    Documentation/admin-guide/cputopology.rst and Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+    """
+    online = _first_set(read, CPU + "online", CPU + "possible")
+    if not online:
+        raise HostError(f"{CPU}online can't be read, so this machine's CPUs are unknown")
+    notes: list[str] = []
+    nodes, memory_only = _nodes(read, online)
+    sockets = _sockets(read, online)
+    performances = _performances(read, online, len(set(sockets.values())))
+    cpus = []
+    for number, siblings in enumerate(_cores(read, online, notes)):
+        for cpu in siblings:
+            cpus.append(Cpu(cpu, number, sockets[cpu], nodes.get(cpu, 0), performances.get(cpu)))
+    return Topology(renumbered(cpus), memory_only, notes=tuple(notes))
+
+
+def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:
+    """The NUMA node of each CPU (none where the kernel has no NUMA), and the nodes without CPUs."""
+    nodes: dict[int, int] = {}
+    memory_only = []
+    for node in _first_set(read, NODE + "online", NODE + "possible"):
+        listed = read(f"{NODE}node{node}/cpulist")
+        if listed is None:
+            continue
+        cpus = CoreSet.parse(listed)
+        if not cpus:
+            memory_only.append(node)
+        for cpu in cpus & online:
+            nodes[cpu] = node
+    return nodes, CoreSet(memory_only)
+
+
+def _sockets(read: Read, online: CoreSet) -> dict[int, int]:
+    """The socket of each CPU, counted from 0; one read per socket."""
+    sockets: dict[int, int] = {}
+    found = 0
+    for cpu in online:
+        if cpu not in sockets:
+            topology = f"{CPU}cpu{cpu}/topology/"
+            package = _first_set(read, topology + "package_cpus_list", topology + "core_siblings_list")
+            for other in package & online if package else online:
+                sockets.setdefault(other, found)
+            sockets[cpu] = found
+            found += 1
+    return sockets
+
+
+def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
+    """The CPUs of each physical core, by the order of their first CPU; one read per core."""
+    cores: list[CoreSet] = []
+    seen: set[int] = set()
+    unknown = 0
+    for cpu in online:
+        if cpu not in seen:
+            topology = f"{CPU}cpu{cpu}/topology/"
+            listed = _first_set(read, topology + "thread_siblings_list", topology + "core_cpus_list")
+            siblings = listed & online
+            unknown += not siblings
+            cores.append(siblings | CoreSet([cpu]))
+            seen.update(cores[-1])
+    if unknown:
+        notes.append(f"{unknown} CPUs, of which sysfs doesn't name the core, are taken as a core each")
+    return cores
+
+
+def _performances(read: Read, online: CoreSet, sockets: int) -> dict[int, float]:
+    """A figure to tell P- from E-cores by; empty where sysfs has none.
+
+    Intel's hybrid CPUs are listed by kind; Arm (and x86 since Linux 6.12) has ``cpu_capacity``; else the
+    maximum frequency.  The latter two take a read per CPU, and no machine with several sockets is hybrid.
+    """
+    efficient = _first_set(read, "/sys/devices/cpu_atom/cpus")
+    fast = _first_set(read, "/sys/devices/cpu_core/cpus")
+    if efficient and fast:
+        # Low-power E-cores may be in neither list.
+        return {cpu: 1024.0 if cpu in fast else 512.0 for cpu in online}
+    if sockets > 1:
+        return {}
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        figures = {}
+        for cpu in online:
+            text = read(f"{CPU}cpu{cpu}/{name}")
+            if text is None or not text.strip().isdigit():
+                break
+            figures[cpu] = float(text)
+        if len(set(figures.values())) > 1:
+            return figures
+    return {}
+
+
+def _first_set(read: Read, *paths: str) -> CoreSet:
+    """The CPU list in the first of these files that is there; empty where none is."""
+    for path in paths:
+        text = read(path)
+        if text is not None:
+            return CoreSet.parse(text)
+    return CoreSet()

@@ -1,0 +1,111 @@
+"""What this host is: its topology as this process may use it, its libraries, and its names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cpulaunch.discovery.host.cgroup import cgroup_limits
+from cpulaunch.discovery.host.files import Read, read_file
+from cpulaunch.discovery.host.interfaces import interfaces_here
+from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.package_versions import version_in
+from cpulaunch.discovery.host.rate_cache import RateCache
+from cpulaunch.discovery.host.sysfs import topology_from_sysfs
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import BF16_FLAGS, HostFacts
+from cpulaunch.model.rates import Cpu
+from cpulaunch.model.topology import Topology
+
+
+def topology_here() -> Topology:
+    """What sysfs says, restricted to the CPUs and the quota that this process may use."""
+    return topology_of_process(read_file, CoreSet(os.sched_getaffinity(0)))
+
+
+def topology_of_process(read: Read, affinity: CoreSet) -> Topology:
+    """What a process with this CPU mask (``os.sched_getaffinity``) may use of the machine it is on.
+
+    Restricted to the mask and to the cpuset of its control group, whose CPU time becomes ``quota``.  ``read``
+    gives the files as that process sees them.
+    """
+    machine = topology_from_sysfs(read)
+    cpuset, quota = cgroup_limits(read)
+    allowed = affinity & cpuset if cpuset else affinity
+    ours = machine.restricted(allowed or affinity)
+    notes = machine.notes
+    if len(ours.cpus) < len(machine.cpus):
+        notes += (f"{len(ours.cpus)} of {len(machine.cpus)} CPUs may be used (CPU mask or cpuset)",)
+    return replace(ours, quota=quota, notes=notes)
+
+
+def facts_here(
+    libraries: Sequence[str] | None = None,
+    packages: Sequence[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> HostFacts:
+    """The facts of this host.
+
+    Shared libraries are looked for in ``libraries``, and torch in ``packages``: directories, by default those
+    of our environment.  ``environ`` is the ranks' environment.
+    """
+    packages = import_directories() if packages is None else packages
+    cpu, torch_version = cpu_here(), version_in(packages, "torch")
+    return HostFacts(
+        topology=topology_here(),
+        names=frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()}),
+        cpu_flags=cpu_flags(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        libraries=find_libraries(library_directories() if libraries is None else libraries, packages),
+        cpu=cpu,
+        rates=RateCache.of(cpu, torch_version, environ).product_rates() if torch_version else (),
+    )
+
+
+def names_here() -> frozenset[str]:
+    """All names and addresses by which a hostfile may call this host.  Asks no name server."""
+    names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    names |= {interface.address for interface in interfaces_here()}
+    for line in (read_file("/etc/hosts") or "").splitlines():
+        address, *others = line.partition("#")[0].split() or [""]
+        if address in names or address.startswith("127."):  # Debian gives the host 127.0.1.1
+            names.update(others)
+    return frozenset(names)
+
+
+def cpu_flags() -> tuple[str, ...] | None:
+    """Those of BF16_FLAGS that the first CPU has; None where /proc/cpuinfo doesn't say."""
+    first = _first_cpu()
+    flags = first.get("flags", first.get("Features"))
+    if flags is None:
+        return None
+    words = set(flags.split())
+    # Arm's name for the same ability.
+    return tuple(flag for flag in BF16_FLAGS if flag in words) or (("bf16",) if "bf16" in words else ())
+
+
+def cpu_here() -> Cpu:
+    """The model of this host's first CPU.  An Arm CPU's family is its architecture, its model its part."""
+    first = _first_cpu()
+
+    def either(x86: str, arm: str = "") -> str:
+        return first.get(x86) or first.get(arm, "")
+
+    return Cpu(
+        vendor=either("vendor_id", "CPU implementer"),
+        name=either("model name"),
+        family=either("cpu family", "CPU architecture"),
+        model=either("model", "CPU part"),
+        stepping=either("stepping", "CPU revision"),
+        microcode=either("microcode"),
+    )
+
+
+def _first_cpu() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first CPU."""
+    pairs = (
+        line.partition(":") for line in (read_file("/proc/cpuinfo") or "").partition("\n\n")[0].splitlines()
+    )
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,1 @@
+"""Asking many hosts about themselves, and judging what they answer."""

@@ -1,0 +1,105 @@
+"""Ask the hosts of a job whether they are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cpulaunch.config.config import Config
+from cpulaunch.discovery.batch.step import why_instead_of_ssh
+from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.host.libraries import import_directories, library_directories
+from cpulaunch.discovery.host.rate_cache import limits_of_ranks
+from cpulaunch.discovery.probe.messages import ProbeRequest
+from cpulaunch.discovery.probe.preflight import Report, egress_interface, report_on_hosts
+from cpulaunch.discovery.probe.probe import Progress, probe_hosts
+from cpulaunch.launchers.reach import Reach
+from cpulaunch.model.hosts import Host, all_here
+from cpulaunch.model.network import Interface
+from cpulaunch.plan.select import expected_launcher
+
+
+@dataclass(frozen=True)
+class Required:
+    """What must be on every host: an interpreter, a working directory, and files.
+
+    ``identical`` are files that must also have the same content everywhere.
+    """
+
+    python: str
+    directory: str
+    files: tuple[str, ...] = ()
+    identical: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A report on each host, this host's interface to the others, and a free port on the first host.
+
+    ``why_srun``: why the hosts were asked by steps of a Slurm allocation, and not over ssh.
+    """
+
+    reports: tuple[Report, ...]
+    egress_interface: Interface | None
+    free_port: int | None
+    why_srun: str = ""
+
+
+def check_hosts(
+    config: Config,
+    hosts: Sequence[Host],
+    here: frozenset[str],
+    required: Required,
+    progress: Progress,
+    why_srun: str = "",
+) -> Preflight:
+    """Ask ``hosts``, of whom the first will be the master, in the way that the launcher will take.
+
+    Where that was to be ssh, which leads nowhere, and srun can be it instead, they are asked by that.
+    ``here`` are this host's names.
+    """
+    launcher = expected_launcher(config, here_alone=all_here(hosts, here), why_srun=why_srun)
+    found = _ask(config, hosts, here, required, launcher.reach, progress)
+    if not why_srun and (why := why_instead_of_ssh(config, hosts, found.reports)):
+        return check_hosts(config, hosts, here, required, progress, why)
+    return replace(found, why_srun=why_srun)
+
+
+def _ask(
+    config: Config,
+    hosts: Sequence[Host],
+    here: frozenset[str],
+    required: Required,
+    reach: Reach,
+    progress: Progress,
+) -> Preflight:
+    address, port, interface = config.hosts.master_addr, config.hosts.master_port, config.ccl.interface
+    request = ProbeRequest(
+        python=required.python,
+        directory=required.directory,
+        files=list(dict.fromkeys(required.files)),
+        identical=list(required.identical),
+        packages=list(import_directories()),
+        libraries=list(library_directories()),
+        master=hosts[0].name if address == "auto" else address,
+        port=0 if port == "auto" else port,
+        interface=None if interface == "auto" else interface,
+        limits=limits_of_ranks({**config.environ, **config.env}),
+    )
+    responses = probe_hosts([host.name for host in hosts], here, request, reach, progress)
+    first = responses[hosts[0].name].answer
+    reports = report_on_hosts(responses, request, reach)
+    return Preflight(
+        reports,
+        egress_interface(responses, interfaces_here()) or _interface_to(reports, here),
+        first.listening if first else None,
+    )
+
+
+def _interface_to(reports: Sequence[Report], here: frozenset[str]) -> Interface | None:
+    """This host's interface to the others by its routes, where none of them knows from where it was asked."""
+    addresses = (r.facts.address for r in reports if r.facts and r.facts.address and r.host not in here)
+    if (address := next(addresses, None)) is None:
+        return None
+    _, ours = route_to(address)
+    return next((interface for interface in interfaces_here() if interface.address == ours), None)

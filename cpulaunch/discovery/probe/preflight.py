@@ -1,0 +1,320 @@
+"""Whether hosts are ready: a report on each, from what the hosts answered.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cpulaunch.discovery.host.interfaces import select_interfaces
+from cpulaunch.discovery.probe.messages import (
+    ANSWER_TIMEOUT,
+    NO_CPULAUNCH,
+    NO_PYTHON,
+    ProbeAnswer,
+    ProbeRequest,
+    ProbeResponse,
+)
+from cpulaunch.errors import HostError
+from cpulaunch.launchers.reach import UNRESOLVED, Reach
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.network import Interface
+from cpulaunch.wording import PORT_IS_TAKEN, shortened
+
+MAX_CLOCK_DIFFERENCE = 30.0
+"""Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
+
+LITTLE_SHM = 1 << 28
+"""Bytes of /dev/shm below which DataLoader workers and shared-memory collectives run out of it."""
+
+MANY = 3
+"""Hosts of which the same is said once."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a host isn't ready, and what to do about it."""
+
+    what: str
+    remedy: str
+    hopeless: bool = False  # nothing can be started there
+    of_the_host: bool = True  # it may go on without the host
+
+
+@dataclass(frozen=True)
+class Report:
+    """One host: its facts as far as they are known, what is wrong, and what is only worth knowing."""
+
+    host: str
+    facts: HostFacts | None = None
+    versions: Mapping[str, str | None] | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def unreached(self) -> bool:
+        """Whether nothing can be started there."""
+        return any(problem.hopeless for problem in self.problems)
+
+
+class HostsNotReadyError(HostError):
+    """Some hosts have problems; ``reports`` are those on them."""
+
+    def __init__(self, message: str, reports: tuple[Report, ...], *, hint: str | None) -> None:
+        super().__init__(message, hint=hint)
+        self.reports = reports
+
+
+def report_on_hosts(
+    responses: Mapping[str, ProbeResponse], request: ProbeRequest, reach: Reach
+) -> tuple[Report, ...]:
+    """A report on each host, in the order of ``responses``, of which the first is the master's."""
+    answers = {host: response.answer for host, response in responses.items() if response.answer is not None}
+    interfaces = select_interfaces(answers, request.interface)
+    duplicates, majority = _duplicates(interfaces), _majority(answers)
+    master = next(iter(responses))
+    # Where ssh finds no host of the master's name, no other host needs to find a way there.
+    nowhere = request.master == master and UNRESOLVED in responses[master].error
+    several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
+    reports = []
+    for host, response in responses.items():
+        if response.answer is None:
+            reports.append(Report(host, problems=(_no_answer(host, response, request, reach),)))
+            continue
+        facts = _facts(response.answer, interfaces[host])
+        problems = [
+            *_missing(response.answer, request),
+            *_differing(response.answer, majority),
+            *_clock(response),
+            *_network(host, response, request, interfaces[host], master, several, astray),
+        ]
+        if same := duplicates.get(host):
+            problems.append(
+                Problem(f"is the same host as {same}", "name it once, with slots=N for its ranks")
+            )
+        reports.append(
+            Report(host, facts, response.answer.versions, tuple(problems), tuple(_warnings(response.answer)))
+        )
+    return _compared(reports)
+
+
+def egress_interface(
+    responses: Mapping[str, ProbeResponse], interfaces: Iterable[Interface]
+) -> Interface | None:
+    """Which of this host's ``interfaces`` the others were reached from."""
+    seen = [response.answer.reached_from for response in responses.values() if response.answer]
+    return next((interface for interface in interfaces if interface.address in seen), None)
+
+
+def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What is ``said`` of hosts, (host, texts), in that order; the same of ``MANY`` hosts and more only once.
+
+    It may name its host: ``HOST`` stands for that where several are meant.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, tuple[str, ...]]]] = {}
+    for host, texts in said:
+        name = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
+        groups.setdefault(tuple(name.sub("HOST", text) for text in texts), []).append((host, texts))
+    for common, group in groups.items():
+        if len(group) < MANY:
+            yield from group
+        else:
+            yield shortened([host for host, _ in group]), common
+
+
+def warnings(reports: Iterable[Report]) -> Iterator[str]:
+    """The hosts' warnings, a line for each, or for equal ones of many hosts."""
+    for hosts, (warning,) in of_many(
+        (report.host, (line,)) for report in reports for line in report.warnings
+    ):
+        yield f"warning: {hosts}: {warning}"
+
+
+def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None:
+    """Tell the hosts' warnings; HostsNotReadyError where one isn't ready."""
+    for warning in warnings(reports):
+        tell(warning)
+    bad = tuple(report for report in reports if report.problems)
+    if not bad:
+        return
+    kinds = {problem.of_the_host for report in bad for problem in report.problems}
+    several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
+    hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) and True in kinds else []
+    if False not in kinds and not any(report.unreached for report in bad):
+        hints.insert(0, "--skip-preflight starts all the same")
+    raise HostsNotReadyError(
+        f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready",
+        bad,
+        hint="; ".join(hints) or None,
+    )
+
+
+# ---- a host that didn't answer
+
+
+def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach: Reach) -> Problem:
+    if response.exit_code is None and response.error:
+        remedy = "`ulimit -n` and `ulimit -u` show how many files and processes you may have here"
+        return Problem(response.error, remedy)
+    if response.exit_code is None:
+        return Problem(
+            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(host)}` shows where it stops"
+        )
+    if response.exit_code == NO_PYTHON:
+        return Problem(
+            f"there is no {request.python}",
+            "put the same environment there, at the same path, or share it over NFS",
+        )
+    if response.exit_code == NO_CPULAUNCH:
+        return Problem(
+            f"{request.python} is there, but cpulaunch isn't where it is here",
+            "put the same environment there, at the same path, or share it over NFS",
+        )
+    last = response.error.splitlines()[-1].strip() if response.error else ""
+    if obstacle := reach.obstacle(host, response.exit_code, response.error):
+        return Problem(*obstacle)
+    return Problem(
+        f"its answer was not understood (exit code {response.exit_code}{f': {last}' if last else ''})",
+        f"does a startup file such as ~/.bashrc end the shell?  Try: {reach.by_hand(host)}",
+    )
+
+
+# ---- one that did
+
+
+def _facts(answer: ProbeAnswer, interface: Interface | None) -> HostFacts | None:
+    if answer.facts is None:
+        return None
+    return replace(
+        HostFacts.from_json(answer.facts),
+        interface=interface.name if interface else None,
+        address=interface.address if interface else None,
+    )
+
+
+def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
+    if answer.facts_error:
+        yield Problem(answer.facts_error, "is /sys mounted?")
+    if not answer.directory:
+        yield Problem(
+            f"there is no directory {request.directory}",
+            "copy it there, or share it over NFS; ranks start in it on every host",
+        )
+    for file in answer.missing:
+        yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
+
+
+def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:
+    """Of every version and digest the one that most hosts have, and a host that has it."""
+    counts: dict[tuple[str, str], Counter[str | None]] = {}
+    example: dict[tuple[str, str, str | None], str] = {}
+    for host, answer in answers.items():
+        for kind in ("versions", "digests"):
+            for name, value in getattr(answer, kind).items():
+                counts.setdefault((kind, name), Counter())[value] += 1
+                example.setdefault((kind, name, value), host)
+    most = {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
+    return {key: (value, example[(*key, value)]) for key, value in most.items()}
+
+
+def _differing(
+    answer: ProbeAnswer, majority: Mapping[tuple[str, str], tuple[str | None, str]]
+) -> Iterable[Problem]:
+    """Versions and files that should be the same on all hosts; the majority is right."""
+    for (kind, name), (value, host) in majority.items():
+        own = getattr(answer, kind).get(name)
+        if own == value:
+            continue
+        if kind == "versions":
+            what = f"{name} {own or 'is not installed'}, but {value or 'none'} on {host}"
+            yield Problem(what, "install the same version there")
+        else:
+            what = f"{name} is not there" if own is None else f"{name} is another file than on {host}"
+            yield Problem(what, "`cpulaunch ccl build` on that host makes it; or --backend gloo")
+
+
+def _clock(response: ProbeResponse) -> Iterable[Problem]:
+    """Its clock must have been between ours when we asked and ours when we heard."""
+    assert response.answer
+    there = response.answer.time
+    ahead = max(0.0, there - response.received) or min(0.0, there - response.sent)
+    if abs(ahead) > MAX_CLOCK_DIFFERENCE:
+        yield Problem(
+            f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
+            "let chrony or ntpd keep the clocks together",
+        )
+
+
+def _network(
+    host: str,
+    response: ProbeResponse,
+    request: ProbeRequest,
+    interface: Interface | None,
+    master: str,
+    several: bool,
+    astray: bool,
+) -> Iterable[Problem]:
+    """``several``: there are others; ``astray``: not even the master finds itself where it should be."""
+    assert response.answer
+    names = sorted({row[0] for row in response.answer.interfaces})
+    if interface is None and request.interface:
+        yield Problem(
+            f"has no interface {request.interface} with an address; it has {', '.join(names)}",
+            "--interface auto takes each host's own",
+        )
+    elif interface is None and several:
+        yield Problem(
+            f"no interface leads to {request.master}; it has {', '.join(names)}",
+            "--interface says which one to use",
+        )
+    if response.answer.listen_error:
+        what = f"port {request.port}: {response.answer.listen_error}"
+        yield Problem(what, PORT_IS_TAKEN, of_the_host=False)
+    if response.connect_error and host == master:
+        yield Problem(
+            f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",
+            f"--master-addr auto takes an address of {host}",
+        )
+    elif response.connect_error and not astray:
+        yield Problem(
+            f"can't connect to {master}, where the ranks meet: {response.connect_error}",
+            "let the hosts' firewalls pass all TCP between them",
+        )
+
+
+def _warnings(answer: ProbeAnswer) -> Iterable[str]:
+    if (shm := answer.shm) is not None and shm < LITTLE_SHM:
+        yield f"/dev/shm holds only {shm >> 20} MB; DataLoader workers and collectives may need more"
+
+
+# ---- hosts among each other
+
+
+def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
+    """Of hosts with the same address, each but the first, with the first's name."""
+    first: dict[str, str] = {}
+    duplicates = {}
+    for host, interface in interfaces.items():
+        if interface and first.setdefault(interface.address, host) != host:
+            duplicates[host] = first[interface.address]
+    return duplicates
+
+
+def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:
+    """With warnings for hosts that will slow the others down."""
+    known = {r.host: r.facts for r in reports if r.facts}
+    if not known:
+        return tuple(reports)
+    cores = Counter(len(f.topology.cores) for f in known.values()).most_common(1)[0][0]
+    flags = Counter(f.cpu_flags for f in known.values()).most_common(1)[0][0] or ()
+    done = []
+    for report in reports:
+        slow = []
+        if facts := known.get(report.host):
+            if (own := len(facts.topology.cores)) < cores:
+                slow.append(f"has {own} of the {cores} cores that most have; the others will wait for it")
+            if lacking := [flag for flag in flags if flag not in (facts.cpu_flags or ())]:
+                slow.append(f"lacks {', '.join(lacking)}, which most have; the others will wait for it")
+        done.append(replace(report, warnings=(*report.warnings, *slow)))
+    return tuple(done)

@@ -1,0 +1,117 @@
+"""Have hosts measure how fast bf16 and fp32 are on the cores of one of their ranks: once per model of CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from cpulaunch.discovery.host.rate_cache import MARK
+from cpulaunch.discovery.probe import event_loop
+from cpulaunch.discovery.probe.probe import remote_command
+from cpulaunch.launchers.reach import Reach
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.rates import Cpu, ProductRates
+from cpulaunch.plan.plan import HostPlan
+from cpulaunch.wording import shortened
+
+TIMEOUT = 90.0
+"""Seconds for one host: torch's import from a slow file system, and 3 s of measuring."""
+
+_PROGRAM = str(Path(__file__).parents[2] / "runtime" / "measure_rates.py")
+
+
+class Measured(NamedTuple):
+    """The facts with the rates that are known now, and why those of some hosts are not, by host."""
+
+    facts: Facts
+    errors: dict[str, str]
+
+
+def unmeasured(facts: Facts, hosts: Sequence[HostPlan]) -> list[HostPlan]:
+    """The hosts to measure: of those with the same CPU and as many threads per rank, the first."""
+    chosen: dict[object, HostPlan] = {}
+    for host in hosts:
+        known, _ = facts.of(host.host)
+        if not host.assumed and known.rates_of(host.ranks[0].threads) is None:
+            chosen.setdefault((known.cpu, host.ranks[0].threads), host)
+    return list(chosen.values())
+
+
+def measure_rates(
+    facts: Facts,
+    hosts: Sequence[HostPlan],
+    python: str,
+    reach: Reach,
+    limits: dict[str, str],
+    tell: Callable[[str], None],
+) -> Measured:
+    """Measure on each of ``hosts``, all at the same time, on the cores of its first rank.
+
+    ``python`` is the interpreter of the ranks, ``limits`` are their values of INSTRUCTION_LIMITS.
+    """
+    names = [host.host for host in hosts]
+    here = not set(names) - facts.here
+    where = "this machine" if here else shortened(names)
+    tell(f"measuring bf16 and fp32 on {where}; this is done once per model of CPU and version of torch")
+    answers = event_loop.run(_measure_all(facts, hosts, python, reach, limits))
+    found: list[tuple[Cpu | None, ProductRates]] = []
+    errors = {}
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, str):
+            errors[host.host] = answer
+        else:
+            found.append((facts.of(host.host)[0].cpu, answer))
+
+    def with_rates(known: HostFacts) -> HostFacts:
+        new = (rates for cpu, rates in found if cpu == known.cpu)
+        return replace(known, rates=(*new, *known.rates))
+
+    like, known = with_rates(facts.like), {name: with_rates(each) for name, each in facts.hosts.items()}
+    return Measured(replace(facts, like=like, hosts=known), errors)
+
+
+async def _measure_all(
+    facts: Facts, hosts: Sequence[HostPlan], python: str, reach: Reach, limits: dict[str, str]
+) -> list[ProductRates | str]:
+    commands = []
+    for host in hosts:
+        rank = host.ranks[0]
+        cores = str(rank.cores or rank.comm_cores)
+        request = json.dumps({"cores": cores, "threads": rank.threads, "environment": limits})
+        program = (python, _PROGRAM, request)
+        commands.append(
+            program if host.host in facts.here else remote_command(reach, host.host, program, _PROGRAM)
+        )
+    return await asyncio.gather(*map(_measure_one, commands))
+
+
+async def _measure_one(argv: Sequence[str]) -> ProductRates | str:
+    """The rates that a command prints, or why there are none."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+    except OSError as e:
+        return f"{argv[0]} can't be started: {os.strerror(e.errno or 0)}"
+    try:
+        out, error = await asyncio.wait_for(process.communicate(), TIMEOUT)
+    except asyncio.TimeoutError:
+        return f"no answer within {TIMEOUT:.0f} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    for line in out.decode(errors="replace").splitlines():
+        if line.startswith(MARK):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return ProductRates.from_json(json.loads(line.removeprefix(MARK)))
+    last = error.decode(errors="replace").strip().splitlines()[-1:]
+    return last[0] if last else f"it ended with code {process.returncode} and printed no rates"

@@ -1,0 +1,159 @@
+"""Probe a host from inside.  Run on each host, over ssh::
+
+    python -I -S …/cpulaunch/discovery/probe/remote.py
+
+Standard library only.  It reads a `probe_messages.ProbeRequest` and answers it, then each `ConnectRequest`,
+until its stdin ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# `-I -S` keeps the user's modules, variables and .pth files out; so the path to cpulaunch must be added.
+sys.path.append(__file__.rpartition("/cpulaunch/")[0])
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cpulaunch import __version__
+from cpulaunch.discovery.host.fabrics import find_fabrics
+from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.host.package_versions import VERSION_FILES, version_in
+from cpulaunch.discovery.host.this_host import facts_here
+from cpulaunch.discovery.probe.messages import (
+    KINDS,
+    MARK,
+    TO_PROBE,
+    Answer,
+    ConnectAnswer,
+    ConnectRequest,
+    ProbeAnswer,
+    ProbeRequest,
+)
+from cpulaunch.errors import CpulaunchError
+from cpulaunch.wire import decode, encode
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds that the master's port has to answer."""
+
+
+def main() -> None:
+    with contextlib.ExitStack() as stack:
+        for line in sys.stdin.buffer:
+            match decode(line, TO_PROBE):
+                case ProbeRequest() as request:
+                    answer = probe(request)
+                    if request.port is not None:
+                        try:
+                            listener = stack.enter_context(_listener(request.port))
+                            threading.Thread(target=_let_in, args=(listener,), daemon=True).start()
+                            answer = answer._replace(listening=listener.getsockname()[1])
+                        except OSError as e:
+                            answer = answer._replace(listen_error=os.strerror(e.errno) if e.errno else str(e))
+                    _send(answer)
+                case ConnectRequest(addresses, port):
+                    _send(ConnectAnswer(_connect_errors(addresses, port)))
+
+
+def probe(request: ProbeRequest) -> ProbeAnswer:
+    """What is true of this host."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # theirs, their port, ours, our port
+    by_ssh = len(connection) == 4
+    master, source = route_to(request.master)
+    facts, facts_error = None, None
+    try:
+        environ = {**os.environ, **request.limits}
+        known = facts_here(request.libraries, request.packages, environ)
+        facts = replace(known, fabrics=find_fabrics(request.libraries)).to_json()
+    except CpulaunchError as e:
+        facts_error = str(e)
+    return ProbeAnswer(
+        name=socket.gethostname(),
+        time=time.time(),
+        versions={
+            "Python": ".".join(map(str, sys.version_info[:3])),
+            "cpulaunch": __version__,
+            **{name: version_in(request.packages, name) for name in VERSION_FILES},
+        },
+        digests={file: _digest(file) for file in request.identical},
+        directory=os.path.isdir(request.directory),
+        missing=[file for file in request.files if not os.path.exists(file)],
+        shm=_size("/dev/shm"),
+        reached_at=connection[2] if by_ssh else None,
+        reached_from=connection[0] if by_ssh else None,
+        interfaces=[[i.name, i.address, i.prefix] for i in interfaces_here()],
+        master=master,
+        source=source,
+        facts=facts,
+        facts_error=facts_error,
+        listening=None,
+        listen_error=None,
+    )
+
+
+def _digest(file: str) -> str | None:
+    try:
+        with open(file, "rb") as f:
+            return hashlib.sha256(f.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _size(mounted: str) -> int | None:
+    """Bytes that a file system holds."""
+    try:
+        stat = os.statvfs(mounted)
+        return stat.f_blocks * stat.f_frsize
+    except OSError:
+        return None
+
+
+def _listener(port: int) -> socket.socket:
+    """Listen as torch's Store will, on all addresses; port 0 takes a free one."""
+    six = socket.has_dualstack_ipv6()
+    address = ("::" if six else "", port)
+    family = socket.AF_INET6 if six else socket.AF_INET
+    return socket.create_server(address, family=family, dualstack_ipv6=six, backlog=4096)
+
+
+def _let_in(listener: socket.socket) -> None:
+    """Let all hosts connect that try to, as a kernel may keep only 128 of them waiting."""
+    with contextlib.suppress(OSError):  # closed
+        while True:
+            listener.accept()[0].close()
+
+
+def _connect_errors(addresses: Iterable[str], port: int) -> dict[str, str | None]:
+    """Try all ``addresses`` at once; None for those that answer."""
+    errors: dict[str, str | None] = dict.fromkeys(addresses, "no answer")
+
+    def attempt(address: str) -> None:
+        try:
+            socket.create_connection((address, port), CONNECT_TIMEOUT).close()
+            errors[address] = None
+        except OSError as e:
+            errors[address] = e.strerror or str(e)
+
+    threads = [threading.Thread(target=attempt, args=(address,), daemon=True) for address in errors]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(errors)
+
+
+def _send(answer: Answer) -> None:
+    sys.stdout.buffer.write(b"\n" + MARK.encode() + encode(answer, KINDS))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""bf16 by torch itself: autocast, fused optimizers, channels_last for convolutions."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+from cpulaunch.runtime.change.engines.base import Engine
+
+FUSED = (Adam, AdamW, SGD, Adagrad)
+"""The optimizers of which torch has a fused step on CPUs."""
+
+_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+class NativeEngine(Engine):
+    name = "native"
+
+    def version(self) -> str:
+        return torch.__version__
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Put the weights of 2-D convolutions into channels_last, in place; activations follow them."""
+        if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if optimizer is not None:
+            optimize_optimizer(optimizer)
+        return model
+
+
+ENGINE = NativeEngine()
+
+
+_fused_here: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def optimize_optimizer(optimizer: Optimizer) -> None:
+    """Let the optimizer take its fused step, where it has one and the user has not chosen another."""
+    fuse(optimizer)
+    keep_layouts(optimizer)
+
+
+def fuse(optimizer: Optimizer) -> bool:
+    """Switch the fused step on; False where there is none, or where the script has chosen another.
+
+    It is off again as soon as a gradient is sparse, which no fused step takes.
+    """
+    if type(optimizer) not in FUSED or _has_sparse_gradients(optimizer):
+        return False
+    if not all(_can_fuse(group) for group in optimizer.param_groups):
+        return False
+    _switch(optimizer, True)
+    _fused_here.add(optimizer)
+    if optimizer not in _watched:
+        _watched.add(optimizer)
+        optimizer.register_step_pre_hook(_undo_where_sparse)
+    return True
+
+
+def _undo_where_sparse(optimizer: Optimizer, *_: Any) -> None:
+    if optimizer in _fused_here and _has_sparse_gradients(optimizer):
+        _fused_here.discard(optimizer)
+        _switch(optimizer, None)
+
+
+def _switch(optimizer: Optimizer, fused: bool | None) -> None:
+    for group in optimizer.param_groups:
+        group["fused"] = fused
+
+
+def _has_sparse_gradients(optimizer: Optimizer) -> bool:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return any(p.grad is not None and p.grad.is_sparse for p in parameters)
+
+
+def _can_fuse(group: dict[str, Any]) -> bool:
+    chosen = group.get("foreach") is not None or group.get("fused") is not None
+    excluded = group.get("differentiable") or group.get(
+        "capturable"
+    )  # torch refuses these together with fused
+    return not (chosen or excluded) and all(_is_dense(parameter) for parameter in group["params"])
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    dense = parameter.device.type == "cpu" and parameter.is_floating_point() and not parameter.is_sparse
+    return dense and type(parameter.data) is torch.Tensor  # FSDP2's parameters are DTensors
+
+
+def keep_layouts(optimizer: Optimizer) -> None:
+    """Put states into the layout of their parameters, now and after each ``load_state_dict``.
+
+    The fused steps of torch 2.8 to 2.13 read both as flat memory: another layout would mix elements up.
+    """
+    _match_layouts(optimizer)
+    chosen = None if optimizer in _fused_here else optimizer.param_groups[0].get("fused")
+    optimizer.register_load_state_dict_post_hook(partial(_after_loading, chosen))
+
+
+def _match_layouts(optimizer: Optimizer) -> None:
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
+    # A checkpoint brings its own param_groups along, with the saver's choice in place of the script's.
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"] = chosen
+    fuse(optimizer)
+    _match_layouts(optimizer)

@@ -1,0 +1,51 @@
+"""Lightning: its Trainer and Fabric train in the planned precision where the script names none."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from cpulaunch.runtime.change.base import Change, announce, precision_owners
+from cpulaunch.runtime.settings import TrainingSettings
+
+TRIED = ("2.6.6",)
+
+
+def _choose_precision(connector: Any, flag: str, plugin: str, settings: TrainingSettings) -> None:
+    """``connector`` keeps the precision in attribute ``flag``, and an object for it in ``plugin``."""
+    import torch
+
+    original = connector._check_config_and_set_final_flags
+
+    @functools.wraps(original)
+    def check(self: Any, *args: Any, precision: Any = None, **kwargs: Any) -> None:
+        original(self, *args, precision=precision, **kwargs)
+        if _owns not in precision_owners:
+            precision_owners.append(_owns)
+        named = precision is not None or getattr(self, plugin) is not None
+        # FSDP's strategy has a parameter of its own for this.
+        named = named or getattr(kwargs.get("strategy"), "mixed_precision", None) is not None
+        if settings.precision == "bf16" and not named and not torch.cuda.is_available():
+            setattr(self, flag, "bf16-mixed")
+            announce("Lightning's precision bf16-mixed, as the script names none")
+
+    connector._check_config_and_set_final_flags = check
+
+
+def _owns(model: Any) -> bool:
+    """Lightning sees to the precision of all models of its script."""
+    return True
+
+
+def _of_fabric(module: Any, settings: TrainingSettings) -> None:
+    _choose_precision(module._Connector, "_precision_input", "_precision_instance", settings)
+
+
+def _of_trainer(module: Any, settings: TrainingSettings) -> None:
+    _choose_precision(module._AcceleratorConnector, "_precision_flag", "_precision_plugin_flag", settings)
+
+
+_WITHOUT = "its models are in bf16 where the plan says so, whatever precision the script names"
+
+OF_FABRIC = (Change(("_Connector._check_config_and_set_final_flags",), _WITHOUT, _of_fabric),)
+OF_TRAINER = (Change(("_AcceleratorConnector._check_config_and_set_final_flags",), _WITHOUT, _of_trainer),)

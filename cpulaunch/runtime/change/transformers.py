@@ -1,0 +1,86 @@
+"""transformers: its Trainer trains on the CPU, takes bf16 there, and goes on where a restarted job was."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.runtime.change import accelerate_resume, resume
+from cpulaunch.runtime.change.base import Change
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.reports import resumed_from, saved
+from cpulaunch.runtime.settings import TrainingSettings
+
+TRIED = ("5.23.0", "5.24.0")
+
+
+def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
+    """Where there is no GPU, ``TrainingArguments`` refuse bf16 unless ``use_cpu`` is set."""
+    original = training_args.TrainingArguments.__post_init__
+
+    @functools.wraps(original)
+    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.use_cpu = True
+        original(self, *args, **kwargs)
+
+    training_args.TrainingArguments.__post_init__ = __post_init__
+
+
+def _resume(trainer: Any, settings: TrainingSettings) -> None:
+    """In a restarted job, a Trainer that is told nothing takes the last whole checkpoint of this job."""
+    if not resume.may_restart():
+        return
+    original = trainer.Trainer.train
+
+    class Note(trainer.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if state.is_world_process_zero and path.is_dir():  # as it is not in a search's trials
+                resume.write_facts(path)
+                saved(state.global_step)
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.add_callback(Note())
+        accelerate_resume.leave_to_script(self.accelerator)
+        if resume_from_checkpoint is None and resume.is_restarted():
+            step, path = resume.agreed(_last_whole(self.args))
+            if path is not None:
+                resume_from_checkpoint = path
+                log_once(f"restarted: the Trainer goes on after step {step}, from {path}")
+            else:
+                log_once(
+                    "restarted: the Trainer starts from the beginning, as this job has saved no checkpoint "
+                    f"in {self.args.output_dir} yet"
+                )
+            resumed_from(step)
+        return original(self, resume_from_checkpoint, *args, **kwargs)
+
+    trainer.Trainer.train = train
+
+
+def _last_whole(arguments: Any) -> tuple[int, str | None]:
+    """The step and directory of this job's last checkpoint that is whole; 0 and None without one."""
+    found = resume.numbered(Path(arguments.output_dir), r"checkpoint-(\d+)")
+    for step, path in reversed(found.items()):
+        if resume.read_facts(path) and resume.is_whole(path):
+            return step, str(path)
+    return 0, None
+
+
+CHANGES = (
+    Change(
+        ("TrainingArguments.__post_init__", "TrainingArguments.use_cpu"),
+        "scripts have to choose the CPU themselves, for example by TrainingArguments(use_cpu=True)",
+        _use_cpu,
+    ),
+)
+
+OF_TRAINER = (
+    Change(
+        ("Trainer.train", "TrainerCallback.on_save"),
+        "a restarted job trains from the start unless the script goes on itself",
+        _resume,
+    ),
+)

@@ -1,0 +1,1 @@
+"""What a rank notes of itself.  Changes nothing that a script computes."""

@@ -1,0 +1,439 @@
+"""Groups of other backends than ccl in the rank's ledger: their last operations, copied there by a thread.
+
+Collectives come from torch's flight recorder, which has those of gloo, too (2.8 and 2.13).  It has neither
+messages nor ``monitored_barrier``, which are noted when they are called, and doesn't say when an operation
+was completed: that is when the thread has first seen it.  The recorder dies with the program: of one that is
+killed, the last collective is in the ledger because it was noted there, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cpulaunch import ledger
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.observe import records
+from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.observe.records import Header
+
+INTERVAL = 1.0
+"""Seconds between two looks, at least."""
+
+SHARE = 1e-3
+"""Of a core, which it takes at most."""
+
+PATIENCE = 0.5
+"""Seconds that one look waits for another one to end."""
+
+MOMENT = 0.1
+"""Seconds by which the recorder may be behind the return of an operation, at most."""
+
+_TYPES = {
+    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8), "Int": ("int32", 4), "Short": ("int16", 2), "Char": ("int8", 1),
+    "Byte": ("uint8", 1), "Bool": ("bool", 1), "ComplexFloat": ("complex64", 8),
+    "ComplexDouble": ("complex128", 16),
+}  # fmt: skip
+"""The recorder's name of a type → torch's, and bytes."""
+
+
+OWN = "cpulaunch."
+"""Begins the descriptions of groups that cpulaunch makes."""
+
+OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
+"""Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
+
+_UNSET = object()
+
+
+_Found = tuple[tuple[bool, int], ledger.Operation]
+"""An operation, after whether it is a message, and its number."""
+
+
+class _Message(NamedTuple):
+    sequence: int
+    kind: str
+    tensors: list[Any]  # their types and sizes in bytes
+    peer: int
+    at: int
+    thread: int
+    work: Any  # a weak reference
+
+
+@dataclass
+class _Barrier:
+    """A ``monitored_barrier``, which returns when it is over."""
+
+    sequence: int
+    at: int
+    thread: int
+    state: int = ledger.STARTED
+
+
+class _Group:
+    """A group's part of the ledger, and what was seen of it.  ``number`` is its ``id`` in Python."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
+        self.take(-1)
+        self.collectives = 0  # that were called
+        self.completed = 0  # of them
+        self.seen: dict[tuple[bool, int], int] = {}  # message?, sequence → when it was found completed
+        self.roots: dict[int, int] = {}  # sequence → the root that was named
+
+    def take(self, slot: int) -> None:
+        """Have this place in the ledger; -1 is none."""
+        self.slot = slot
+        self.last_at = ledger.FIRST_GROUP + (slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
+        self.word = self.last_at // 8
+        self.kind: str | None = None  # of the last record, as long as it was noted, and has no root
+        self.size, self.dtype, self.thread = 0, None, 0
+
+
+class _Types(dict[Any, bytes]):
+    """dtype → its name in the ledger."""
+
+    def __missing__(self, dtype: Any) -> bytes:
+        name = self[dtype] = str(dtype).removeprefix("torch.").encode()
+        return name
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(each.nbytes for each in tensors)
+
+
+class Mirror(threading.Thread):
+    """The thread.
+
+    ``communication`` is told of calls of ``OF_ONE_SIZE``, as each wrapper more costs a microsecond.
+    """
+
+    def __init__(
+        self, torch: Any, header: Header, memory: Any, communication: Communication | None = None
+    ) -> None:
+        super().__init__(name="cpulaunch-ledger", daemon=True)
+        self._c10d, self._recorder = torch.distributed.distributed_c10d, torch._C._distributed_c10d
+        self._header, self._memory = header, memory
+        self._words = memoryview(memory).cast("Q")
+        self._groups: dict[str, _Group] = {}
+        self._numbered: dict[int, _Group] = {}
+        self._communication = communication
+        self._messages: dict[str, deque[_Message]] = {}
+        self._counts: dict[str, int] = {}  # of messages, by group
+        self._barriers: dict[str, deque[_Barrier]] = {}
+        self._inside: dict[str, int] = {}  # further messages of barriers, by group
+        self._ending = threading.Event()
+        self._lock = threading.Lock()  # for who makes a group's place
+        self._looking = threading.Lock()
+        for name in ("send", "recv", "recv_anysource"):
+            self._note_messages(torch.distributed.ProcessGroup, name)
+        self._note_barriers(torch.distributed.ProcessGroup)
+        for name, kind in OF_ONE_SIZE.items():
+            self._note_last(torch.distributed.ProcessGroup, name, kind)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def run(self) -> None:
+        atexit.register(self._end)
+        pause = INTERVAL
+        while not self._ending.wait(pause):
+            before = time.thread_time()
+            try:
+                self.look()
+            except Exception as e:  # the recorder is no interface that torch keeps stable
+                log_once(
+                    f"warning: a stall's report will lack groups other than ccl's: {type(e).__name__}: {e}"
+                )
+                return
+            pause = max(INTERVAL, (time.thread_time() - before) / SHARE)
+
+    def _end(self) -> None:
+        """Before Python ends: no thread is to call torch then."""
+        self._ending.set()
+        self.join(INTERVAL)
+
+    def look(self, *, failed: bool = False) -> None:
+        """Copy what there is now.  ``failed``: one has, and counts as such if it is a group's last."""
+        # Who comes before the program's end can't wait for long.
+        if not self._looking.acquire(timeout=PATIENCE):
+            return
+        try:
+            self._look(failed)
+        finally:
+            self._looking.release()
+
+    def look_before_end(self) -> None:
+        """Before groups are destroyed: nobody could count what they have completed since the last look."""
+        until = time.monotonic() + MOMENT
+        with contextlib.suppress(Exception):  # which the thread has said, or says next time
+            self.look()
+            while time.monotonic() < until and any(
+                each.completed < each.collectives for each in tuple(self._groups.values())
+            ):
+                time.sleep(MOMENT / 20)
+                self.look()
+
+    def _look(self, failed: bool) -> None:
+        now = time.monotonic_ns()
+        wall = time.time_ns() - now
+        recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
+        known = set(self._groups)  # before the next line, as a program's thread may make one
+        world = self._c10d._world
+        backends = {pg: backend for pg, (backend, _) in dict(world.pg_map).items() if backend != "ccl"}
+        named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
+        for name in known - named.keys():
+            self._forget_group(name)
+        done = 0
+        for name, pg in named.items():
+            group = self._place(name, pg, backends[pg])
+            entries = [each for each in recorded if each["process_group"][0] == name]
+            collectives = list(_collectives(entries, wall, group.roots))
+            if failed and collectives:
+                (key, last) = max(collectives, key=lambda each: each[1].sequence)
+                collectives.remove((key, last))
+                collectives.append((key, last._replace(state=ledger.FAILED)))
+            done += self._copy(name, pg, backends[pg], group, collectives, now)
+        if done:
+            self._header.add_collectives(done, now)
+        ledger.LOOKED.pack_into(self._memory, ledger.LOOKED_AT, now)
+
+    def forget_destroyed(self) -> None:
+        """Groups that are gone are gone from the ledger, too, before others miss this rank."""
+        there = set(dict(self._c10d._world.pg_names).values())
+        for name in set(self._groups) - there:
+            self._forget_group(name)
+
+    def _forget_group(self, name: str) -> None:
+        group = self._groups.pop(name, None)
+        if group:
+            self._numbered.pop(group.number, None)
+        if group and group.slot >= 0:
+            records.clear(self._memory, group.slot)
+        kept: tuple[dict[str, Any], ...] = (self._messages, self._barriers, self._counts, self._inside)
+        for each in kept:
+            each.pop(name, None)
+
+    def _place(self, name: str, pg: Any, backend: str) -> _Group:
+        with self._lock:
+            group = self._groups.get(name) or _Group(name, id(pg))
+            if group.slot < 0:  # there may be room by now
+                group.take(records.free_slot(self._memory))
+                if group.slot >= 0:
+                    self._write(group.slot, name, backend, pg, 0, [])
+                self._groups[name] = self._numbered[group.number] = group
+            return group
+
+    def _copy(self, name: str, pg: Any, backend: str, group: _Group, recorded: list[_Found], now: int) -> int:
+        """Write one group.  Returns how many of its operations were completed since the last time."""
+        seen, before = {}, group.completed
+        operations = []
+        collectives = (*recorded, *_barriers(self._barriers.get(name, ())))
+        for key, operation in (*collectives, *_messages(self._messages.get(name, ()))):
+            if operation.state == ledger.COMPLETED:
+                seen[key] = group.seen.get(key, now)
+            operations.append(operation._replace(completed=seen.get(key, 0)))
+        done = sum(message for message, _ in seen.keys() - group.seen.keys())
+        group.seen = seen
+        group.collectives = max([group.collectives, *(sequence + 1 for (_, sequence), _ in collectives)])
+        group.completed = max([before, *(sequence + 1 for message, sequence in seen if not message)])
+        if group.slot >= 0:
+            count = group.collectives + self._counts.get(name, 0)
+            self._write(group.slot, name, backend, pg, count, operations)
+            group.kind = None
+        return done + group.completed - before
+
+    def _write(
+        self, slot: int, name: str, backend: str, pg: Any, count: int, operations: list[ledger.Operation]
+    ) -> None:
+        if pg.group_desc.startswith(OWN):  # one that the script hasn't made
+            name = f"{name} ({pg.group_desc})"
+        group = ledger.Group(name, backend, pg.size(), pg.rank(), count, tuple(operations))
+        records.write(self._memory, slot, group)
+
+    def _note_last(self, process_group: Any, method: str, kind: str) -> None:
+        """In the last record of the group, where the thread puts what matters least."""
+        original = getattr(process_group, method)
+        sequence_of = process_group._get_sequence_number_for_group
+        world, in_ledger, watched = self._c10d._world, kind.encode(), self._communication
+        # Some 20 calls in a step of 5 ms are to take 1 % of it at most, so nothing is looked up twice, and a
+        # call like the one before writes its number alone: it has the time of the first one since a look.
+        groups, counts, inside, rooted = self._numbered, self._counts, self._inside, kind != "all_reduce"
+        pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()
+        this_thread, number_of_thread = threading.get_ident, threading.get_native_id
+
+        @functools.wraps(original)
+        def call(pg: Any, tensors: Any, opts: Any = _UNSET, *rest: Any, **kwargs: Any) -> Any:
+            group = groups.get(id(pg))
+            if group is None and (backend := world.pg_map.get(pg, ("ccl",))[0]) != "ccl":
+                group = self._place(pg.group_name, pg, backend)
+            if group is not None:
+                tensor = tensors[0] if tensors.__class__ is list else tensors
+                size = tensor.nbytes if tensors is tensor or len(tensors) == 1 else _bytes(tensors)
+                if watched is not None:
+                    watched.pending += 1
+                    watched.bytes += size
+                    if not watched.since:
+                        watched.since = now()
+                if group.slot >= 0:
+                    number = sequence_of(pg) - (self._others(group.name) if counts or inside else 0)
+                    dtype = tensor.dtype
+                    thread = this_thread()
+                    if (
+                        size == group.size
+                        and dtype is group.dtype
+                        and kind is group.kind
+                        and thread == group.thread
+                    ):
+                        self._words[group.word] = number
+                    else:
+                        root = _root(opts, kwargs) if rooted else -1
+                        if root >= 0:
+                            group.roots[number] = root
+                        at, type_, time_ = group.last_at, types[dtype], now()
+                        fields = in_ledger, type_, size, time_, time_, 0, -1, number_of_thread(), b"", b""
+                        pack(self._memory, at, number, started, root + 1, *fields)
+                        group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
+                        group.thread = thread
+            if opts is not _UNSET and not rest and not kwargs:  # as torch.distributed does
+                return original(pg, tensors, opts)
+            return original(pg, tensors, *(() if opts is _UNSET else (opts, *rest)), **kwargs)
+
+        setattr(process_group, method, call)
+
+    def _next(self, pg: Any, name: str) -> int:
+        """The recorder's number of the next collective.
+
+        The group counts its messages, too; ``monitored_barrier`` takes two numbers of both.
+        """
+        return int(pg._get_sequence_number_for_group()) - self._others(name)
+
+    def _others(self, name: str) -> int:
+        """What the group has counted that isn't a collective."""
+        return self._counts.get(name, 0) + self._inside.get(name, 0)
+
+    def _forget(self) -> None:
+        """A forked process is not the rank, whose memory it shares."""
+        self._memory, self._lock, self._looking = bytearray(ledger.SIZE), threading.Lock(), threading.Lock()
+        self._words = memoryview(self._memory).cast("Q")
+
+    def _note_messages(self, process_group: Any, method: str) -> None:
+        original = getattr(process_group, method)
+        kind = method.partition("_")[0]
+        anybodys = kind != method
+
+        @functools.wraps(original)
+        def call(pg: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            at = time.monotonic_ns()
+            work = original(pg, tensors, *args, **kwargs)
+            name = pg.group_name
+            number = self._counts.get(name, 0)
+            self._counts[name] = number + 1
+            if (kept := self._messages.get(name)) is None:
+                kept = self._messages[name] = deque(maxlen=ledger.OPERATIONS)
+            peer = -1 if anybodys or not args else args[0]
+            sizes = [(str(each.dtype)[6:], each.nbytes) for each in tensors]
+            thread = threading.get_native_id()
+            kept.append(_Message(number, kind, sizes, peer, at, thread, weakref.ref(work)))
+            return work
+
+        setattr(process_group, method, call)
+
+    def _note_barriers(self, process_group: Any) -> None:
+        original = process_group.monitored_barrier
+
+        @functools.wraps(original)
+        def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            name = pg.group_name
+            noted = _Barrier(self._next(pg, name), time.monotonic_ns(), threading.get_native_id())
+            self._barriers.setdefault(name, deque(maxlen=ledger.OPERATIONS)).append(noted)
+            # To rank 0, each other rank sends a message, and gets one.
+            self._inside[name] = self._inside.get(name, 0) + 2 * (pg.size() - 1 if pg.rank() == 0 else 1) - 2
+            try:
+                result = original(pg, *args, **kwargs)
+            except BaseException:
+                noted.state = ledger.FAILED
+                raise
+            noted.state = ledger.COMPLETED
+            return result
+
+        process_group.monitored_barrier = call
+
+
+def _root(opts: Any, kwargs: dict[str, Any]) -> int:
+    """The root, in the group, of a broadcast or reduce with these arguments; -1 where it isn't known."""
+    said = kwargs.get("root") if opts is _UNSET else opts
+    root = getattr(said, "rootRank", said)
+    return root if isinstance(root, int) else -1
+
+
+def _collectives(entries: list[Any], wall: int, roots: dict[int, int]) -> Iterator[_Found]:
+    """Those that the recorder has, which counts them from 1.  Of the ``roots``, theirs are kept."""
+    known = {entry["collective_seq_id"] - 1 for entry in entries}
+    threads = {str(each.ident): each.native_id for each in threading.enumerate()}
+    for old in [sequence for sequence in roots if sequence < min(known, default=0)]:
+        del roots[old]
+    for entry in entries:
+        sequence = entry["collective_seq_id"] - 1
+        types = [_TYPES.get(name, (name.lower(), 0)) for name in entry["input_dtypes"]]
+        sizes = (math.prod(shape) for shape in entry["input_sizes"])
+        at = entry["time_created_ns"] - wall
+        yield (
+            (False, sequence),
+            ledger.Operation(
+                sequence=sequence,
+                state=ledger.COMPLETED if entry["retired"] else ledger.STARTED,
+                kind=entry["profiling_name"].partition(":")[2],
+                type=types[0][0] if types else "",
+                bytes=sum(bytes_ * size for (_, bytes_), size in zip(types, sizes, strict=False)),
+                enqueued=at,
+                started=at,
+                completed=0,
+                peer=-1,
+                waits_for="",
+                root=roots.get(sequence, -1),
+                thread=threads.get(entry.get("thread_id", "")) or 0,  # torch 2.8 doesn't say it
+            ),
+        )
+
+
+def _barriers(barriers: Iterable[_Barrier]) -> Iterator[_Found]:
+    for each in tuple(barriers):
+        times = each.at, each.at, 0
+        operation = ledger.Operation(
+            each.sequence, each.state, "monitored_barrier", "", 0, *times, -1, "", thread=each.thread
+        )
+        yield (False, each.sequence), operation
+
+
+def _messages(messages: Iterable[_Message]) -> Iterator[_Found]:
+    for message in tuple(messages):
+        work = message.work()
+        # Nobody waits any more for one that is gone.
+        state = ledger.COMPLETED if work is None or work.is_completed() else ledger.STARTED
+        yield (
+            (True, message.sequence),
+            ledger.Operation(
+                sequence=message.sequence,
+                state=state,
+                kind=message.kind,
+                type=message.tensors[0][0] if message.tensors else "",
+                bytes=sum(size for _, size in message.tensors),
+                enqueued=message.at,
+                started=message.at,
+                completed=0,
+                peer=message.peer,
+                waits_for="",
+                thread=message.thread,
+            ),
+        )

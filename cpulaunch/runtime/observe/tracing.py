@@ -1,0 +1,283 @@
+"""Traces steps of this rank by torch's profiler, when its agent asks for it through the ledger.
+
+A step goes from the end of one optimizer step to the end of the next.  They are numbered as the job's are: a
+program that goes on from a saved state counts on from there.  Until something is asked, a step costs a
+comparison of two numbers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cpulaunch import ledger
+from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share_lost
+from cpulaunch.discovery.host.far_memory import far_nodes, far_share
+from cpulaunch.discovery.host.files import read_file
+from cpulaunch.messages import HasTraced, Traces
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.runtime import reports
+from cpulaunch.wire import encode
+
+report: Callable[[bytes], object] | None = None
+"""Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
+
+METADATA = "cpulaunch"
+"""The key in the trace's file for what torch doesn't know."""
+
+MAX_ERROR = 500
+"""Characters of an exception that are reported."""
+
+_SILENT = "6"
+"""Of KINETO_LOG_LEVEL: torch's profiler would print a line when it starts, and one when it stops."""
+
+
+def watch(torch: Any, memory: Any) -> Tracer:
+    """From now on, trace what is asked for."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    tracer = Tracer(torch, memory)
+    os.register_at_fork(after_in_child=tracer.forget)
+    atexit.register(tracer.close)
+    uncompiled = torch._disable_dynamo(tracer.after_step)
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            uncompiled()
+        else:
+            tracer.after_step()
+
+    register_optimizer_step_post_hook(after_step)
+    return tracer
+
+
+class Tracer:
+    """The traces of this process, one at a time."""
+
+    def __init__(self, torch: Any, memory: Any) -> None:
+        self._torch, self._memory = torch, memory
+        view = memoryview(memory)
+        self._asked = view[ledger.REQUEST_AT : ledger.REQUEST_AT + 8].cast("Q")
+        self._steps = view[8:16].cast("Q")  # of the header
+        self._done = 0  # the request that needs nothing more
+        self._request = ledger.TraceRequest(0, 0, 0, "")
+        self._profiler: Any = None  # once it runs
+        self._originals: dict[str, Callable[..., Any]] = {}  # what of torch was replaced meanwhile
+        self._first = 0  # the step that is traced first, once it is
+        self._borders: list[tuple[int, int]] = []  # steps that are completed, and when
+        self._operations = Operations(torch, memory)
+        self._migrations = 0
+        self._held_back: tuple[int, Throttling | None] = 0, None
+
+    def after_step(self) -> None:
+        """An optimizer has made a step, and the header counts it."""
+        if self._asked[0] != self._done:
+            try:
+                self._go_on(self._steps[0] + reports.resumed_step)
+            except Exception as e:  # which is no reason for the program to fail
+                self._fail(f"{type(e).__name__}: {e}"[:MAX_ERROR])
+
+    def wants_next(self) -> bool:
+        """Whether the step that begins now is one to trace, or the one before the first."""
+        if self._asked[0] == self._done:
+            return False
+        request = ledger.trace_request(self._memory)
+        step = self._steps[0] + reports.resumed_step + 1
+        if not request.first or step < request.first - 1:
+            return False
+        return not self._first or step <= self._first + request.last - request.first
+
+    def forget(self) -> None:
+        """A forked process is not the rank."""
+        self._asked = memoryview(bytes(8)).cast("Q")
+        self._done = 0
+        self._profiler = None
+
+    def close(self) -> None:
+        """The program ends; with the profiler on, torch's libraries would crash as they are unloaded."""
+        with contextlib.suppress(Exception):
+            self._stop()
+
+    def _go_on(self, completed: int) -> None:
+        if self._asked[0] != self._request.number:
+            self._stop()
+            self._first = 0
+            self._request = ledger.trace_request(self._memory)
+            if not self._request.first:
+                self._done = self._request.number
+                return
+        request = self._request
+        if self._first:
+            self._note(completed)
+            if completed >= self._first + request.last - request.first:
+                self._complete(completed)
+            return
+        # The first step with the profiler is slower than the others: it is one before those that are wanted.
+        if completed >= request.first - 2 and self._profiler is None:
+            self._start()
+        if completed >= request.first - 1:
+            self._begin(completed)
+
+    def _start(self) -> None:
+        if self._torch.autograd._profiler_enabled():
+            raise RuntimeError("the program uses torch's profiler itself")
+        profiler = self._torch.autograd.profiler.profile(use_kineto=True, record_shapes=True)
+        profiler._prepare_trace()
+        profiler._start_trace()
+        self._profiler = profiler
+        self._give_way()
+
+    def _begin(self, completed: int) -> None:
+        self._first = completed + 1
+        self._migrations = migrations()
+        self._operations.begin()
+        self._held_back = time.monotonic_ns(), cgroup_throttling(read_file)
+        self._borders = [(completed, time.monotonic_ns())]
+        self._say(Traces(self._request.number, self._first))
+
+    def _note(self, completed: int) -> None:
+        self._borders.append((completed, time.monotonic_ns()))
+        self._operations.look()
+
+    def _complete(self, last: int) -> None:
+        # A rank that was late traces as many steps as the others.
+        wall = time.time_ns() - time.monotonic_ns()
+        about = {
+            "steps": self._borders,
+            "wall": wall,
+            "operations": self._operations.seen(wall),
+            "migrations": migrations() - self._migrations,
+            "throttled": self._throttled(),
+            "far_memory": far_share(os.getpid(), far) if (far := far_nodes(_cores())) else None,
+            "threads": self._torch.get_num_threads(),
+        }
+        self._torch.autograd._add_metadata_json(METADATA, json.dumps(about))
+        request, first = self._request, self._first
+        profiler = self._stop()
+        profiler.kineto_results.save(os.path.join(request.directory, ledger.TRACE_FILE))
+        self._end()
+        self._say(HasTraced(request.number, first, last, ""))
+
+    def _throttled(self) -> float:
+        (began, before), after = self._held_back, cgroup_throttling(read_file)
+        lasted = (time.monotonic_ns() - began) / 1e9
+        return share_lost(before, after, lasted) if before and after else 0.0
+
+    def _stop(self) -> Any:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            self._take_way_back()
+            profiler.__exit__(None, None, None)
+        return profiler
+
+    def _end(self) -> None:
+        self._done, self._first = self._request.number, 0
+        self._operations.forget()
+
+    def _fail(self, why: str) -> None:
+        with contextlib.suppress(Exception):
+            self._stop()
+        number = self._request.number
+        self._end()
+        self._say(HasTraced(number, 0, 0, why))
+
+    def _say(self, message: Any) -> None:
+        if report is not None:
+            report(encode(message))
+
+    # ---- the program's own use of the profiler
+
+    def _give_way(self) -> None:
+        """There can be one trace at a time: where the program starts one of its own, that is the one."""
+        module = self._torch.autograd.profiler
+        self._originals = {name: getattr(module, name) for name in ("_prepare_profiler", "_enable_profiler")}
+        for name, original in self._originals.items():
+            setattr(module, name, self._giving_way(original))
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if self._profiler is not None:
+                self._fail("the program has started torch's profiler itself")
+            return original(*args, **kwargs)
+
+        return start
+
+    def _take_way_back(self) -> None:
+        for name, original in self._originals.items():
+            setattr(self._torch.autograd.profiler, name, original)
+        self._originals = {}
+
+
+class Operations:
+    """Which collectives are called meanwhile: their groups and numbers, which torch's profiler doesn't know.
+
+    Those of ccl stand in the ledger, those of other backends in torch's flight recorder.  Both have the last
+    ones only, so they are looked at after each step.
+    """
+
+    def __init__(self, torch: Any, memory: Any) -> None:
+        self._torch, self._memory = torch, memory
+        self._began = 0
+        self._found: dict[tuple[str, str, int], tuple[str, int, bool]] = {}
+
+    def begin(self) -> None:
+        self._began, self._found = time.monotonic_ns(), {}
+
+    def forget(self) -> None:
+        self._found = {}
+
+    def look(self) -> None:
+        """Keep those that have been called since then.  Times of other backends are of the wall clock."""
+        for group in ledger.groups(self._memory):
+            if group.backend == "ccl":
+                for each in group.operations:
+                    if each.peer < 0 and each.enqueued >= self._began:
+                        found = each.kind, each.enqueued, True
+                        self._found["ccl", group.name, each.sequence] = found
+        for entry in self._recorded():
+            title = entry["profiling_name"]
+            if not entry.get("is_p2p"):
+                backend, _, kind = title.partition(":")
+                key = backend, entry["process_group"][0], entry["collective_seq_id"]
+                self._found[key] = kind, entry["time_created_ns"], False
+
+    def seen(self, wall: int) -> list[tuple[str, str, int, str, int]]:
+        """Backend, group, sequence number, kind, and when it was called on the monotonic clock."""
+        times = (
+            (*key, kind, at if monotonic else at - wall) for key, (kind, at, monotonic) in self._found.items()
+        )
+        return sorted((each for each in times if each[4] >= self._began), key=lambda each: each[4])
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        distributed = self._torch.distributed
+        world = getattr(getattr(distributed, "distributed_c10d", None), "_world", None)
+        dump = getattr(getattr(self._torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+        if world is None or dump is None or all(backend == "ccl" for backend, _ in world.pg_map.values()):
+            return []
+        entries: list[dict[str, Any]] = json.loads(dump(True, False)).get("entries", [])
+        return entries
+
+
+def _cores() -> CoreSet:
+    return CoreSet(os.sched_getaffinity(0))
+
+
+def migrations() -> int:
+    """How often the kernel has moved threads of this process to another CPU; 0 where it doesn't say."""
+    moved = 0
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/sched") as file:
+                for line in file:
+                    if line.startswith("se.nr_migrations"):
+                        moved += int(line.rpartition(":")[2])
+                        break
+    except (OSError, ValueError):
+        return 0
+    return moved

@@ -1,0 +1,1 @@
+"""The attempts of a job: starting one, watching it, ending it, and starting the next."""

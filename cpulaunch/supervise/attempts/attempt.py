@@ -1,0 +1,151 @@
+"""One attempt of a job: what differs each time that a plan is started."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cpulaunch import launchers, variables
+from cpulaunch.discovery.host import master_port
+from cpulaunch.errors import HostError
+from cpulaunch.launchers.command import Command
+from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.attempts.start import Starter, allow_files, listen
+from cpulaunch.wording import PORT_IS_TAKEN
+
+if TYPE_CHECKING:
+    from cpulaunch.supervise.output.lines import Console
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that end a job, besides SIGINT: a batch system may be told to send any of them."""
+
+JOB_ID_BYTES = 8
+"""Random ones in a job's id: two jobs of one second must share neither a directory nor a sweep."""
+
+
+class Attempt(NamedTuple):
+    """One start of a plan.
+
+    ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
+    ``master_port`` where its ranks' Store listens.  ``port_keeper`` keeps that port, where it is one of this
+    host's and the first rank's agent takes it over (`agent.program.master_port`).
+    """
+
+    plan: Plan
+    commands: Sequence[Command]
+    job_id: str
+    token: str
+    master_port: int
+    restart_count: int = 0
+    port_keeper: socket.socket | None = None
+
+    def variables(self, control: str) -> Mapping[str, str]:
+        """What the agents have to know of it; ``control`` is the launcher's address."""
+        told = {
+            variables.CONTROL: control,
+            variables.JOB_ID: self.job_id,
+            variables.LAUNCHER_PID: str(os.getpid()),
+            variables.RESTART_COUNT: str(self.restart_count),
+            variables.MAX_RESTARTS: str(self.plan.settings.watch.max_restarts),
+            variables.TOKEN: self.token,
+            "MASTER_PORT": str(self.master_port),
+        }
+        if self.port_keeper is not None:
+            told[variables.KEPT_PORT] = str(self.master_port)
+        return told
+
+    def let_port_go(self) -> None:
+        """Keep the port no longer: the first rank's agent does, or nobody needs it."""
+        if self.port_keeper is not None:
+            self.port_keeper.close()
+
+
+def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None = None) -> Attempt:
+    """A new job.  HostError where the port that was asked for is in use here.
+
+    ``free_port`` is free on the first host; without one, a port that is free here has to do.
+    """
+    identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
+    port, keeper = _master_port(plan, free_port)
+    return Attempt(plan, commands, identity, _new_token(), port, port_keeper=keeper)
+
+
+def next_attempt(
+    previous: Attempt, plan: Plan, commands: Sequence[Command], free_port: int | None = None
+) -> Attempt:
+    """The job once more.  Nothing that the previous attempt may have left can be taken for it."""
+    port, keeper = _master_port(plan, free_port)
+    return previous._replace(
+        plan=plan,
+        commands=commands,
+        token=_new_token(),
+        master_port=port,
+        restart_count=previous.restart_count + 1,
+        port_keeper=keeper,
+    )
+
+
+class RunningAttempt(NamedTuple):
+    """An attempt whose first processes run, and which listens for its agents at ``address``."""
+
+    attempt: Attempt
+    listener: socket.socket
+    address: str
+    starter: Starter
+
+
+def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
+    """Start the first commands of an attempt in the job's directory.  Raises HostError."""
+    plan = attempt.plan
+    allow_files(plan)
+    listener, address = listen(plan)
+    try:
+        agents = launchers.load(plan.launcher).agents_are_children
+        starter = Starter(attempt.commands, attempt.variables(address), console.directory, agents=agents)
+        starter.start_first()
+    except BaseException:
+        listener.close()
+        attempt.let_port_go()
+        raise
+    return RunningAttempt(attempt, listener, address, starter)
+
+
+def let_signals_raise() -> None:
+    """While no loop takes the signals, one that would end us ends the job first."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+def _new_token() -> str:
+    return secrets.token_hex(16)
+
+
+def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:
+    """The port, and what keeps it, if it can be kept from here."""
+    wanted = plan.settings.hosts.master_port
+    if not plan.here_alone and (port := free_port if wanted == "auto" else wanted):
+        return port, None
+    try:
+        keeper = master_port.keep(0 if wanted == "auto" else wanted, os.environ.get(variables.KEPT_PORT))
+    except OSError as e:
+        raise HostError(
+            f"port {wanted} of {plan.master_addr}: {e.strerror or e}",
+            hint=PORT_IS_TAKEN,
+        ) from None
+    port = keeper.getsockname()[1]
+    taken_over = plan.here_alone and plan.program.python and not plan.instances
+    if taken_over and not plan.settings.training.as_written:
+        return port, keeper
+    keeper.close()  # nobody would take it over
+    return port, None

@@ -1,0 +1,137 @@
+"""What follows an attempt that has ended: by the rules, in lines for the user, with a plan for the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cpulaunch.launchers.command import Command, shell
+from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.attempts.attempt import Attempt, next_attempt
+from cpulaunch.supervise.attempts.execute import Ended
+from cpulaunch.supervise.job.outcome import STALLED, Failure, Outcome, signal_name, with_sides
+from cpulaunch.supervise.job.rank import LONG_WAIT
+from cpulaunch.supervise.job.restarts import Restarts, Rules
+from cpulaunch.supervise.job.status import duration
+from cpulaunch.supervise.output.lines import Console, shown_ranks
+from cpulaunch.supervise.stalls.progress import RESTART
+from cpulaunch.wording import counted, shortened, shown_path
+
+
+class Without(NamedTuple):
+    """Hosts that a plan should do without (``avoid``), and those that it has to, each with a reason."""
+
+    avoid: frozenset[str]
+    unusable: dict[str, str]
+
+
+class Planned(NamedTuple):
+    """A plan for another attempt.  ``free_port`` is free on its first host, where that is known.
+
+    ``document`` is the plan as the job's directory gets it.
+    """
+
+    plan: Plan
+    commands: Sequence[Command]
+    document: str
+    free_port: int | None = None
+
+
+Replan = Callable[[Without], Planned]
+"""Plans the job once more, for hosts that are ready.  Raises CpulaunchError."""
+
+
+class Following:
+    """Decides what follows each attempt of a job."""
+
+    def __init__(self, plan: Plan, replan: Replan, console: Console) -> None:
+        self._restarts = Restarts(restart_rules(plan))
+        self._replan, self._console = replan, console
+        self._unswept: dict[str, str] = {}  # hosts that may have something left of any attempt, and why
+
+    def __call__(self, ended: Ended) -> Attempt | None:
+        """The next attempt, where there is one.  Raises CpulaunchError."""
+        outcome, previous = ended.outcome, ended.attempt
+        verdict = self._restarts.judge(outcome)
+        if not verdict.again:
+            if verdict.why:
+                self._console.tell(f"the job is not started again: {verdict.why}")
+            return None
+        self._console.tell(what_happened(outcome))
+        self._unswept |= {left.host: left.why for left in ended.unswept}
+        unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
+        began = time.monotonic()
+        planned = self._replan(Without(verdict.avoid, unusable))
+        took = time.monotonic() - began
+        following = next_attempt(previous, planned.plan, planned.commands, planned.free_port)
+        asked = f" after {took:.0f} s of asking hosts" if took > LONG_WAIT else ""
+        self._announce(previous.plan, following, planned.document, outcome.seconds, asked)
+        return following
+
+    def _announce(self, before: Plan, following: Attempt, document: str, seconds: float, asked: str) -> None:
+        number, plan, output = following.restart_count, following.plan, self._console.output
+        name = f"plan-{number}.json"
+        output.keep(name, document.encode(), private=True)
+        script = shell(following.commands, following.master_port)
+        output.keep(f"command-{number}.sh", os.fsencode(script), private=True)
+        hosts = [host.host for host in plan.hosts]
+        event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
+        output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        shown = shown_ranks(plan.settings.output.tee, plan.world_size, strict=False)
+        output.restart(number, shown)
+        gone = [host.host for host in before.hosts if host.host not in hosts]
+        new = [host for host in hosts if host not in {host.host for host in before.hosts}]
+        where = "this machine" if plan.here_alone else shortened(hosts)
+        change = f", without {shortened(gone)}" if gone else ""
+        change += f", with {shortened(new)}" if new else ""
+        ranks = counted(plan.world_size, "rank")
+        self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name}){asked}")
+
+
+def restart_rules(plan: Plan) -> Rules:
+    """What the user has asked for."""
+    watch = plan.settings.watch
+    return Rules(
+        max_restarts=watch.max_restarts,
+        on=watch.restart_on,
+        always=watch.restart_always,
+        stalls=watch.stall_action == RESTART,
+        python=plan.program.python,
+    )
+
+
+def what_happened(outcome: Outcome) -> str:
+    """How an attempt has failed, and how far it had come, in a line."""
+    attempt = outcome.attempts[-1]
+    when = f"after {duration(attempt.seconds if attempt.ended_after is None else attempt.ended_after)}"
+    if attempt.reached is not None:
+        when += f", at step {attempt.reached}"
+    if attempt.waited:
+        when += f"; then {', '.join(attempt.waited)}"
+    failure = outcome.first_failure
+    if failure is None:
+        return f"it failed {when}"
+    if outcome.kind == STALLED:  # whose text names ranks
+        return f"{failure.error}{_place(failure)} ({when})"
+    return f"{_failure(failure)} ({when})"
+
+
+def _failure(failure: Failure) -> str:
+    if failure.text:
+        return with_sides(failure.text, failure.note if failure.disagree else None)
+    if failure.rank is None:
+        return failure.error or "it failed"
+    who = f"rank {failure.rank} on {failure.host}"
+    if failure.signal is not None:
+        told = ": ".join(filter(None, (failure.error, failure.note)))
+        return f"{who} got {signal_name(failure.signal)}" + (f": {told}" if told else "")
+    if failure.error:
+        return f"{who}: {failure.error}{_place(failure)}"
+    return f"{who} ended with exit code {failure.exit_code}"
+
+
+def _place(failure: Failure) -> str:
+    return f", at {shown_path(failure.file)}:{failure.line}" if failure.file else ""

@@ -1,0 +1,264 @@
+"""Start a job's commands; quick, as everything waits for mpiexec."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import secrets
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from cpulaunch import variables
+from cpulaunch.errors import HostError
+from cpulaunch.launchers.command import Command
+from cpulaunch.model.hosts import LOCALHOST
+from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.wording import cannot_run
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: all ranks of a big job come at once."""
+
+AT_ONCE = 32
+"""Agents that may be starting at the same time, or two for each of our cores.  More would only keep each
+other from getting ready, and the launcher from hearing any of them.
+"""
+
+MAX_STRANGERS = 256
+"""Connections that may be there besides one for each rank.  For one more, a stranger has to go."""
+
+MAX_STRANGERS_HERE = 16
+"""The same on a Unix socket, where only our own user's processes come so far."""
+
+OWN_FILES = 128
+"""Descriptors that a job takes besides those for agents and strangers: logs, pipes, ssh."""
+
+FILES_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""Our soft limit of open files before we raise it: that of all that we start."""
+
+
+def listen(plan: Plan) -> tuple[socket.socket, str]:
+    """A listening socket that the plan's hosts reach, and its address: HOST:PORT, or @NAME of a Unix socket.
+
+    HOST is an address of the interface that leads to the hosts.  Raises HostError.
+    """
+    if plan.here_alone:
+        name = f"cpulaunch-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{name}")  # in no directory, so it can't be left behind
+        listener.listen(BACKLOG)
+        return listener, f"@{name}"
+    host = _own_address(plan)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+    except OSError as e:
+        raise HostError(f"the launcher can't listen on {host}: {e.strerror or e}") from None
+    port = listener.getsockname()[1]
+    return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def max_strangers(here_alone: bool) -> int:
+    """Connections that may be there besides those of agents; ``here_alone``: by a Unix socket."""
+    return MAX_STRANGERS_HERE if here_alone else MAX_STRANGERS
+
+
+def allow_files(plan: Plan) -> None:
+    """Raise our soft limit of open files to the hard one.  HostError where not even that is enough."""
+    ranks = plan.world_size
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = ranks + max_strangers(plan.here_alone) + OWN_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise HostError(
+            f"{ranks} ranks need {needed} open files in the launcher, but the limit is {hard}",
+            hint=f"raise it (ulimit -Hn {needed}, as root), or start fewer ranks",
+        )
+
+
+class Starter:
+    """Starts a job's commands in its directory, each in a session of its own, with ``env`` on top of ours.
+
+    ``agents``: each is an agent, which gets our limit of open files, and gives its program the former one.
+    All have one pipe for their stdout and one for their stderr: ``pipes`` are the ends to read from.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], env: Mapping[str, str], directory: JobDirectory, *, agents: bool
+    ) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._guards: list[subprocess.Popen[bytes]] = []
+        self._commands, self._directory, self._agents = commands, directory, agents
+        self._env = {**os.environ, **env}
+        if agents:
+            self._env[variables.OPEN_FILES] = str(FILES_AT_START)
+        (out, self._out), (err, self._err) = os.pipe(), os.pipe()
+        self.pipes = out, err
+
+    @property
+    def left(self) -> int:
+        """How many commands have not been started."""
+        return len(self._commands) - len(self.processes)
+
+    def start_first(self) -> None:
+        """Start as many as may be starting at the same time.
+
+        HostError where a command can't be run, or one of its files can't be written; those that were started
+        have been killed then.
+        """
+        try:
+            while self.left and len(self.processes) < at_once():
+                self.start_next()
+        except BaseException:
+            self.close()
+            for fd in self.pipes:
+                os.close(fd)
+            for process in self.processes:
+                process.kill()
+                process.wait()
+            raise
+
+    def start_next(self) -> None:
+        """Start one more.  Raises HostError."""
+        command = self._commands[len(self.processes)]
+        _write_files(command.files, self._directory)
+        stdin = None if not self.processes and _stdin_can_be_shared() else subprocess.DEVNULL
+        with contextlib.nullcontext() if self._agents else _former_limit():
+            self.processes.append(self._start(command, stdin))
+        if not self.left:
+            self.close()
+
+    def close(self) -> None:
+        """Start no more: the pipes end with the processes that write to them."""
+        if self._out >= 0:
+            os.close(self._out)
+            os.close(self._err)
+            self._out = self._err = -1
+
+    def _inherited(self, command: Command) -> dict[str, str]:
+        return {name: value for name, value in self._env.items() if name not in command.unset}
+
+    def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
+        prepare = tells = None
+        if command.orphaned_for:
+            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
+                # Before the command, so that we can't be killed at a moment at which nobody guards it.
+                guard, tells = start_guard(command.orphaned_for, self._env[variables.JOB_ID], command.leaves)
+                self._guards.append(guard)
+        if command.when_orphaned or tells is not None:
+            prepare = partial(_in_child, command.when_orphaned, tells)
+        try:
+            return subprocess.Popen(
+                command.argv,
+                env={**self._inherited(command), **command.env, **command.watched_env},
+                cwd=self._directory.place,
+                stdin=stdin,
+                stdout=self._out,
+                stderr=self._err,
+                start_new_session=True,
+                preexec_fn=prepare,  # without it, a start takes a quarter of the time
+            )
+        except OSError as e:
+            raise HostError(cannot_run(command.argv[0], e)) from None
+        finally:
+            if tells is not None:
+                os.close(tells)
+
+
+def at_once() -> int:
+    """How many agents may be starting at the same time."""
+    return max(AT_ONCE, 2 * len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def _former_limit() -> Iterator[None]:
+    """What is started has the limit of open files that we were started with."""
+    raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_AT_START, raised[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, raised)
+
+
+def _write_files(files: Mapping[str, str], directory: JobDirectory) -> None:
+    for name, text in files.items():
+        try:
+            with open(directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                file.write(text)
+        except OSError as e:
+            raise HostError(f"{directory.path / name} can't be written: {e.strerror}") from None
+
+
+_GUARD = str(Path(__file__).with_name("guard.py"))
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _in_child(when_orphaned: int | None, tells: int | None) -> None:
+    """Before the command is run: get a signal when our parent dies, and tell our guard who we are.
+
+    A launcher that is killed can end nobody any more.
+    """
+    if when_orphaned:
+        _libc.prctl(_PR_SET_PDEATHSIG, when_orphaned, 0, 0, 0)
+    if tells is not None:
+        os.write(tells, str(os.getpid()).encode())
+
+
+def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Have a command ended ``patience`` seconds after our own end, and what it ``leaves`` removed.
+
+    The command's process id is to be written to the pipe that comes with the guard.  Raises OSError.
+    """
+    temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # as PRRTE does
+    leaves = leaves and os.path.join(temporary, leaves)
+    read, write = os.pipe()
+    try:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", _GUARD, *map(str, (os.getpid(), patience, job_id, leaves))],
+            env={},
+            cwd="/",
+            stdin=read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
+    return guard, write
+
+
+def _own_address(plan: Plan) -> str:
+    """The address at which the plan's hosts reach us: that of the interface that routes to them."""
+    remote = next((host.host for host in plan.hosts if host.host != LOCALHOST), None)
+    if remote is None:
+        return "127.0.0.1"
+    if plan.egress_interface:
+        return plan.egress_interface.address
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(remote, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as s:
+            s.connect(address)  # sends nothing
+            own: str = s.getsockname()[0]
+            return own
+    except OSError as e:
+        raise HostError(f"host {remote}: {e.strerror or e}", hint="check the name, and /etc/hosts") from None
+
+
+def _stdin_can_be_shared() -> bool:
+    """A file or a pipe goes to rank 0.  A terminal can't: its ranks are no foreground job of it."""
+    try:
+        return stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode)
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The port for agents and observers, and the registry of running jobs."""

@@ -1,0 +1,147 @@
+"""Asking the launcher of a running job what it does, from another process, here or on another host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from cpulaunch.errors import HostError
+from cpulaunch.messages import VERSION, Challenge, Welcome
+from cpulaunch.supervise.control import observer_messages as protocol
+from cpulaunch.supervise.control.registry import CONTROL_FILE, Contact, is_here, is_stopped
+from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
+from cpulaunch.wire import Lines, MessageError, same
+
+CONNECT_WITHIN = 5.0
+"""Seconds in which a launcher welcomes an observer."""
+
+SILENCE = 120.0
+"""Seconds in which a launcher that traces says something: merging many traces takes a while."""
+
+T = TypeVar("T")
+
+
+class Observer:
+    """A connection to a job's launcher.  All raise HostError where it doesn't answer."""
+
+    def __init__(self, contact: Contact) -> None:
+        self._contact = contact
+        self._lines, self._ready = Lines(), list[bytes]()
+        self._salt = os.urandom(16).hex()
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Observer:
+        try:
+            self._connect()
+            proof = self._proof(protocol.OBSERVER, self._expect(Challenge).salt)
+            self._say(protocol.Observe(VERSION, self._salt, proof))
+            if not same(self._expect(Welcome).proof, self._proof(protocol.LAUNCHER, self._salt)):
+                raise self._error(f"something else listens at {self._contact.address}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket:
+            self._socket.close()
+
+    def status(self) -> protocol.Status:
+        """How far the job is."""
+        self._say(protocol.AskStatus())
+        return self._expect(protocol.Status)
+
+    def stacks(self, *, native: bool) -> list[protocol.RankSeen]:
+        """What all ranks are doing."""
+        assert self._socket
+        self._socket.settimeout((2 if native else 1) * ANSWER_WITHIN + CONNECT_WITHIN)
+        self._say(protocol.AskStacks(native))
+        found, shared = [], Stacks()
+        while isinstance(seen := self._hear(), protocol.RankSeen):
+            found.append(seen._replace(processes=seen.processes and shared.share(seen.processes)))
+        if not isinstance(seen, protocol.AllSeen):
+            raise self._error("it gave an unexpected answer")
+        return found
+
+    def profile(self, steps: int, ranks: list[int], progress: Callable[[str], None]) -> protocol.Profiled:
+        """Have steps traced; ``progress`` gets lines on how far that is."""
+        assert self._socket
+        self._socket.settimeout(SILENCE)
+        self._say(protocol.AskProfile(steps, ranks))
+        while isinstance(said := self._hear(), protocol.ProfileProgress):
+            if said.text:
+                progress(said.text)
+        if not isinstance(said, protocol.Profiled):
+            raise self._error("it gave an unexpected answer")
+        return said
+
+    def _connect(self) -> None:
+        address = self._contact.address
+        try:
+            if address.startswith("@"):
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.settimeout(CONNECT_WITHIN)
+                self._socket.connect(f"\0{address[1:]}")
+                return
+            host, _, port = address.rpartition(":")
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN)
+        except ConnectionRefusedError:
+            unseen = address.startswith("@") and not is_here(self._contact)
+            raise (self._elsewhere() if unseen else self._gone()) from None
+        except (OSError, ValueError) as e:
+            raise self._error(getattr(e, "strerror", None) or str(e)) from None
+
+    def _proof(self, role: str, salt: str) -> str:
+        return protocol.proof_of(role, self._contact.token, salt)
+
+    def _say(self, message: protocol.Question) -> None:
+        assert self._socket
+        try:
+            self._socket.sendall(protocol.written(message))
+        except OSError as e:
+            raise self._error(e.strerror or str(e)) from None
+
+    def _expect(self, kind: type[T]) -> T:
+        if not isinstance(said := self._hear(), kind):
+            raise self._error("it gave an unexpected answer")
+        return said
+
+    def _hear(self) -> object:
+        assert self._socket
+        try:
+            while not self._ready:
+                data = self._socket.recv(1 << 18)
+                if not data:
+                    raise self._error("it has hung up")
+                self._ready += self._lines.feed(data)
+            return protocol.answer(self._ready.pop(0))
+        except MessageError as e:
+            raise self._error(str(e)) from None
+        except OSError as e:
+            raise self._error(e.strerror or str(e)) from None
+
+    @property
+    def _launcher(self) -> str:
+        return (
+            f"the launcher of job {self._contact.job}, process {self._contact.pid} on {self._contact.host},"
+        )
+
+    def _error(self, why: str) -> HostError:
+        if is_stopped(self._contact):
+            return HostError(
+                f"{self._launcher} is stopped", hint=f"`fg` or `kill -CONT {self._contact.pid}` lets it go on"
+            )
+        hint = "it may have ended, be another version of cpulaunch, or answer too many others"
+        return HostError(f"{self._launcher} does not answer: {why}", hint=hint)
+
+    def _gone(self) -> HostError:
+        why = f"nothing listens at {self._contact.address} any more"
+        hint = f"it was probably killed: {why}; {CONTROL_FILE} in the job's directory was left behind"
+        return HostError(f"{self._launcher} is gone", hint=hint)
+
+    def _elsewhere(self) -> HostError:
+        host = self._contact.host
+        hint = f"the job runs on {host} alone: ask it there (ssh {host})"
+        return HostError(f"{self._launcher} can't be reached from here", hint=hint)

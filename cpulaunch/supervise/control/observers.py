@@ -1,0 +1,183 @@
+"""The launcher's answers to those who ask what a job does: ``cpulaunch stacks`` and ``cpulaunch jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cpulaunch.messages import VERSION, Welcome
+from cpulaunch.supervise.control import observer_messages as protocol
+from cpulaunch.supervise.job.events import Dumped
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.profiling.traces import Profiling
+from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN
+from cpulaunch.wire import Lines, MessageError, observers_token, same
+
+MAX_OBSERVERS = 8
+"""Observers at the same time.  One more is hung up on."""
+
+MAX_QUESTION = 1 << 12
+"""Bytes of a line of theirs."""
+
+PROGRESS_WITHIN, LOOK_EVERY = 0.5, 0.01
+"""Seconds in which agents say how far they are, and between two looks whether they have."""
+
+PATIENCE = 60.0
+"""Seconds in which an observer has to ask, or to take an answer."""
+
+
+class Observers:
+    """Those who have proved that they may ask.
+
+    ``want_dump`` is called when one of them asks for stacks; ``dumped`` is to be called for what comes of it.
+    ``want_progress`` asks the agents of ranks for beats.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        ranks: list[Rank],
+        status: Callable[[], protocol.Status],
+        want_dump: Callable[[bool], None],
+        want_progress: Callable[[list[Rank]], None],
+        profiling: Profiling | None = None,
+    ) -> None:
+        """``token`` is the job's."""
+        self._profiling = profiling
+        self._token = observers_token(token)
+        self._ranks, self._status = ranks, status
+        self._want_dump, self._want_progress = want_dump, want_progress
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
+
+    def proven(self, line: bytes, salt: str) -> protocol.Observe | None:
+        """A stranger's first line, where that proves it to be an observer."""
+        try:
+            said = protocol.question(line)
+        except MessageError:
+            return None
+        if not isinstance(said, protocol.Observe):
+            return None
+        proof = protocol.proof_of(protocol.OBSERVER, self._token, salt)
+        return said if same(said.proof, proof) else None
+
+    def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
+        """Answer whoever is at the other end, until it hangs up; one too many is hung up on."""
+        if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
+            connected.close()
+            return
+        proof = protocol.proof_of(protocol.LAUNCHER, self._token, observer.salt)
+        welcome = protocol.written(Welcome(proof))
+        task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def dumped(self, seen: Dumped) -> None:
+        """All ranks have answered, or won't."""
+        served = [future for native, future in self._waiting if native <= seen.native]
+        self._waiting = [each for each in self._waiting if each[1] not in served]
+        for future in served:
+            if not future.done():
+                future.set_result(seen)
+
+    def close(self) -> None:
+        """Hang up on all of them."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self, connected: socket.socket, welcome: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        lines = Lines(MAX_QUESTION)
+        with connected, contextlib.suppress(OSError, MessageError, asyncio.TimeoutError):
+            await self._send(connected, welcome)
+            while data := await asyncio.wait_for(loop.sock_recv(connected, MAX_QUESTION), PATIENCE):
+                for line in lines.feed(data):
+                    await self._answer(connected, protocol.question(line))
+
+    async def _answer(self, connected: socket.socket, question: NamedTuple) -> None:
+        if isinstance(question, protocol.AskStatus):
+            await self._latest_progress()
+            await self._say(connected, self._status())
+        elif isinstance(question, protocol.AskStacks):
+            future: asyncio.Future[Dumped] = asyncio.get_running_loop().create_future()
+            self._waiting.append((question.native, future))
+            self._want_dump(question.native)
+            seen = await asyncio.wait_for(future, PATIENCE)
+            for rank in self._ranks:
+                await self._say(connected, _of_rank(rank, seen))
+            await self._say(connected, protocol.AllSeen())
+        elif isinstance(question, protocol.AskProfile) and self._profiling:
+            await self._profile(connected, question, self._profiling)
+        else:
+            raise MessageError("no question")
+
+    async def _latest_progress(self) -> None:
+        """Have all agents say how far their ranks are, whose last words on it may be old."""
+        now = asyncio.get_running_loop().time
+        asked = time.monotonic()
+        running = [rank for rank in self._ranks if rank.state is RankState.RUNNING]
+        self._want_progress(running)
+        until = now() + PROGRESS_WITHIN
+        while any(rank.beat_at < asked for rank in running) and now() < until:
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _profile(
+        self, connected: socket.socket, asked: protocol.AskProfile, profiling: Profiling
+    ) -> None:
+        """Trace, for as long as somebody waits for it."""
+
+        async def say(text: str) -> None:
+            await self._say(connected, protocol.ProfileProgress(text))
+
+        loop = asyncio.get_running_loop()
+        tracing = loop.create_task(profiling.trace(asked.steps, asked.ranks, say))
+        gone = loop.create_task(loop.sock_recv(connected, 1))
+        try:
+            await asyncio.wait({tracing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if tracing.done():
+                await self._say(connected, protocol.Profiled(*tracing.result()))
+        finally:
+            for task in (tracing, gone):
+                task.cancel()
+            await asyncio.gather(tracing, gone, return_exceptions=True)
+
+    async def _say(self, connected: socket.socket, answer: Any) -> None:
+        await self._send(connected, protocol.written(answer))
+
+    async def _send(self, connected: socket.socket, data: bytes) -> None:
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)
+
+
+def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
+    if dump := seen.answers.get(rank.rank):
+        return protocol.RankSeen(rank.rank, rank.host, dump.processes, dump.error)
+    if rank.rank in seen.silent and rank.state is RankState.RUNNING:
+        error = f"its agent has not answered within {ANSWER_WITHIN:g} s"
+        return protocol.RankSeen(rank.rank, rank.host, None, error)
+    left, not_yet = (rank.status, "") if rank.state.final else ("", rank.status)
+    return protocol.RankSeen(rank.rank, rank.host, None, not_yet, left)
+
+
+def status_of(
+    ranks: list[Rank], seconds: float, restarts: int, *, ending: bool, stalled: str = "", stated: str = ""
+) -> protocol.Status:
+    """How far a job is whose ``ranks`` these are, in what it hangs, and which rates they have ``stated``."""
+    running = sum(rank.state is RankState.RUNNING for rank in ranks)
+    state = "ending" if ending else "stalled" if stalled else "running" if running else "starting"
+    first = max((rank for rank in ranks if rank.beat), key=_progress, default=None)
+    steps, collectives = _progress(first) if first else (0, 0)
+    step_rate, collective_rate = (first.rates if first else None) or (None, None)
+    hosts = len({rank.host for rank in ranks})
+    rates = step_rate, collective_rate
+    return protocol.Status(
+        state, hosts, len(ranks), running, seconds, restarts, steps, collectives, *rates, stalled, stated
+    )
+
+
+def _progress(rank: Rank) -> tuple[int, int]:
+    """Steps as the job counts them, through restarts, and collectives of this attempt."""
+    return ((rank.resumed_from or 0) + rank.beat.steps, rank.beat.collectives) if rank.beat else (0, 0)

@@ -1,0 +1,221 @@
+"""Where a user's running jobs are found: a file in each job's directory, and an entry in a list of the user.
+
+The file ``control.json``, which its owner alone can read, says how to ask the launcher.  The list is a
+directory of the user's, with a file for each job started on this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.wire import observers_token
+
+CONTROL_FILE = "control.json"
+SCHEMA = 1
+
+DISK_PATIENCE = 1.0
+"""Seconds that a disk has to take the files away at a job's end."""
+
+MAX_FILE = 1 << 20
+"""Bytes of such a file."""
+
+
+class Contact(NamedTuple):
+    """What ``control.json`` says.
+
+    ``token`` is an observer's; ``started`` is in seconds since 1970.  ``machine`` and ``start`` tell the
+    launcher from other processes of this ``pid``.
+    """
+
+    job: str
+    pid: int
+    host: str
+    machine: str
+    start: str | None
+    started: float
+    address: str
+    token: str
+    command: Sequence[str]
+
+
+class Announcement:
+    """Lets a running job be found, until ``withdraw``.  A disk that hangs, or is full, stops nobody."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        job: str,
+        address: str,
+        token: str,
+        command: Sequence[str],
+        began: float,
+    ) -> None:
+        """``token`` is the job's own; it ``began`` then, on the monotonic clock, if not in this attempt."""
+        token = observers_token(token)
+        started = time.time() - (time.monotonic() - began)
+        control = Contact(
+            job, started=started, address=address, token=token, command=command, **_identity(os.getpid())
+        )
+        self._directory, self._control = directory, control
+        self._entry: Path | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._announce, daemon=True)
+        # Where no thread may be started, the job isn't found; at its end, none needs to be.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
+
+    def withdraw(self) -> None:
+        """The job has ended."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(DISK_PATIENCE)
+
+    def _announce(self) -> None:
+        self._write()
+        self._over.wait()
+        self._remove()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            document = json.dumps({"schema": SCHEMA, **self._control._asdict()}) + "\n"
+            with self._directory.whole(CONTROL_FILE, 0o600) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(document.encode())
+        with contextlib.suppress(OSError):
+            if place := next(_lists(os.environ, make=True), None):
+                entry = place / f"{self._control.job}.json"
+                text = {
+                    "schema": SCHEMA,
+                    "job": self._control.job,
+                    "directory": str(self._directory.path),
+                    **_identity(self._control.pid),
+                }
+                new = entry.with_suffix(".new")
+                new.write_text(json.dumps(text) + "\n")
+                new.rename(entry)
+                self._entry = entry
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(CONTROL_FILE, dir_fd=self._directory.fd)
+        if self._entry:
+            with contextlib.suppress(OSError):
+                self._entry.unlink()
+
+
+def read_contact(directory: Path) -> Contact | None:
+    """What the job's ``control.json`` says; None where there is none, or none of ours."""
+    said = _read_json(directory / CONTROL_FILE) or {}
+    fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
+    kinds: dict[str, Any] = {"pid": int, "start": (str, NoneType), "started": (int, float), "command": list}
+    if not all(isinstance(value, kinds.get(name, str)) for name, value in fields.items()):
+        return None
+    return Contact(**{**fields, "command": [str(word) for word in fields["command"]]})
+
+
+def is_here(contact: Contact) -> bool:
+    """Whether the launcher was started on this host, and not in a container."""
+    return bool(contact.machine == _identity(0)["machine"])
+
+
+def is_gone(contact: Contact) -> bool:
+    """Whether the launcher is known to have ended, which it can't be of one on another host."""
+    here = _identity(contact.pid)
+    return bool(contact.machine == here["machine"] and contact.start != here["start"])
+
+
+def is_stopped(contact: Contact) -> bool:
+    """Whether the launcher is known to be stopped, by Ctrl-Z for instance, so that it answers nobody."""
+    if not is_here(contact) or is_gone(contact):
+        return False
+    try:
+        with open(f"/proc/{contact.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
+    """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
+    found = []
+    for place in _lists(environ):
+        for entry in place.glob("*.json"):
+            said = _read_json(entry)
+            if said is None or not isinstance(said.get("directory"), str):
+                continue
+            directory = Path(said["directory"])
+            if _is_gone(said, directory):
+                with contextlib.suppress(OSError):
+                    entry.unlink()
+            else:
+                found.append(directory)
+    return found
+
+
+def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
+    pid, machine = said.get("pid"), str(said.get("machine"))
+    here = _identity(pid if isinstance(pid, int) else 0)
+    if machine == here["machine"]:
+        return bool(here["start"] is None or said.get("start") != here["start"])
+    if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
+        return True  # it was before this host was started anew
+    # Of another host that shares the list, or of a container, the processes can't be seen.
+    try:
+        os.stat(directory / CONTROL_FILE)
+    except OSError as e:
+        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # else nobody knows
+    return False
+
+
+def _identity(pid: int) -> dict[str, Any]:
+    """What tells a process from another one of the same number, on this host or elsewhere."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            start = file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        start = None
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return {"host": socket.gethostname(), "machine": machine, "pid": pid, "start": start}
+
+
+def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
+    """Directories for the list, which are the user's alone: the first one that can be had is written to.
+
+    None is made in a directory of somebody else, which ``su`` leaves in the environment.
+    """
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
+    for parent in (environ.get("XDG_RUNTIME_DIR"), state):
+        if not parent or not os.path.isabs(parent):
+            continue
+        place = Path(parent, "cpulaunch", "jobs")
+        with contextlib.suppress(OSError):
+            if make and (parent == state or os.stat(parent).st_uid == os.geteuid()):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seen = os.lstat(place)
+            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+                yield place
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A file of ours; None where it is another user's, or holds something else."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+            seen = os.fstat(file.fileno())
+            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+                return None
+            said = json.loads(file.read(MAX_FILE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None

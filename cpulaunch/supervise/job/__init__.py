@@ -1,0 +1,1 @@
+"""The state machine of an attempt: events in, actions out.  Pure."""

@@ -1,0 +1,259 @@
+"""What ranks' agents say, and what follows from it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from signal import SIGKILL, SIGTERM
+
+from cpulaunch import messages, wire
+from cpulaunch.errors import STALLED_EXIT_CODE, HostError
+from cpulaunch.messages import KINDS, AgentMessage, Unknown
+from cpulaunch.supervise.job import ending, launch
+from cpulaunch.supervise.job import outcome as kinds
+from cpulaunch.supervise.job.causes import Candidate, says_host_is_lost
+from cpulaunch.supervise.job.events import Action, ActOnStall, HideStderr, Record, ReportStall, Write
+from cpulaunch.supervise.job.outcome import WITHOUT_A_WORD, Failure
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.job.state import State
+from cpulaunch.supervise.stalls.mismatch import Sides, aborted_by_gloo, is_about_others
+
+STDOUT = 1
+"""Its number among a program's streams."""
+
+NOTHING_LOADED = (
+    "neither cpulaunch.Checkpoint nor the Trainer or accelerate has loaded a saved state: unless the script "
+    "has loaded its own, it starts from the beginning"
+)
+"""Of a restarted job that makes steps."""
+
+
+def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> None:
+    state.arrivals.arrived(rank, state.now)
+    if not rank.state.final:
+        state.heartbeats.expect(rank, state.now)
+    if not here:
+        rank.clock = state.now - hello.at  # as long as nothing better is known
+        ask_time(state, rank)
+    entry = hello._asdict()
+    for name in ("rank", "salt", "proof"):
+        del entry[name]
+    state.log(rank.rank, "hello", entry)
+    if hello.version != messages.VERSION:
+        # The loop closes the connection, whereupon the agent ends its program.
+        state.move(rank, RankState.FAILED_TO_START)
+        error = (
+            f"the agent on {rank.host} speaks version {hello.version} of the control protocol, the "
+            f"launcher version {messages.VERSION}: install the same cpulaunch on all hosts"
+        )
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error)
+    elif state.end:
+        state.send(rank, state.end)  # which it has missed
+
+
+def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
+    state.heartbeats.heard(rank, state.now)
+    if isinstance(message, messages.Dump):
+        state.dumps.said(rank.rank, message)
+        if state.sides:
+            state.sides.dumped(rank, message)
+        about_stalls(state, state.stalls.dumped(rank, message, state.now))
+        return
+    if isinstance(message, messages.Beat):
+        rank.beats(message, state.now)
+        if message.steps and not state.steps and state.watching.restarts and rank.resumed_from is None:
+            state.tell(NOTHING_LOADED)
+        state.steps = max(state.steps, message.steps)
+        if state.clocks.outdated(rank, state.now):
+            ask_time(state, rank)
+        about_stalls(state, state.stalls.beat(rank, message, state.now))
+        return
+    if isinstance(message, messages.Steps):
+        if rows := state.telemetry.heard(rank, message):
+            state.actions.append(Record(rows))
+        return
+    if isinstance(message, messages.Output):
+        _printed(state, rank, message.stream, wire.unpack(message.data))
+        return
+    if isinstance(message, messages.TracePiece):
+        return
+    if isinstance(message, messages.Time):
+        state.clocks.learn(rank, message.at, state.now)
+        return
+    if isinstance(message, Unknown):
+        _unknown_kind(state, rank, message.kind)
+        return
+    state.log(rank.rank, KINDS[type(message)], message._asdict())
+    _goes_through(state, rank, message)
+
+
+def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
+    state.output_at = state.now
+    about_stalls(state, state.stalls.printed(rank, state.now))
+    state.actions.append(Write(rank.rank, stream, data))
+    if stream == STDOUT:
+        _note_problems(state, rank, state.metrics.feed(rank.rank, data))
+
+
+def _note_problems(state: State, rank: Rank, problems: Iterable[str]) -> None:
+    for problem in problems:
+        state.notes.add(rank, f"{state.watching.names.one(rank.rank)}{problem}", state.now)
+
+
+def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
+    """Something has happened to the rank that doesn't happen all the time."""
+    if isinstance(message, messages.Started):
+        rank.pid, rank.cores = message.pid, message.cores
+        state.move(rank, RankState.RUNNING)
+        about_stalls(state, state.stalls.started(rank, state.now))
+        for note in message.notes:
+            state.notes.add(rank, note, state.now)
+    elif isinstance(message, messages.Note):
+        state.notes.add(rank, message.note, state.now)
+    elif isinstance(message, messages.Resumed):
+        rank.resumed_from = message.step
+    elif isinstance(message, messages.Saved):
+        rank.saved = rank.saved or message.leaves
+        rank.has_made(message.step - (rank.resumed_from or 0))
+    elif isinstance(message, messages.Failure):
+        rank.raised = rank.raised or message
+        # Its traceback is shown at the end if it is the cause.
+        state.actions.append(HideStderr(rank.rank))
+        if says_host_is_lost(message.error):  # which may well be back before it counts as lost for us
+            for silent in state.silent(state.two_beats):
+                ending.lose(state, silent)
+        elif is_about_others(message.error):
+            _ask_for_sides(state, rank)
+        # The others needn't wait until it has printed its traceback and exited.
+        if not state.watching.go_on:
+            ending.end_others(state, spare=rank.rank)
+    elif isinstance(message, messages.Refused):
+        rank.tidy = True
+        state.move(rank, RankState.FAILED_TO_START)
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, message.error)
+        state.send(rank, messages.Release())
+    elif isinstance(message, messages.Exit):
+        _exited(state, rank, message)
+        state.send(rank, messages.Release())
+
+
+def ask_for_dumps(state: State, native: bool) -> None:
+    running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
+    _, sends = state.dumps.ask(running, native, state.now)
+    state.actions += sends
+
+
+def ask_time(state: State, rank: Rank) -> None:
+    state.clocks.asked(rank, state.now)
+    state.send(rank, messages.AskTime())
+
+
+def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
+    state.log(rank.rank, kind, {"unknown": True})
+    if kind not in state.unknown:
+        state.unknown.add(kind)
+        name = state.watching.names.one(rank.rank)
+        state.tell(f"{rank.host}: the agent of {name} sent an unknown kind of message, {kind!r}")
+
+
+def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
+    rank.tidy = True
+    rank.exit = end
+    if end.signal is None:  # else it may have been killed in the middle of a line
+        _note_problems(state, rank, state.metrics.finish(rank.rank))
+    if not end.own and end.code != 0:
+        state.move(rank, RankState.ENDED_BY_LAUNCHER)
+    else:
+        state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
+    if rank.candidate():
+        launch.blame(state)
+        if aborted_by_gloo(end):  # before the others have heard that it is gone
+            _ask_for_sides(state, rank)
+        _program_failed(state, rank)
+    about_stalls(state, state.stalls.ended(rank, state.now))
+
+
+def _program_failed(state: State, rank: Rank) -> None:
+    """The others are ended, or go on."""
+    if not state.watching.go_on:
+        ending.end_others(state)
+    elif not state.ending and (found := rank.candidate()):
+        why = found.failure.summary
+        if found.kind == kinds.STALLED:
+            why = found.failure.of(f"{state.watching.names.one(rank.rank)} on {rank.host}")
+        state.failures.add(rank, why, state.now)
+
+
+def _ask_for_sides(state: State, first: Rank) -> None:
+    if not state.watching.independent and not state.sides and not state.ending:
+        state.sides = Sides(state.ranks, first, state.now)
+        state.actions += state.sides.ask()
+
+
+def disconnected(state: State, rank: Rank, error: str) -> None:
+    if rank.state.final:
+        return
+    if state.ending:
+        state.move(rank, RankState.ENDED_BY_LAUNCHER)
+        return
+    state.move(rank, RankState.LOST)
+    if error:
+        why = f"the launcher can't understand its agent: {error}"
+        ending.mark_failed(state, rank, kinds.ERROR, 1, why)
+        return
+    # The kernel closed the connection, so the host is alive and the agent is not.
+    failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
+    rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
+    launch.blame(state)
+    if state.watching.go_on:
+        _program_failed(state, rank)
+    else:
+        ending.end_ranks(state, SIGTERM)
+
+
+def look_for_silence(state: State) -> None:
+    """Hosts that aren't heard any more are lost."""
+    lost = {rank.host for rank in state.silent(state.watching.heartbeat_timeout)}
+    for rank in state.silent(state.two_beats) if lost else ():
+        if rank.host in lost:  # those beside it may be due a moment later
+            ending.lose(state, rank)
+
+
+def about_stalls(state: State, actions: Sequence[Action]) -> None:
+    if state.ending:
+        return
+    state.actions += [action for action in actions if not isinstance(action, ActOnStall)]
+    for action in actions:
+        if isinstance(action, ReportStall):
+            fields = asdict(replace(action.stall, **ending.when(state, action.stall)))
+            first = None if action.explanation.mutual else next(iter(action.stall.ranks), None)
+            state.log(first, "stall", {"lasted": fields.pop("seconds"), **fields})
+        elif isinstance(action, ActOnStall):
+            _end_stalled(state, action)
+
+
+def _end_stalled(state: State, action: ActOnStall) -> None:
+    stall, explanation = action
+    first = None if explanation.mutual else next(iter(stall.ranks), None)
+    failure = Failure(
+        first,
+        None if first is None else stall.host,
+        error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
+        file=None if explanation.mutual else stall.file,
+        line=None if explanation.mutual else stall.line,
+        note="\n".join(explanation.lines) or None,
+        disagree=explanation.disagree,
+        ranks=stall.ranks,
+        advice=explanation.advice or None,
+    )
+    # Where none is to blame, some rank has to keep it.
+    rank = state.ranks[first or 0]
+    rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
+    left = [each for each in state.ranks if not each.state.final]
+    if all(each.beat and each.beat.leaving for each in left):
+        which = state.watching.names.several(each.rank for each in left)
+        state.tell(f"ending {which}, of which the scripts have finished: what keeps them running is cut off")
+    if state.watching.go_on:
+        state.send(rank, messages.End(int(SIGTERM), state.watching.grace_period, failed=True))
+    else:
+        ending.end_ranks(state, SIGTERM)

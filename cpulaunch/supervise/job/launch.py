@@ -1,0 +1,107 @@
+"""The launcher's own processes, and ranks that are missed because of them; pure."""
+
+from __future__ import annotations
+
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.supervise.job import ending
+from cpulaunch.supervise.job import outcome as kinds
+from cpulaunch.supervise.job.outcome import WITHOUT_A_WORD, Failure, signal_name
+from cpulaunch.supervise.job.processes import SETTLE
+from cpulaunch.supervise.job.rank import RankState
+from cpulaunch.supervise.job.state import State
+
+
+def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
+    """Processes may have said that a rank can't be started."""
+    if not state.arrivals or (found := state.processes.start_failure(ended=ended)) is None:
+        return
+    rank = state.arrivals.first(found.host)
+    if rank.failed is None:
+        where = f" on {found.host}" if found.host else ""
+        error = f"it couldn't be started{where}: {found.why}"
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error, state.started)
+
+
+def look_for_lost_hosts(state: State) -> None:
+    """A batch system knows of hosts that have failed before we miss them, and ends what runs on others."""
+    for host in state.processes.lost_hosts:
+        for rank in state.ranks:
+            if rank.host == host and (rank.failed is None or rank.failed.kind != kinds.NODE_LOST):
+                error = f"the batch system says that {host} has failed, or was set down"
+                ending.mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, state.started)
+
+
+def process_ended(state: State, number: int, code: int) -> None:
+    state.processes.end(number, code, state.now)
+    if state.watching.launcher.agents_are_children:
+        state.arrivals.agent_ended(number, state.now)
+    blame(state)
+
+
+def blame(state: State) -> None:
+    """Agents that end with an mpiexec that somebody kills haven't failed themselves."""
+    signal = state.processes.killed_by
+    if signal is None or state.watching.launcher.agents_are_children:
+        return
+    mpiexec = state.watching.command.rpartition("/")[2]
+    error = f"{mpiexec} got {signal_name(signal)}, not from us, and its agent ended with it"
+    for rank in state.ranks:
+        found = rank.candidate()
+        if not found or state.now > found.at + SETTLE:
+            continue
+        if found.by_signal or found.failure.error == WITHOUT_A_WORD:
+            failure = Failure(rank.rank, rank.host, signal=signal, error=error)
+            rank.failed = found._replace(exit_code=128 + signal, failure=failure)
+
+
+def not_started(state: State, first: int) -> None:
+    """There are no ranks from ``first`` on, nor processes."""
+    for rank in state.ranks[first:]:
+        rank.tidy = True
+        state.arrivals.expect_no_more(rank)
+        state.move(rank, RankState.FAILED_TO_START)
+    state.processes.no_more_than(first, state.now)
+
+
+def look(state: State) -> None:
+    """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
+    ended_at = state.processes.ended_at
+    if ended_at is None or state.now < ended_at + SETTLE:
+        return
+    if not state.ending:
+        look_for_a_failed_start(state, ended=True)
+    if not state.ending:
+        _processes_ended_early(state)
+    if not state.ranks_end_by_themselves:
+        ending.finish(state)
+
+
+def _processes_ended_early(state: State) -> None:
+    there = [rank for rank in state.ranks if not rank.state.final]
+    if state.processes.unreached:
+        for rank in there:
+            state.move(rank, RankState.NOT_WATCHED)
+    elif there and (signal := state.processes.killed_by) and state.watching.launcher.ranks_outlive_it:
+        error = f"{state.watching.command.rpartition('/')[2]} got {signal_name(signal)}, not from us"
+        ending.mark_failed(state, there[0], kinds.SIGNAL, 128 + signal, error)
+    elif there:
+        error = (
+            f"{state.watching.command} ended with code {state.processes.exit_code} "
+            f"before {len(there)} of {len(state.ranks)} ranks had reported"
+        )
+        ending.mark_failed(state, there[0], kinds.START_FAILED, HostError.exit_code, error)
+
+
+def look_for_the_missing(state: State) -> None:
+    """Ranks that have never said hello, though their agent has ended, or others did long ago."""
+    if not state.may_be_missing:
+        return
+    if rank := state.arrivals.without_agent(state.now):
+        state.move(rank, RankState.FAILED_TO_START)
+        why = "its agent ended before it said hello"
+        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, why)
+        return
+    timeout = state.watching.heartbeat_timeout
+    if state.arrivals.overdue(timeout, state.now):
+        why = f"no sign of life within {timeout:.0f} s of the last rank's that has come"
+        ending.mark_failed(state, state.arrivals.first(), kinds.START_FAILED, HostError.exit_code, why)

@@ -1,0 +1,93 @@
+"""Lines for people about many ranks: notes of agents, and failures while others go on.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.supervise.job.rank import Rank
+from cpulaunch.wording import shortened
+
+MOMENT = 0.5
+"""Seconds in which other ranks say the same, or fail for the same reason."""
+
+START = 5.0
+"""The same while ranks have yet to start: those of a thousand hosts do so one after the other."""
+
+_OF_RANK = re.compile(rf"(?:{RANKS.noun}|{INSTANCE}) \d+\b(?P<what>.*)", re.DOTALL)
+
+
+class Notes:
+    """Notes that wait for their like."""
+
+    def __init__(self, names: Names = RANKS) -> None:
+        self._names = names
+        self._waiting: dict[tuple[bool, str], list[Rank]] = {}
+        self._since = 0.0
+
+    def add(self, rank: Rank, note: str, now: float) -> None:
+        """A note that begins with the name of its rank is the same as another's that goes on alike."""
+        if not self._waiting:
+            self._since = now
+        of_rank = _OF_RANK.fullmatch(note)
+        self._waiting.setdefault((True, of_rank["what"]) if of_rank else (False, note), []).append(rank)
+
+    def take(self, now: float, *, starting: bool = False) -> list[str]:
+        """The lines for those that have waited long enough."""
+        return self.take_all() if now >= self._since + (START if starting else MOMENT) else []
+
+    def take_all(self) -> list[str]:
+        waiting, self._waiting = self._waiting, {}
+        return [_line(*key, ranks, self._names) for key, ranks in waiting.items()]
+
+
+def _line(of_rank: bool, what: str, ranks: list[Rank], names: Names) -> str:
+    hosts = shortened(list(dict.fromkeys(rank.host for rank in ranks)))
+    if not of_rank:
+        return f"{hosts}: {what}"
+    numbers = {rank.rank for rank in ranks}
+    if len(numbers) > 1 and what.startswith(" was "):
+        what = what.replace(" was ", " were ", 1)
+    return f"{hosts}: {names.several(numbers)}{what}"
+
+
+class Failures:
+    """Failures that haven't been told of yet."""
+
+    def __init__(self, ranks: Sequence[Rank], names: Names) -> None:
+        self._ranks, self._names = ranks, names
+        self._waiting: dict[str, list[Rank]] = {}
+        self._since = 0.0
+        self._told = False
+
+    def add(self, rank: Rank, why: str, now: float) -> None:
+        """``rank`` has failed by itself."""
+        if not self._waiting:
+            self._since = now
+        self._waiting.setdefault(why, []).append(rank)
+
+    def take(self, now: float) -> list[str]:
+        """The lines for those that have waited long enough."""
+        return list(self._lines()) if self._waiting and now >= self._since + MOMENT else []
+
+    def take_all(self) -> list[str]:
+        """The lines at the job's end, where a box shows how the first one has failed: none for it alone."""
+        return list(self._lines()) if self._told or len(self._waiting) > 1 else []
+
+    def _lines(self) -> Iterator[str]:
+        waiting, self._waiting = self._waiting, {}
+        self._told = True
+        others = self._others(sum(map(len, waiting.values())))
+        for number, (why, ranks) in enumerate(waiting.items(), 1):
+            hosts = shortened(list(dict.fromkeys(rank.host for rank in ranks)))
+            last = others if number == len(waiting) else ""
+            yield f"{self._names.several(rank.rank for rank in ranks)} on {hosts} failed: {why}{last}"
+
+    def _others(self, failed: int) -> str:
+        """Whether any goes on, beside so many that have just failed."""
+        left = sum(not rank.state.final and not rank.candidate() for rank in self._ranks)
+        if not left:
+            return ""
+        which = str(left) if left < len(self._ranks) - failed else "the"
+        return f"; {which} other{'s go' if left > 1 else ' goes'} on"

@@ -1,0 +1,196 @@
+"""What the launcher knows of one rank, and how that rank failed, if it did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+from cpulaunch import messages
+from cpulaunch.model.names import Names
+from cpulaunch.supervise.job import outcome as kinds
+from cpulaunch.supervise.job.causes import Candidate
+from cpulaunch.supervise.job.outcome import AttemptOutcome, Failure
+from cpulaunch.wording import shortened
+
+
+class RankState(Enum):
+    """How far a rank has come.  From a final state, it goes to no other that isn't final."""
+
+    NOT_STARTED = auto()
+    RUNNING = auto()
+    FAILED_TO_START = auto()  # or its agent ended the program, which was not where it should be
+    EXITED = auto()
+    SIGNALED = auto()
+    ENDED_BY_LAUNCHER = auto()
+    KILLED_BY_LAUNCHER = auto()
+    LOST = auto()
+    NOT_WATCHED = auto()  # its agent could not reach the launcher
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more is expected of the rank."""
+        return self not in (RankState.NOT_STARTED, RankState.RUNNING)
+
+
+_STATUS = {
+    RankState.NOT_STARTED: "not started",
+    RankState.RUNNING: "running",
+    RankState.FAILED_TO_START: "not started",
+    RankState.EXITED: "exit {code}",
+    RankState.SIGNALED: "signal {signal}",
+    RankState.ENDED_BY_LAUNCHER: "ended by launcher",
+    RankState.KILLED_BY_LAUNCHER: "killed by launcher",
+    RankState.LOST: "lost",
+    RankState.NOT_WATCHED: "not watched",
+}
+
+
+@dataclass
+class Rank:
+    """One rank.  Times are in seconds, on the launcher's clock.
+
+    ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
+    that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
+    no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and ``rates``
+    are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit``
+    are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
+    that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
+    ``over_at``: it came to a final state then.  ``steps`` of an optimizer are known to have been made; None
+    where none could be seen.
+    """
+
+    rank: int
+    host: str
+    state: RankState = RankState.NOT_STARTED
+    heard_at: float = 0.0  # once it was heard at all
+    clock: float = 0.0
+    asked_at: float = inf
+    ask_again: float = 0.0
+    measured_at: float | None = None
+    round_trip: float = 0.0
+    beat: messages.Beat | None = None
+    beat_at: float = 0.0
+    rated: tuple[messages.Beat, float] | None = None
+    rates: tuple[float, float] | None = None
+    pid: int | None = None
+    cores: str | None = None
+    raised: messages.Failure | None = None
+    exit: messages.Exit | None = None
+    resumed_from: int | None = None
+    saved: bool = False
+    failed: Candidate | None = None
+    tidy: bool = False
+    over_at: float | None = None
+    steps: int | None = None
+
+    def has_made(self, steps: int) -> None:
+        """Its program is known to have made so many steps, or more."""
+        self.steps = max(self.steps or 0, steps)
+
+    def beats(self, beat: messages.Beat, now: float) -> None:
+        """Its agent has said how far its program is."""
+        self.beat, self.beat_at = beat, now
+        if beat.keeps_ledger:
+            self.has_made(beat.steps)
+        before, since = self.rated or (beat, now)
+        if (seconds := now - since) >= RATED_OVER:  # where somebody asks, two come at once
+            done = beat.steps - before.steps, beat.collectives - before.collectives
+            self.rates = done[0] / seconds, done[1] / seconds
+        if self.rated is None or seconds >= RATED_OVER:
+            self.rated = beat, now
+
+    @property
+    def last_dump(self) -> messages.Dump | None:
+        """What is known of what its program had called when it ended."""
+        if self.exit is None or self.exit.groups is None:
+            return None
+        threads = self.exit.threads
+        program = [{"pid": self.pid, "threads": threads}] if threads else []
+        return messages.Dump(0, self.exit.at, self.exit.groups, program, "")
+
+    @property
+    def status(self) -> str:
+        """The state in words, as in ``outcome.json``."""
+        words = _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
+        ended = self.state in (RankState.ENDED_BY_LAUNCHER, RankState.KILLED_BY_LAUNCHER)
+        if ended and self.raised and not self.raised.by_launcher:
+            # It had failed by itself, and then waited, for processes that it had started for instance.
+            return f"raised {self.raised.error.partition(':')[0]}, {words}"
+        return words
+
+    def candidate(self) -> Candidate | None:
+        """How it failed by itself, if it did."""
+        if self.failed:
+            return self.failed
+        own = self.exit if self.exit and self.exit.own else None
+        if self.raised and not self.raised.by_launcher:
+            return self._exception(self.raised, own)
+        return self._end(own) if own else None
+
+    def _exception(self, raised: messages.Failure, own: messages.Exit | None) -> Candidate:
+        code = 1
+        if own:
+            code = 128 + own.signal if own.signal else own.code or 1
+        failure = Failure(
+            self.rank,
+            self.host,
+            exit_code=code,
+            error=raised.error,
+            file=raised.file,
+            line=raised.line,
+            traceback=raised.traceback or None,
+            advice=raised.hint or None,
+        )
+        return Candidate(raised.at + self.clock, kinds.ERROR, code, failure)
+
+    def _end(self, own: messages.Exit) -> Candidate | None:
+        at, by_signal = own.at + self.clock, own.by_signal != 0
+        if own.signal is not None:
+            failure = Failure(self.rank, self.host, signal=own.signal, note=own.note)
+            return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
+        if own.code:
+            failure = Failure(
+                self.rank, self.host, exit_code=own.code, note=own.note, unexplained=own.unexplained
+            )
+            return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
+        return None
+
+
+RATED_OVER = 1.0
+"""Seconds of which a rate is taken at least."""
+
+LONG_WAIT = 2.0
+"""Seconds from which on a restart says what was waited for."""
+
+
+def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> list[str]:
+    """What was waited for since the ranks were to end: the last ones, where it took long."""
+    if end_at is None:
+        return []
+    took = {rank.rank: (rank.over_at - end_at, rank.host) for rank in ranks if rank.over_at is not None}
+    slow = {number: host for number, (seconds, host) in took.items() if seconds > LONG_WAIT}
+    if not slow:
+        return []
+    hosts = shortened(list(dict.fromkeys(slow.values())))
+    seconds = max(seconds for seconds, _ in took.values())
+    return [f"{seconds:.0f} s until {names.several(slow)} on {hosts} had ended"]
+
+
+def attempt_outcome(
+    ranks: Collection[Rank], kind: str, seconds: float, ended_after: float, waited: Sequence[str]
+) -> AttemptOutcome:
+    """How an attempt of these ``ranks`` has ended."""
+    hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+    resumed = [rank.resumed_from for rank in ranks if rank.resumed_from is not None]
+    steps = [rank.steps for rank in ranks if rank.steps is not None]
+    return AttemptOutcome(
+        kind,
+        round(seconds, 3),
+        hosts,
+        min(resumed, default=None),
+        max(steps, default=None),
+        round(ended_after, 3),
+        tuple(waited),
+    )

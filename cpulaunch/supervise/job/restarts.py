@@ -1,0 +1,149 @@
+"""Whether a job that has failed is started again, and which hosts it then does without.  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from cpulaunch.errors import UsageError
+from cpulaunch.supervise.job import outcome as kinds
+from cpulaunch.supervise.job.causes import is_consequence
+from cpulaunch.supervise.job.outcome import Failure, Outcome
+
+ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
+
+LOST = "lost"
+"""The status of a rank whose host is gone."""
+
+EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
+
+USAGE_ERROR = f"{UsageError.__module__}.{UsageError.__qualname__}: "
+"""How a traceback begins the line of what the script can't do with cpulaunch."""
+
+TWICE = 2
+"""A host that has brought the job down so often is avoided."""
+
+SHELLS_SIGNALS = range(128 + 1, 128 + 65)
+"""Exit codes by which a shell says that its program got a signal."""
+
+
+class Rules(NamedTuple):
+    """What the user has asked for.
+
+    ``max_restarts`` without progress; ``on`` which causes; ``always``: before the first step, too;
+    ``stalls``: after a stall, too.  ``python``: the program is one.
+    """
+
+    max_restarts: int = 0
+    on: str = ON_FAILURE
+    always: bool = False
+    stalls: bool = False
+    python: bool = True
+
+
+class Verdict(NamedTuple):
+    """Whether the job is started ``again``, and if not, ``why`` not, where that is worth a line.
+
+    ``avoid`` are hosts that it should do without, and ``unusable`` those that it can't be started on.
+    """
+
+    again: bool
+    why: str = ""
+    avoid: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
+
+
+class Restarts:
+    """The restarts of one job.  ``count`` is how many there were, ``used`` those without progress since."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.count = self.used = 0
+        self._furthest = 0  # the step that any attempt has come to
+        self._sees_steps = False  # whether any attempt had steps that could be seen
+        self._failures: Counter[str] = Counter()
+        self._lost: set[str] = set()
+
+    def judge(self, outcome: Outcome) -> Verdict:
+        """What follows an attempt that has ended so.  To be called once for each, in order."""
+        self._note_progress(outcome)
+        self._note_hosts(outcome)
+        if outcome.kind in (kinds.OK, kinds.INTERRUPTED):
+            return Verdict(False)
+        if self.rules.max_restarts == 0 or self.rules.on == ON_NEVER:
+            return Verdict(False)
+        if why := self._why_not(outcome):
+            return Verdict(False, why)
+        self.count, self.used = self.count + 1, self.used + 1
+        twice = {host for host, times in self._failures.items() if times >= TWICE}
+        failure = outcome.first_failure
+        unusable = {failure.host} if failure and failure.host and outcome.kind == kinds.START_FAILED else ()
+        return Verdict(True, "", frozenset(self._lost | twice), frozenset(unusable))
+
+    @property
+    def counted(self) -> str:
+        """Which restart this is, in words."""
+        allowed = self.rules.max_restarts
+        if self.used == self.count:
+            return f"restart {self.count} of {allowed}"
+        return f"restart {self.count} ({self.used} of {allowed} since its last progress)"
+
+    # ---- what has happened
+
+    def _note_progress(self, outcome: Outcome) -> None:
+        reached = outcome.attempts[-1].reached
+        if reached is None:
+            return
+        self._sees_steps = True
+        if outcome.attempts[-1].steps and reached > self._furthest:
+            self._furthest, self.used = reached, 0
+
+    def _note_hosts(self, outcome: Outcome) -> None:
+        failure = outcome.first_failure
+        if outcome.kind == kinds.NODE_LOST:
+            self._lost |= {rank.host for rank in outcome.ranks if rank.status == LOST}
+        elif failure and failure.host and _is_the_hosts(outcome.kind, failure):
+            self._failures[failure.host] += 1
+
+    # ---- why not
+
+    def _why_not(self, outcome: Outcome) -> str:
+        if why := self._cause(outcome.kind, outcome.first_failure):
+            return why
+        if self._sees_steps and not self._furthest and not self.rules.always:
+            return "it failed before its first step, and may do so each time; --restart-always restarts it"
+        if self.used >= self.rules.max_restarts:
+            allowed = self.rules.max_restarts
+            return f"it was restarted {allowed} time{'s' if allowed > 1 else ''} without getting further"
+        return ""
+
+    def _cause(self, kind: str, failure: Failure | None) -> str:
+        """Why this cause keeps the job from being started again; empty where it doesn't."""
+        if kind == kinds.STALLED:
+            return "" if self.rules.stalls else "--stall-action abort ends a stalled job for good"
+        if kind == kinds.START_FAILED:
+            return "" if self.count else "what can't be started couldn't be the next time"
+        if failure is None:
+            return "its ranks were not watched"
+        if kind == kinds.ERROR and (failure.error or "").startswith(USAGE_ERROR):
+            return "this error would come back"
+        if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
+            return ""
+        if kind == kinds.ERROR:
+            return "" if _is_network(failure) else EXCEPTION
+        shells = not self.rules.python and failure.exit_code in SHELLS_SIGNALS
+        if failure.unexplained or shells:
+            return ""
+        return f"a rank chose exit code {failure.exit_code}; --restart-on error restarts it after that, too"
+
+
+def _is_the_hosts(kind: str, failure: Failure) -> bool:
+    """Whether the rank's host may have to do with it, which isn't so where mpiexec got the signal."""
+    if kind == kinds.SIGNAL:
+        return failure.error in (None, kinds.WITHOUT_A_WORD)
+    return kind in (kinds.EXIT, kinds.STALLED)
+
+
+def _is_network(failure: Failure) -> bool:
+    """Whether an exception says that connections failed, though no other rank had ended before."""
+    return is_consequence(failure.error) and failure.note is None and failure.advice is None

@@ -1,0 +1,1 @@
+"""The ranks' output, the files of a job's directory, and the terminal."""

@@ -1,0 +1,204 @@
+"""How a job failed, for people: the first failure in a box, then a line on the others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from cpulaunch.errors import SAVED_EXIT_CODE
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.supervise.job.outcome import (
+    INTERRUPTED,
+    NODE_LOST,
+    STALLED,
+    START_FAILED,
+    Failure,
+    Outcome,
+    signal_name,
+)
+from cpulaunch.supervise.output.box import box
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.supervise.output.lines import SEPARATOR
+from cpulaunch.wording import counted, shown_path
+
+MEANING = {
+    4: "illegal instruction: built for another CPU?",
+    6: "aborted: a library gave up",
+    7: "bus error: /dev/shm full?",
+    8: "arithmetic error",
+    9: "killed",
+    11: "invalid memory access",
+    15: "ended by another program or the batch system",
+}
+TITLES = {
+    NODE_LOST: "host {0.host} was lost",
+    START_FAILED: "{1} on {0.host} was not started",
+}
+NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
+"""The title where a program has run before it was found elsewhere than planned."""
+
+FATAL = "Fatal Python error: "
+"""How faulthandler's report begins."""
+
+THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n  what\(\):  ((?:.|\n)*)\Z")
+"""What C++ says before it, of an exception that nobody has caught."""
+
+OWN_THREAD = re.compile(
+    r'Thread 0x.*\n(?:  File .*\n)*  File ".*/cpulaunch/(?:runtime|ccl)/.*\n'
+    r'(?:  File ".*/threading\.py", .*\n)+\n?'
+)
+"""A thread in it that cpulaunch has started."""
+
+BEFORE_ABORT = re.compile(
+    r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/observe/abort\.py", .*\n)+(\n)?'
+)
+"""Where cpulaunch looks before C++ aborts it; a thread of gloo's has no other frames of Python."""
+
+WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/observe/(?:communication|ledger|mirror)\.py", .*\n')
+"""A frame of ours around a function of torch's, which the program has called."""
+
+OURS = "cpulaunch/agent/"
+"""Where the frames of ours are that run the user's program."""
+
+MAX_LINES = 40
+"""Lines of a traceback in the box; the log has all."""
+
+LAST_LINES = 8
+"""Lines of its log that are shown of a rank that gave no reason."""
+
+TAIL = 64 << 10
+"""Bytes of a log in which those are looked for."""
+
+
+def failure_report(
+    outcome: Outcome,
+    directory: JobDirectory | None,
+    last_output: Callable[[int], bytes],
+    names: Names = RANKS,
+) -> str:
+    """What to show of a job that didn't end well.
+
+    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.  ``names`` are
+    what ranks are called.
+    """
+    failure = outcome.first_failure
+    if failure and outcome.kind == STALLED:  # which was shown in a box of its own
+        return _stalled(failure, outcome, names)
+    if failure is None or failure.rank is None:
+        if outcome.kind == INTERRUPTED:
+            saved = "; its state is saved, so the same command goes on from there"
+            early = "; it had made no step, so nothing is lost if it is started again"
+            more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
+            return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"
+        return f"cpulaunch: the job ended with exit code {outcome.exit_code}\n"
+    name = names.one(failure.rank)
+    title, head = _title(outcome, failure, name), []
+    others = "; ".join(_others(outcome, failure.rank, names))
+    kept = last_output(failure.rank)
+    log = names.log(failure.rank)
+    if failure.disagree:
+        title = f"{failure.text}, and {title}"
+    elif failure.text:  # it is about others
+        title, head = failure.text, (failure.note or "").splitlines()
+        head += ["", f"{name} on {failure.host} failed then:"]
+        failure = replace(failure, note=None)
+    story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
+    return box(title, [*head, *story]) + (f"cpulaunch: {others}\n" if others else "")
+
+
+def _title(outcome: Outcome, failure: Failure, name: str) -> str:
+    has_run = any(rank.pid is not None for rank in outcome.ranks if rank.rank == failure.rank)
+    title = TITLES.get(outcome.kind, "{1} on {0.host} failed first")
+    if outcome.kind == START_FAILED and has_run:
+        title = NOT_AS_PLANNED
+    return title.format(failure, name)
+
+
+def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
+    if names.noun != INSTANCE or failure.rank is None:
+        return f"cpulaunch: the job was ended: {failure.error}\n"
+    others = "; ".join(_others(outcome, failure.rank, names))
+    who = f"{names.one(failure.rank)} on {failure.host}"
+    line = f"cpulaunch: {who} was ended: {failure.of(who)}\n"
+    return line + (f"cpulaunch: {others}\n" if others else "")
+
+
+def _story(
+    failure: Failure, directory: JobDirectory | None, log: str, kept: bytes, *, said_nothing: bool
+) -> Iterator[str]:
+    """``said_nothing``: what its log has is from earlier attempts."""
+    logged = None if directory is None else _tail(directory, log)
+    # Where the disk was full, or has hung, the log lacks the end.
+    said = logged if logged and logged.endswith(kept) and not said_nothing else kept
+    _, earlier, words_of_this = said.rpartition(SEPARATOR)
+    words = (words_of_this.partition(b"\n")[2] if earlier else words_of_this).decode(errors="replace")
+    if failure.signal is not None:
+        meaning = MEANING.get(failure.signal)
+        yield signal_name(failure.signal) + (f" ({meaning})" if meaning else "")
+    elif failure.error is None:
+        yield f"exit code {failure.exit_code}"
+    if failure.error:
+        yield failure.error
+    if failure.file:
+        yield f"at {failure.file}:{failure.line}"
+    if failure.note:
+        yield from failure.note.splitlines()
+    if failure.advice:
+        yield from failure.advice.splitlines()
+    if failure.traceback:
+        lines = failure.traceback.rstrip().splitlines()
+        if lines[-1] == failure.error:  # the box begins with it
+            del lines[-1]
+        if lines:
+            yield ""
+        yield from _shortened(lines)
+    elif (failure.error is None or failure.signal is not None) and (last := _last_words(words)):
+        yield from ("",) if any(line.startswith(FATAL) for line in last) else ("", "Its last output:")
+        yield from _shortened(last)
+    if directory is not None and logged is not None:
+        yield ""
+        code = f"exit code {failure.exit_code} · " if failure.error and failure.exit_code is not None else ""
+        yield f"{code}log: {shown_path(directory.path / log)}"
+
+
+def _tail(directory: JobDirectory, log: str) -> bytes | None:
+    """The end of a rank's log; None where it has none."""
+    try:
+        with open(directory.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb") as f:
+            f.seek(max(0, f.seek(0, 2) - TAIL))
+            return f.read()
+    except OSError:
+        return None
+
+
+def _last_words(text: str) -> list[str]:
+    """The report of a native crash, else the last lines that the rank said."""
+    before, fatal, after = text.rpartition(FATAL)
+    if fatal:
+        report = OWN_THREAD.sub("", (fatal + after).partition("\n\nExtension modules: ")[0])
+        report = BEFORE_ABORT.sub(lambda found: "" if found[2] else found[1], report)
+        lines = WRAPPER.sub("", report).rstrip().splitlines()
+        while len(lines) > 1 and OURS in lines[-1]:
+            del lines[-1]
+        thrown = THROWN.search(before.rstrip())
+        return [*f"{thrown[1]}: {thrown[2]}".splitlines(), "", *lines] if thrown else lines
+    return [line.rpartition("\r")[2] for line in text.rstrip().splitlines()[-LAST_LINES:]]
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    if len(lines) <= MAX_LINES:
+        return lines
+    head = MAX_LINES // 4
+    tail = MAX_LINES - head - 1
+    return [*lines[:head], f"… {len(lines) - head - tail} lines …", *lines[-tail:]]
+
+
+def _others(outcome: Outcome, first: int, names: Names) -> Iterator[str]:
+    others = sorted((rank for rank in outcome.ranks if rank.rank != first), key=lambda r: r.status)
+    for status, group in groupby(others, key=lambda r: r.status):
+        numbers = CoreSet(names.number(rank.rank) for rank in group)
+        yield f"{counted(len(numbers), f'other {names.noun}')} ({numbers}): {status}"

@@ -1,0 +1,219 @@
+"""What goes into the job's directory, and the ranks' output on the screen, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.supervise.output.folding import (
+    MAX_FOLDED,
+    MOMENT,
+    Fold,
+    ShownLines,
+    WithoutFigures,
+    folded,
+    prefixed,
+)
+from cpulaunch.supervise.output.logs import Logs
+from cpulaunch.supervise.output.terminal import Screen
+from cpulaunch.supervise.telemetry.rows import Sink
+
+if TYPE_CHECKING:
+    from cpulaunch.config.settings import AllOrNone
+
+KEPT = 1 << 11
+"""Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
+
+
+LAUNCHER_LOG = "launcher.log"
+
+SEPARATOR = b"\n==== cpulaunch: restart "
+"""How the line begins in a log that stands between two attempts."""
+
+ORDER = "output.order"
+"""The file that says in which order the ranks have printed: a line with the second, rank, stream and number
+of bytes for each piece.  The stream of the line between two attempts is 0."""
+
+
+def shown_ranks(
+    tee: CoreSet | AllOrNone, world_size: int, *, strict: bool = True, names: Names = RANKS
+) -> frozenset[int]:
+    """The ranks that ``tee``, a value of the setting ``output.tee``, names.
+
+    ``strict``: ConfigError where there aren't as many; else those that there are.
+    """
+    everybody = frozenset(range(world_size))
+    if not isinstance(tee, CoreSet):
+        return everybody if tee == "all" else frozenset()
+    ranks = frozenset(number - names.first for number in tee)
+    if strict and not ranks <= everybody:
+        hint = f"leave it out to see the output of all {names.noun}s"
+        raise ConfigError(f"--tee {tee}: {names.all_of(world_size)}", hint=hint, part=str(tee))
+    return ranks & everybody
+
+
+class Console(NamedTuple):
+    """What a job is shown by.
+
+    ``directory`` is the job's, where its files go; ``tell`` gets lines for the user, with ``verbose`` one for
+    each event.  ``telemetry`` is where rows about its steps go.
+    """
+
+    directory: JobDirectory
+    output: Output
+    tell: Callable[[str], None]
+    verbose: bool = False
+    telemetry: Sequence[Sink] = ()
+
+
+class Output:
+    """Takes the ranks' output as it comes, in pieces, and never blocks.
+
+    Each rank's log has its bytes unchanged.  On the screen, lines of several ranks get the prefix
+    ``[rank] `` and never mix; with ``fold``, equal ones of many ranks in a moment become one.  Of a line
+    that is drawn over and over the last state is shown.  Those of a single shown rank pass as they are.
+    """
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        shown: frozenset[int],
+        screen: Screen,
+        warn: Callable[[str], None],
+        *,
+        fold: bool = False,
+        names: Names = RANKS,
+    ) -> None:
+        self.screen, self._names = screen, names
+        self._shown, self._logs = shown, Logs(directory, warn)
+        self._lines = ShownLines()
+        self._without: dict[int, WithoutFigures] | None = None
+        self._hidden: set[tuple[int, int]] = set()
+        self._last: dict[int, bytes] = {}
+        self._restart, self._began = 0, time.monotonic()
+        self._separated: set[str] = set()  # logs that say so
+        self._fold = Fold() if fold else None
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
+        if self._begins_anew(self._names.log(rank)):
+            self._log(rank, 0, self._separator())
+        self._log(rank, stream, data)
+        self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
+        if rank not in self._shown or (rank, stream) in self._hidden:
+            return
+        if stream == 1 and self._without is not None:
+            data = self._without.setdefault(rank, WithoutFigures()).feed(data)
+        if data:
+            self._put(rank, stream, data)
+
+    def _put(self, rank: int, stream: int, data: bytes) -> None:
+        if len(self._shown) == 1:
+            self.screen.put(stream, data)
+            return
+        lines = self._lines.feed(rank, stream, data, time.monotonic())
+        self._show(rank, stream, lines)
+
+    def leave_out_figures(self) -> None:
+        """Lines on stdout that state figures go into the logs alone."""
+        self._without = {}
+
+    def restart(self, number: int, shown: frozenset[int]) -> None:
+        """Another attempt begins, of which these ranks are shown."""
+        self._restart, self._shown = number, shown
+        self._separated, self._last = set(), {}
+
+    def launcher_said(self, data: bytes) -> None:
+        """Output of the launcher's own processes."""
+        if self._begins_anew(LAUNCHER_LOG):
+            self._logs.append(LAUNCHER_LOG, self._separator(), private=True)
+        self._logs.append(LAUNCHER_LOG, data, private=True)  # environments, perhaps
+
+    def hide(self, rank: int, stream: int) -> None:
+        """Show nothing more of it; the log goes on."""
+        self._hidden.add((rank, stream))
+        self._lines.forget(rank, stream)
+        if stream == 1 and self._without:
+            self._without.pop(rank, None)
+
+    def finish(self, rank: int) -> None:
+        """The rank has ended: show what has no line end, and close its log, until it is started anew."""
+        if self._without and (held := self._without.pop(rank, WithoutFigures()).finish()):
+            self._put(rank, 1, held)
+        for stream in (1, 2):
+            self._show(rank, stream, self._lines.finish(rank, stream))
+            self._hidden.discard((rank, stream))
+        self._logs.finish(self._names.log(rank))
+
+    def last_output(self, rank: int) -> bytes:
+        """The last ``KEPT`` bytes that the rank has said."""
+        return self._last.get(rank, b"")
+
+    def keep_whole(self, name: str, data: bytes) -> None:
+        """Let ``data`` be the file ``name`` of the job's directory: all of it, or none."""
+        self._logs.write_whole(name, data)
+
+    def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
+        """Append to the file ``name`` of the job's directory.  ``private``: nobody else may read it."""
+        self._logs.append(name, data, private=private)
+
+    @property
+    def full(self) -> bool:
+        """Whether ranks have to wait for the terminal, or for the disk."""
+        return self.screen.full or self._logs.full
+
+    async def room(self) -> None:
+        """Wait until little enough waits to be shown and written."""
+        await self.screen.room()
+        while self._logs.full:
+            await asyncio.sleep(MOMENT)
+
+    def hurry(self) -> None:
+        """From now on, drop what terminal and disk don't take, rather than letting anybody wait."""
+        self.screen.hurry()
+        self._logs.hurry()
+
+    def close(self, patience: float) -> bool:
+        """Wait until all is in the files; False where the disk took nothing for ``patience`` seconds."""
+        return self._logs.close(patience)
+
+    def flush(self) -> None:
+        """Show the lines that wait for their like."""
+        if self._fold:
+            for stream, text in folded(self._fold):
+                self.screen.put(stream, text)
+
+    def _begins_anew(self, log: str) -> bool:
+        """Whether this is the first that goes into ``log`` since a restart."""
+        if not self._restart or log in self._separated:
+            return False
+        self._separated.add(log)
+        return True
+
+    def _separator(self) -> bytes:
+        return SEPARATOR + b"%d ====\n" % self._restart
+
+    def _log(self, rank: int, stream: int, data: bytes) -> None:
+        """Append to the rank's log, and to the list that says in which order all of them were written."""
+        if self._logs.append(self._names.log(rank), data, droppable=True):
+            seconds, number = time.monotonic() - self._began, self._names.number(rank)
+            self._logs.append(
+                ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)), droppable=True
+            )
+
+    def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
+        if not self._fold:
+            self.screen.put(stream, prefixed(rank, lines))
+            return
+        if lines and not self._fold.size:
+            asyncio.get_running_loop().call_later(MOMENT, self.flush)
+        for line in lines:
+            self._fold.add(rank, (stream, line))
+        if self._fold.size > MAX_FOLDED:
+            self.flush()

@@ -1,0 +1,166 @@
+"""The logs of a job's ranks, in the order in which they were written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.supervise.output.folding import MAX_FOLDED, MOMENT, Fold, Shown, ShownLines, folded
+from cpulaunch.supervise.output.lines import ORDER
+from cpulaunch.supervise.output.logs import OPEN_LOGS
+
+AT_ONCE = 1 << 16
+"""Bytes that are read at once."""
+
+Wanted = Callable[[int], bool]
+"""Whether a rank is to be shown."""
+
+
+class Piece(NamedTuple):
+    """What a rank has printed at a time; ``stream`` 0 is the line between two attempts.
+
+    ``rank`` is an instance's number, where there are instances.
+    """
+
+    seconds: float
+    rank: int
+    stream: int
+    data: bytes
+
+
+class MergedLogs:
+    """Reads what there is, and later what has been added.  The files are closed when this is left."""
+
+    def __init__(self, directory: Path, wanted: Wanted) -> None:
+        self._directory, self._wanted = directory, wanted
+        self._found = ""
+        self._order: BinaryIO | None = None
+        self._logs: dict[int, BinaryIO] = {}  # those read last, the longest ago first
+        self._read: dict[int, int] = {}  # bytes of each rank's log
+        self._line = b""
+        self._next: tuple[float, int, int, int] | None = None  # its data isn't in the log yet
+        self._seconds = 0.0
+
+    def __enter__(self) -> MergedLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (*self._logs.values(), *filter(None, [self._order])):
+            file.close()
+
+    def more(self) -> Iterator[Piece]:
+        """What is new, as far as it is known in which order it was printed."""
+        while following := self._next or self._following():
+            seconds, rank, stream, size = following
+            self._seconds, self._next = seconds, None
+            while size > 0 and (data := self._log(rank, min(size, AT_ONCE))):
+                size -= len(data)
+                if self._wanted(rank):
+                    yield Piece(seconds, rank, stream, data)
+            if size > 0:
+                self._next = (seconds, rank, stream, size)
+                return
+
+    def rest(self) -> Iterator[Piece]:
+        """What nothing is known of, rank by rank: the disk didn't take it all."""
+        self._next = None
+        for rank in self._ranks():
+            if self._wanted(rank):
+                while data := self._log(rank, AT_ONCE):
+                    yield Piece(self._seconds, rank, 1, data)
+
+    def _following(self) -> tuple[float, int, int, int] | None:
+        """Second, rank, stream and number of bytes of the next piece."""
+        while line := self._order_line():
+            with contextlib.suppress(ValueError):
+                seconds, rank, stream, size = line.split()
+                return float(seconds), int(rank), int(stream), int(size)
+        return None
+
+    def _order_line(self) -> bytes | None:
+        if self._order is None:
+            try:
+                self._order = (self._directory / ORDER).open("rb")
+            except OSError:
+                return None
+        self._line += self._order.readline(AT_ONCE)
+        if not self._line.endswith(b"\n") and len(self._line) < AT_ONCE:
+            return None  # its end isn't there yet
+        line, self._line = self._line, b""
+        return line
+
+    @property
+    def _noun(self) -> str:
+        """What the programs are called: by the names of the logs, as not everybody may read the plan."""
+        if not self._found:
+            instances = f"{INSTANCE}-*.log"
+            self._found = INSTANCE if any(self._directory.glob(instances)) else RANKS.noun
+        return self._found
+
+    def _log(self, rank: int, size: int) -> bytes:
+        """The next bytes of a rank's log, ``size`` at most."""
+        file = self._logs.pop(rank, None)
+        if file is None:
+            if len(self._logs) >= OPEN_LOGS:
+                self._logs.pop(next(iter(self._logs))).close()
+            try:
+                file = (self._directory / Names(self._noun).log(rank)).open("rb", 0)
+            except OSError:
+                return b""
+            file.seek(self._read.get(rank, 0))
+        self._logs[rank] = file
+        data = file.read(size)
+        self._read[rank] = self._read.get(rank, 0) + len(data)
+        return data
+
+    def _ranks(self) -> list[int]:
+        noun, names = self._noun, []
+        with contextlib.suppress(OSError):
+            names = os.listdir(self._directory)
+        return sorted(
+            int(found[1]) for name in names if (found := re.fullmatch(rf"{noun}-(\d{{1,7}})\.log", name))
+        )
+
+
+class Renderer:
+    """Makes lines of pieces, as the terminal shows them: with prefixes, equal lines of many ranks as one."""
+
+    def __init__(self) -> None:
+        self._lines, self._fold = ShownLines(), Fold()
+        self._since = 0.0
+        self._restart = b""
+
+    def feed(self, piece: Piece) -> Shown:
+        """What to show once this piece has come."""
+        if self._fold.size and (piece.seconds > self._since + MOMENT or self._fold.size > MAX_FOLDED):
+            yield from self.flush()
+        if piece.stream == 0:
+            yield from self._attempt(piece)
+            return
+        if not self._fold.size:
+            self._since = piece.seconds
+        for line in self._lines.feed(piece.rank, piece.stream, piece.data, piece.seconds):
+            self._fold.add(piece.rank, (piece.stream, line))
+
+    def flush(self) -> Shown:
+        """The lines that wait for their like."""
+        yield from folded(self._fold)
+
+    def finish(self) -> Shown:
+        """What has no line end."""
+        for rank, stream in self._lines.unfinished():
+            for line in self._lines.finish(rank, stream):
+                self._fold.add(rank, (stream, line))
+        yield from self.flush()
+
+    def _attempt(self, piece: Piece) -> Shown:
+        """The line between two attempts, which is in the log of each rank, is shown once."""
+        if piece.data != self._restart:
+            self._restart = piece.data
+            yield from self.finish()
+            yield 1, piece.data.lstrip(b"\n")

@@ -1,0 +1,208 @@
+"""What a job's directory says of the job, while it runs and ever after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cpulaunch.metric_line import LARGEST
+from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.supervise.control.registry import CONTROL_FILE, is_gone, read_contact
+from cpulaunch.supervise.job.outcome import STALLED, Metric, signal_name, with_sides
+
+OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
+
+MAX_DOCUMENT = 256 << 20
+"""Bytes of a plan or an outcome: those of a thousand hosts take a few."""
+
+_FIGURES = ("ranks", "values", "mean", "median", "p99", "least", "most")
+_JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
+
+
+class State(Enum):
+    """Whether a job runs.
+
+    ``KILLED``: its launcher has ended without saying how the job did.  ``SILENT``: it has not said, and
+    nothing tells whether it still runs.
+    """
+
+    RUNNING = "running"
+    ENDED = "ended"
+    KILLED = "launcher killed"
+    SILENT = "silent"
+
+
+def state_of(directory: Path) -> State:
+    """Whether the job of this directory runs."""
+    if (directory / OUTCOME).exists():
+        return State.ENDED
+    if contact := read_contact(directory):
+        return State.KILLED if is_gone(contact) else State.RUNNING
+    return State.SILENT
+
+
+def is_job(directory: Path) -> bool:
+    """Whether this is a job's directory."""
+    return any((directory / name).exists() for name in (OUTCOME, PLAN, CONTROL_FILE))
+
+
+def names_of(directory: Path) -> Names:
+    """What the programs of this directory's job are called; ranks where its plan can't be read."""
+    return names_in(read_document(directory / PLAN) or {})
+
+
+def names_in(plan: Mapping[str, Any]) -> Names:
+    """What the programs of a plan are called."""
+    instances = plan.get("instances")
+    if not isinstance(instances, dict):
+        return RANKS
+    return Names(INSTANCE, int(_number(instances.get("first")) or 0))
+
+
+def ranks_of(directory: Path) -> list[int]:
+    """The ranks of this directory's job, in whichever attempt; none where nothing says them."""
+    planned = _number((read_document(directory / PLAN) or {}).get("world_size")) or 0
+    ended = len(documents((read_document(directory / OUTCOME) or {}).get("ranks")))
+    return list(range(max(int(planned), ended)))
+
+
+def jobs_below(directory: Path) -> list[Path]:
+    """The job of ``directory``, or those directly below it, the newest first."""
+    if is_job(directory):
+        return [directory]
+    try:
+        names = [entry.name for entry in os.scandir(directory) if entry.is_dir()]
+    except OSError:
+        return []
+    found = (directory / name for name in names)
+    return sorted(filter(is_job, found), key=age, reverse=True)
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none that can be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            said = json.loads(file.read(MAX_DOCUMENT))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def read_events(directory: Path) -> Iterator[dict[str, Any]]:
+    """What has happened in the job, one after the other."""
+    try:
+        with (directory / EVENTS).open("rb") as file:
+            for line in file:
+                try:
+                    said = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(said, dict):
+                    yield said
+    except OSError:
+        return
+
+
+def age(directory: Path) -> tuple[str, float]:
+    """What sorts jobs by their start: ids begin with its second, and the plan is written then."""
+    begun = _JOB_ID.fullmatch(directory.name)
+    for path in (directory / PLAN, directory):
+        with contextlib.suppress(OSError):
+            return (begun[1] if begun else "", path.stat().st_mtime)
+    return ("", 0.0)
+
+
+class Ended(NamedTuple):
+    """How a job has ended, by its ``outcome.json``.
+
+    ``steps`` is what its last attempt has come to, ``rate`` how many were made per second on average, its
+    start included; both are None where no step could be seen.  ``metrics`` are the figures that its programs
+    have stated.
+    """
+
+    kind: str
+    why: str
+    seconds: float
+    hosts: int
+    ranks: int
+    restarts: int
+    steps: int | None
+    rate: float | None
+    metrics: tuple[Metric, ...] = ()
+
+
+def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
+    """A job's end.  What the document lacks counts as nothing: another version may have written it."""
+    ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
+    made = [_number(attempt.get("steps")) for attempt in attempts]
+    seconds = sum(_number(attempt.get("seconds")) or 0.0 for attempt in attempts)
+    steps = made[-1] if made else None
+    if steps is not None:
+        steps += _number(attempts[-1].get("resumed_from")) or 0
+    rate = sum(filter(None, made)) / seconds if seconds and steps else None
+    return Ended(
+        kind=str(outcome.get("kind")),
+        why=why_failed(outcome, names),
+        seconds=_number(outcome.get("seconds")) or 0.0,
+        hosts=len({str(rank.get("host")) for rank in ranks}),
+        ranks=len(ranks),
+        restarts=int(_number(outcome.get("restarts")) or 0),
+        steps=None if steps is None else int(steps),
+        rate=rate,
+        metrics=tuple(_metrics(outcome.get("metrics"))),
+    )
+
+
+def _metrics(value: object) -> Iterator[Metric]:
+    for each in documents(value):
+        ranks, values, *figures = (_figure(each.get(name)) for name in _FIGURES)
+        known = [figure for figure in figures if figure is not None]
+        if ranks and values and len(known) == len(figures):
+            name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _figure(each.get("total"))
+            mean, median, p99, least, most = known
+            part = _figure(each.get("sample"))
+            sample = None if part is None else int(part)
+            yield Metric(name, unit, int(ranks), int(values), total, mean, median, p99, least, most, sample)
+
+
+def _figure(value: object) -> float | None:
+    """A number that can be one of a metric."""
+    number = _number(value)
+    return number if number is not None and abs(number) <= LARGEST else None  # nor NaN
+
+
+def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
+    """The first failure in a line: ``rank 3 on node3: ValueError: …``.  Empty where there is none."""
+    failure = outcome.get("first_failure")
+    if not isinstance(failure, dict):
+        return ""
+    rank, host, number = failure.get("rank"), failure.get("host"), failure.get("signal")
+    who = f"host {host}" if host else f"no {names.noun}"
+    if isinstance(rank, int):
+        who = f"{names.one(rank)} on {host}"
+    note = failure.get("note")
+    sides = str(note) if failure.get("disagree") and note else None
+    if failure.get("error") and outcome.get("kind") == STALLED:
+        return with_sides(str(failure["error"]), sides)  # which names whom the others wait for
+    if failure.get("text"):
+        return with_sides(str(failure["text"]), sides)
+    if failure.get("error"):
+        return f"{who}: {failure['error']}"
+    if isinstance(number, int):
+        return f"{who} got {signal_name(number)}"
+    return f"{who} ended with exit code {failure.get('exit_code')}"
+
+
+def documents(value: object) -> list[dict[str, Any]]:
+    """The JSON objects of a list; none where it is something else."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

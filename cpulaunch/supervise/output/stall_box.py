@@ -1,0 +1,83 @@
+"""What is shown of a stall, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpulaunch.messages import Dump
+from cpulaunch.model.names import Names
+from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.job.events import ReportStall
+from cpulaunch.supervise.output.box import box
+from cpulaunch.supervise.stalls import stacks
+from cpulaunch.supervise.stalls.waiting import waits
+from cpulaunch.wording import shown_path
+
+MAX_WHERE = 12
+"""Lines that say who is where."""
+
+
+def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
+    """The box; ``kept`` is the file that has all stacks, ``names`` are what the programs are called."""
+    return box(title(report), list(_lines(report, kept, names)), "yellow")
+
+
+def stall_line(report: ReportStall, kept: Path) -> str:
+    """A line in place of the box."""
+    return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
+
+
+def title(report: ReportStall) -> str:
+    """What it comes to."""
+    before = "" if report.begun else ", before the first step"
+    return f"no progress for {report.stall.seconds:.0f} s{before}: {report.explanation.headline}"
+
+
+def stacks_text(report: ReportStall, names: Names) -> str:
+    """All that was seen."""
+    seen = stacks.report(_seen(report, names))
+    return "\n".join([title(report), *_story(report), "", seen])
+
+
+def _story(report: ReportStall) -> list[str]:
+    """What follows the title, which may be all that there is to say of a single program."""
+    found = report.explanation
+    lines = found.lines[1:] if found.lines[:1] == (found.headline,) else found.lines
+    return [*lines, *([found.advice] if found.advice else [])]
+
+
+def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
+    story = _story(report)
+    yield from [*story, ""] if story else ()
+    seen = _seen(report, names)
+    where = list(stacks.places(seen, dict(_called(report, names))))
+    yield from ("Who is where:", *where[:MAX_WHERE])
+    if len(where) > MAX_WHERE:
+        yield f"… {len(where) - MAX_WHERE} more"
+    yield from ("", *stacks.lacking(seen), f"stacks: {shown_path(kept)}")
+
+
+def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
+    """What the ranks wait in, by their ledgers."""
+    groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
+    for wait in waits(groups, len(report.seen)):
+        yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
+
+
+def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
+    """With the numbers by which people know the programs."""
+    return [
+        RankSeen(
+            names.number(each.rank),
+            each.host,
+            each.dump and each.dump.processes,
+            _error(each.dump),
+            each.left,
+        )
+        for each in report.seen
+    ]
+
+
+def _error(dump: Dump | None) -> str:
+    return dump.error if dump else "its agent has not answered"

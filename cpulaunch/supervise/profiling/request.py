@@ -1,0 +1,76 @@
+"""Which steps of a running job can be traced, and why none can.  Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.plan.plan import Plan
+from cpulaunch.supervise.job.rank import Rank, RankState
+
+MAX_STEPS = 1000
+"""Steps that are traced at once."""
+
+MAX_RANKS = 64
+"""Ranks that are: a picture of more shows nothing, and each sends megabytes."""
+
+LEAD = 1.0
+"""Seconds in which a request reaches all programs: they get it when their agents have a moment."""
+
+_STARTING = " (while it starts, ask again a little later)"
+
+
+def profiled_steps(plan: Plan) -> tuple[int, int] | None:
+    """The first and the last step that ``--profile`` names."""
+    steps = plan.settings.watch.profile
+    return None if steps == "none" else (steps.first, steps.last)
+
+
+class Sample(NamedTuple):
+    """How many steps a rank had made at some time of the launcher's clock."""
+
+    steps: int
+    at: float
+
+
+def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
+    """The first step that no rank will have begun when it hears of it, by two looks at all of them."""
+    rates = [
+        (late.steps - early.steps) / (late.at - early.at)
+        for early, late in zip(before, after, strict=False)
+        if late.at > early.at
+    ]
+    ahead = math.ceil(LEAD * max(rates, default=0.0))
+    return max((sample.steps for sample in after), default=0) + ahead + 2
+
+
+def cannot_be_traced(
+    ranks: Sequence[Rank], wanted: Sequence[int], steps: int, names: Names = RANKS, *, heard: bool = False
+) -> str:
+    """Why these ranks' steps can't be traced; empty where they can.
+
+    ``heard``: the ranks have just said how far they are.
+    """
+    if not 0 < steps <= MAX_STEPS:
+        return f"{steps} steps can't be traced: 1 to {MAX_STEPS} can"
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < len(ranks):
+        wrong = wanted[-1] if wanted[-1] >= len(ranks) else wanted[0]
+        return f"there is no {names.one(wrong)}: {names.all_of(len(ranks))}"
+    if len(wanted) > MAX_RANKS:
+        too_many = f"{len(wanted)} {names.noun}s would be traced, and {MAX_RANKS} can be"
+        return f"{too_many}: choose by --ranks, such as 0-7"
+    for number in wanted:
+        rank, name = ranks[number], names.one(number)
+        if rank.state is not RankState.RUNNING:
+            return f"{name} on {rank.host} can't be traced: {rank.status}"
+        if not heard:
+            continue
+        if rank.beat is None or not rank.beat.keeps_ledger:
+            return (
+                f"{name} can't be traced yet: its program hasn't imported torch{_STARTING}, or isn't Python"
+            )
+        if not rank.beat.expects_steps:
+            return f"{name} can't be traced yet: it hasn't created an optimizer of torch{_STARTING}"
+    return ""

@@ -1,0 +1,341 @@
+"""Traces of a running job: all ranks trace the same steps, and what they send becomes one file."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cpulaunch
+from cpulaunch.messages import (
+    AgentMessage,
+    AskProgress,
+    AskTime,
+    Beat,
+    LauncherMessage,
+    SendTrace,
+    Started,
+    Time,
+    Trace,
+    Traced,
+    TracePiece,
+    Tracing,
+)
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.supervise.job.rank import Rank
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.supervise.profiling.request import MAX_RANKS, Sample, cannot_be_traced, first_step
+from cpulaunch.wording import counted
+
+LOOK = 0.5
+"""Seconds in which it is seen how fast the ranks make steps."""
+
+ANSWER_WITHIN = 5.0
+"""Seconds in which an agent says how far its program is, or what its clock shows."""
+
+CLOCK_QUESTIONS = 8
+"""The one whose answer came soonest says most about an agent's clock."""
+
+SEND_WITHIN = 60.0
+"""Seconds in which an agent sends a piece, and in which all traces are here once the job has ended."""
+
+SAY_WITHIN = 2.0
+"""Seconds in which whoever waits for a trace hears why there is none."""
+
+ALIVE = 10.0
+"""Seconds after which whoever waits for a trace hears that it is still waited for."""
+
+MERGE = os.path.join(os.path.dirname(cpulaunch.__file__), "trace", "run_merge.py")
+"""A process of its own merges traces: that may take seconds, and much memory."""
+
+Say = Callable[[str], Awaitable[None]]
+
+
+class Profile(NamedTuple):
+    """What has come of it: the file's name in the job's directory, and what it says.
+
+    ``error``: why there is none.
+    """
+
+    file: str
+    text: str
+    error: str
+
+
+class _Missing(NamedTuple):
+    """Why there is no trace of a rank."""
+
+    why: str
+
+
+class _Kept(NamedTuple):
+    """A rank's trace, as the merging process gets it."""
+
+    rank: int
+    host: str
+    file: str
+    clock: float
+    uncertain: float
+
+
+class Profiling:
+    """The traces of one attempt, one at a time."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        send: Callable[[int, LauncherMessage], None],
+        directory: JobDirectory,
+        names: Names = RANKS,
+    ) -> None:
+        """``directory`` is the job's, ``names`` are what its ranks are called."""
+        self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
+        self._requests = 0
+        self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of ranks that are to trace
+        self._window: Trace | None = None  # that ranks get when they have started
+        self._task: asyncio.Task[None] | None = None
+
+    def said(self, rank: int, message: object) -> None:
+        """An agent has said something."""
+        if isinstance(message, Started) and self._window and rank in self._inboxes:
+            self._send(rank, self._window)
+        wanted = (Beat, Time, Tracing, Traced, TracePiece)
+        if isinstance(message, wanted) and (inbox := self._inboxes.get(rank)):
+            inbox.put_nowait(message)
+
+    def gone(self, rank: int) -> None:
+        """Nothing more will be heard of a rank."""
+        if inbox := self._inboxes.get(rank):
+            inbox.put_nowait(None)
+
+    async def trace(self, steps: int, ranks: Collection[int], say: Say) -> Profile:
+        """Trace the next ``steps`` of these ranks, or of all; tell of the progress.
+
+        Instances go by the numbers by which people know them.
+        """
+        wanted = sorted({number - self._names.first for number in ranks}) or [r.rank for r in self._ranks]
+        if self._inboxes:
+            of = f": steps {window.first} to {window.last}, by --profile" if (window := self._window) else ""
+            return _nothing(f"another trace of this job is under way{of}")
+        if why := cannot_be_traced(self._ranks, wanted, steps, self._names):
+            return _nothing(why)
+        self._open(wanted)
+        try:
+            before = await self._samples(wanted)
+            await asyncio.sleep(LOOK)
+            after = await self._samples(wanted)
+            if why := cannot_be_traced(self._ranks, wanted, steps, self._names, heard=True):
+                return _nothing(why)
+            first = first_step(before, after)
+            last = first + steps - 1
+            await say(f"tracing steps {first} to {last} of {counted(len(wanted), self._names.noun)} …")
+            window = self._ask(first, last)
+            for rank in wanted:
+                self._send(rank, window)
+            return await self._receive(window, wanted, say)
+        finally:
+            self._inboxes = {}
+
+    def from_start(self, first: int, last: int, done: Callable[[Profile], None]) -> None:
+        """Trace these steps of all ranks, or of the first `MAX_RANKS`; ``done`` gets what comes of it.
+
+        None has started yet.  Ranks that go on from a later state trace as many of their next steps.
+        """
+        wanted = [rank.rank for rank in self._ranks[:MAX_RANKS]]
+        window = self._window = self._ask(first, last)
+        self._open(wanted)
+
+        async def receive() -> None:
+            async def say(line: str) -> None: ...
+
+            try:
+                done(await self._receive(window, wanted, say))
+            finally:
+                self._inboxes, self._window = {}, None
+
+        self._task = asyncio.get_running_loop().create_task(receive())
+
+    async def finish(self, *, failed: bool) -> None:
+        """The job has ended: what ranks have traced is still received, but not after a failure."""
+        if not failed:
+            await self._over(SEND_WITHIN)
+        for rank in tuple(self._inboxes):
+            self._send(rank, Trace(self._requests, 0, 0))
+            self.gone(rank)
+        await self._over(SAY_WITHIN)
+        if self._task:
+            self._task.cancel()
+
+    async def _over(self, within: float) -> None:
+        """Wait until no trace is under way."""
+        deadline = time.monotonic() + within
+        while self._inboxes and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    # ---- helpers
+
+    def _open(self, wanted: Collection[int]) -> None:
+        self._inboxes = {rank: asyncio.Queue() for rank in wanted}
+
+    def _ask(self, first: int, last: int) -> Trace:
+        self._requests += 1
+        return Trace(self._requests, first, last)
+
+    async def _samples(self, wanted: Collection[int]) -> list[Sample]:
+        """How far the ranks are; those that don't answer count with what they have said last."""
+        await asyncio.gather(*(self._hear(rank, AskProgress(), Beat, ANSWER_WITHIN) for rank in wanted))
+        known = [(each, each.beat) for rank in wanted if (each := self._ranks[rank]).beat]
+        return [Sample(beat.steps + (each.resumed_from or 0), each.beat_at) for each, beat in known if beat]
+
+    async def _hear(self, rank: int, question: Any, answer: type[Any], within: float) -> Any:
+        """The agent's answer; None where it has gone, or says nothing in time."""
+        self._send(rank, question)
+        deadline = time.monotonic() + within
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                said = await asyncio.wait_for(self._inboxes[rank].get(), left)
+            except asyncio.TimeoutError:
+                break
+            if said is None:
+                self._inboxes[rank].put_nowait(None)  # for the next who listens
+                return None
+            if isinstance(said, answer):
+                return said
+        return None
+
+    async def _receive(self, window: Trace, wanted: Sequence[int], say: Say) -> Profile:
+        """Wait for all ranks' traces, and merge them."""
+        stem, tasks = "", list[asyncio.Task[_Kept | _Missing]]()
+        try:
+            # In a thread, as all that a disk which hangs would keep waiting.
+            stem = await asyncio.to_thread(self._free_name)
+            tasks = [asyncio.create_task(self._rank(window, rank, stem, say)) for rank in wanted]
+            while (await asyncio.wait(tasks, timeout=ALIVE))[1]:
+                await say("")
+            came = {rank: task.result() for rank, task in zip(wanted, tasks, strict=True)}
+            kept = [each for each in came.values() if isinstance(each, _Kept)]
+            missing = {rank: each.why for rank, each in came.items() if isinstance(each, _Missing)}
+            if not kept:
+                return _nothing(_reasons(missing, self._names))
+            return await self._merge(kept, missing, stem)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for rank in wanted:
+                self._send(rank, Trace(window.request, 0, 0))
+            raise
+        finally:
+            await asyncio.to_thread(self._remove, [_part(stem, rank) for rank in wanted])
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory.fd)
+
+    def _free_name(self) -> str:
+        there = set(os.listdir(self._directory.fd))
+        number = 1
+        while f"{(stem := _stem(number))}.json.gz" in there:
+            number += 1
+        return stem
+
+    async def _rank(self, window: Trace, rank: int, stem: str, say: Say) -> _Kept | _Missing:
+        """Receive one rank's trace."""
+        inbox = self._inboxes[rank]
+        while not isinstance(said := await inbox.get(), Traced) or said.request != window.request:
+            if said is None:
+                return _Missing("its agent has gone")
+            if isinstance(said, Tracing) and said.first > window.first:
+                at = f"traces from step {said.first} on"
+                await say(f"{self._names.one(rank)} was already past step {window.first}, and {at}")
+        if said.error:
+            return _Missing(said.error)
+        clock, uncertain = await self._clock(rank)
+        name = _part(stem, rank)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            fd = await asyncio.to_thread(self._directory.open, name, flags, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                why = await self._pieces(rank, window.request, file.write)
+                await asyncio.to_thread(file.flush)
+        except OSError as e:
+            return _Missing(f"{self._directory.path / name} can't be written: {e.strerror}")
+        return _Missing(why) if why else _Kept(rank, self._ranks[rank].host, name, clock, uncertain)
+
+    async def _pieces(self, rank: int, request: int, write: Callable[[bytes], object]) -> str:
+        """Ask for one piece after the other, each when the last is on the disk.  Returns what went wrong."""
+        while True:
+            piece = await self._hear(rank, SendTrace(request), TracePiece, SEND_WITHIN)
+            if piece is None:
+                return "its agent has gone before it had sent all"
+            if piece.error:
+                return str(piece.error)
+            try:
+                data = base64.b64decode(piece.data, validate=True)
+            except ValueError:
+                return "a piece of it is not base 64"
+            await asyncio.to_thread(write, data)
+            if piece.last:
+                return ""
+
+    async def _clock(self, rank: int) -> tuple[float, float]:
+        """What to add to the rank's time to get ours, and by how much that may be wrong."""
+        known = self._ranks[rank]
+        if known.measured_at is None and not known.clock:
+            return 0.0, 0.0  # it is on this host
+        best = known.clock, known.round_trip / 2
+        for number in range(CLOCK_QUESTIONS):
+            known.asked_at = asked = time.monotonic()
+            answer = await self._hear(rank, AskTime(), Time, ANSWER_WITHIN)
+            if answer is None:
+                break
+            half = (time.monotonic() - asked) / 2
+            if not number or half < best[1]:
+                best = asked + half - answer.at, half
+        return best
+
+    async def _merge(self, kept: Sequence[_Kept], missing: Mapping[int, str], stem: str) -> Profile:
+        number = self._names.number
+        ranks = [{**each._asdict(), "rank": number(each.rank)} for each in kept]
+        lacking = {number(rank): why for rank, why in missing.items()}
+        order = {"stem": stem, "noun": self._names.noun, "ranks": ranks, "missing": lacking}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", MERGE, cwd=self._directory.place, pass_fds=(self._directory.fd,),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, err = await process.communicate(json.dumps(order).encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            (*_, why) = err.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
+            return _nothing(f"the traces can't be merged: {why}")
+        return Profile(f"{stem}.json.gz", out.decode(errors="replace"), "")
+
+
+def _nothing(why: str) -> Profile:
+    return Profile("", "", why)
+
+
+def _reasons(missing: Mapping[int, str], names: Names) -> str:
+    """Why there is a trace of none of these ranks."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, why in missing.items():
+        by_reason.setdefault(why, []).append(rank)
+    return "; ".join(f"{names.several(ranks)}: {why}" for why, ranks in by_reason.items())
+
+
+def _stem(number: int) -> str:
+    return "trace" if number == 1 else f"trace-{number}"
+
+
+def _part(stem: str, rank: int) -> str:
+    return f"{stem}.rank-{rank}.part"

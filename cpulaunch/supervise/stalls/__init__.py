@@ -1,0 +1,1 @@
+"""Whether a job makes progress, and why it does not.  Pure."""

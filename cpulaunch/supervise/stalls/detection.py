@@ -1,0 +1,414 @@
+"""When a job makes no progress, and what is asked of its agents then.
+
+Pure: like the job's state machine, it is told of what happens with the time, on the launcher's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+from math import inf
+from typing import Any
+
+from cpulaunch import messages
+from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall, Send, Tell
+from cpulaunch.supervise.job.outcome import Stall, with_sides
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.stalls.first_step import SecondLook, computes
+from cpulaunch.supervise.stalls.inquiry import Answers
+from cpulaunch.supervise.stalls.location import THROTTLED
+from cpulaunch.supervise.stalls.progress import ANSWERS, REPORT, Pauses, StallSettings
+from cpulaunch.supervise.stalls.report import Explanation, explain
+from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.stragglers import Straggler, Stragglers
+from cpulaunch.wording import shown_path
+
+LEAST = 0.8
+"""Seconds that each answer is given at least, however late the launcher comes to ask."""
+
+DUE = 2.9
+"""Seconds after a stall is due in which it is reported, with what is known by then; but for ``LEAST``."""
+
+MIN_NATIVE = 0.8
+"""Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""
+
+AGAIN, ASKED = 1.0, 16
+"""Seconds after which so many ranks are asked once more whether a job goes on that was reported: beats are
+further apart."""
+
+MOMENT = 0.1
+"""Seconds by which clocks of hosts may be wrong."""
+
+
+class Phase(Enum):
+    """What is being done."""
+
+    WATCHING = auto()
+    ASKING = auto()  # whether there is progress after all
+    LOOKING = auto()  # at what everybody does
+    LOOKING_CLOSER = auto()  # at suspects
+    FINISHED = auto()  # the programs that are left: whether they do anything before they exit
+    STALLED = auto()  # and reported
+
+
+class Stalls:
+    """Told of beats, output and dumps; ``look`` regularly, and at ``wake_at``.
+
+    Each returns what is to be done.  ``who`` is what makes no progress, in words.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        settings: StallSettings,
+        now: float,
+        names: Names = RANKS,
+        who: str = "the job",
+    ) -> None:
+        self.settings, self._names, self._who = settings, names, who
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self.stalls: list[Stall] = []
+        self._phase = Phase.WATCHING
+        self._pauses = Pauses(self._ranks, settings, now)
+        self._until = inf
+        self._waiting: set[int] = set()  # ranks that haven't answered
+        self._dumps = Answers()
+        self._second: SecondLook | None = None  # of a stall that was reported before the first step
+        self._explained: Explanation | None = None  # the last one that was
+        self._suspects: Sequence[int] = ()  # who is looked at closer
+        self._first: dict[int, Dump] = {}  # what all had answered before
+        # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
+        self._request = self._expected = 0
+        self._stragglers = Stragglers([rank.host for rank in ranks])
+        self._slow: dict[int, Straggler] = {}  # request → who is asked why
+
+    # ---- what is heard
+
+    def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
+        """A rank says how far it is."""
+        more = self._pauses.beat(rank, beat, now)
+        if self._phase is Phase.ASKING:
+            self._waiting.discard(rank.rank)
+        actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
+        if more and beat.progressed_at is not None:
+            actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
+        return actions + self.look(now)
+
+    def started(self, rank: Rank, now: float) -> list[Action]:
+        """A rank's program runs."""
+        return self._progress(now, now)
+
+    def printed(self, rank: Rank, now: float) -> list[Action]:
+        """A rank has printed something."""
+        return self._progress(now, now)
+
+    def ended(self, rank: Rank, now: float) -> list[Action]:
+        """A rank's program has ended, for which others may wait that were reported to wait for its work."""
+        if self._phase is not Phase.STALLED or self._pauses.begun:
+            return []
+        self._watch()
+        self._pauses.look_at = now
+        return self.look(now)
+
+    def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
+        """A rank says what its program does."""
+        if straggler := self._slow.pop(dump.request, None):
+            return [Tell(f"{straggler}{_why_slow(dump)}")]
+        if self._second and dump.request == self._expected:
+            self._second.heard(rank.rank, dump)
+            return self.look(now)
+        if dump.request != self._expected or self._phase not in (Phase.LOOKING, Phase.LOOKING_CLOSER):
+            return []
+        self._waiting.discard(rank.rank)
+        if self._phase is Phase.LOOKING or dump.processes:
+            self._dumps.keep(rank.rank, dump)
+        return self.look(now)
+
+    def forgive(self, asleep: float, now: float) -> None:
+        """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
+        self._pauses.forgive(asleep, now)
+        self._stragglers.forget()
+        if self._phase is not Phase.STALLED:
+            self._watch()
+        elif self._second:
+            self._second.again(now)
+            self._until = self._second.due
+
+    def end(self) -> None:
+        """The job's ranks are being ended: nothing counts as a stall any more."""
+        self.settings = self.settings._replace(timeout=0)
+
+    def stalled(self, now: float) -> str:
+        """What is known of a stall that was reported and lasts; empty where none does."""
+        if self._phase is not Phase.STALLED:
+            return ""
+        stall, explained = self.stalls[-1], self._explained
+        text = f"no progress for {now - self._pauses.since:.0f} s: {stall.text}"
+        return with_sides(text, stall.note) if explained and explained.disagree else text
+
+    # ---- what is due
+
+    @property
+    def wake_at(self) -> float | None:
+        """When ``look`` is due, if nothing else happens before."""
+        if self._phase is Phase.WATCHING and not self.settings.never:
+            return self._pauses.look_at
+        return self._until if self._until < inf else None
+
+    def look(self, now: float) -> list[Action]:
+        """What is due by now."""
+        if self.settings.never:
+            return []
+        if self._phase is Phase.WATCHING:
+            return self._ask(now) if self._pauses.may_be_due(now) else []
+        if self._phase is Phase.FINISHED and self._second:
+            return self._look_at_finished(self._second, now)
+        if self._phase is Phase.STALLED:
+            return self._look_again(self._second, now) if self._second else self._ask_whether_on(now)
+        if self._waiting and now < self._until:
+            return []
+        if self._phase is Phase.ASKING:
+            return self._dump(now) if self._pauses.is_due(now) else self._watch()
+        return self._look_closer(now) if self._phase is Phase.LOOKING else self._report(now)
+
+    def _running(self) -> list[int]:
+        return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
+
+    def _finished(self) -> list[int]:
+        """The ranks that run, if all of them have said that their programs end."""
+        running = self._running()
+        return running if all(map(self._pauses.leaves, running)) else []
+
+    # ---- one step after the other
+
+    def _watch(self) -> list[Action]:
+        self._phase, self._until, self._waiting, self._second = Phase.WATCHING, inf, set(), None
+        return []
+
+    def _ask(self, now: float) -> list[Action]:
+        self._phase = Phase.ASKING
+        return self._send(self._running(), AskProgress(), max(self._pauses.due + ANSWERS, now + LEAST))
+
+    def _dump(self, now: float) -> list[Action]:
+        self._phase, self._dumps = Phase.LOOKING, Answers()
+        until = max(self._pauses.due + DUE - MIN_NATIVE, now + LEAST)
+        return self._send(self._running(), self._ask_dump(native=False), until)
+
+    def _look_closer(self, now: float) -> list[Action]:
+        found = explain(self._seen(now))
+        # Where none has a ledger, all may be what is waited for.
+        native = {*found.ranks, *found.odd} if self.settings.ledgers else set(self._ranks)
+        # Where none is waited for, any rank that computes says that the first step is still to come.
+        asks_all = found.operation is None and self._pauses.may_yet_begin
+        suspects = [rank for rank in self._running() if asks_all or rank in native]
+        due = self._pauses.due + DUE
+        if not suspects or found.disagree or due < now + MIN_NATIVE / 2:
+            return self._report(now)
+        self._phase, self._first, self._suspects = Phase.LOOKING_CLOSER, dict(self._dumps), suspects
+        asked = self._ask_dump(native=True)
+        self._waiting, self._until = set(suspects), due
+        return [Send(rank, asked._replace(native=rank in native)) for rank in suspects]
+
+    def _ask_dump(self, *, native: bool) -> AskDump:
+        self._request -= 1
+        self._expected = self._request
+        return AskDump(self._expected, native)
+
+    def _report(self, now: float) -> list[Action]:
+        paused = round(now - self._pauses.since, 1)
+        seen = self._seen(now)
+        explanation = explain(seen, paused, self._names)
+        if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
+            self._pauses.begins_later()
+            return self._watch()
+        if not self._pauses.begun and explanation.operation is None:  # nobody waits, after all
+            self._pauses.look_at = now + self._pauses.timeout
+            return self._watch()
+        if self._phase is not Phase.FINISHED and (finished := self._finished()):
+            self._phase = Phase.FINISHED
+            self._second = SecondLook(finished, self._dumps, self._pauses.timeout, now)
+            self._until = self._second.due
+            return []
+        wanted = self.settings.action != REPORT
+        acts = wanted and (self._pauses.begun or explanation.certain)
+        self._second, self._until = None, now + AGAIN
+        if wanted and not acts:
+            explanation = self._not_yet(explanation, now)
+        return self._say(explanation, seen, paused, acts=acts)
+
+    def _still_begins(self, explanation: Explanation) -> bool:
+        """Whether those that are waited for compute, and the job may be before its first step."""
+        if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
+            return False
+        return any(computes(self._first.get(rank), self._dumps.get(rank)) for rank in self._suspects)
+
+    def _say(
+        self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
+    ) -> list[Action]:
+        self._phase = Phase.STALLED
+        self._explained, stall = explanation, self._stall(explanation, paused, self._pauses.since)
+        self.stalls.append(stall)
+        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._pauses.begun)
+        return [report, *([ActOnStall(stall, explanation)] if acts else [])]
+
+    def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
+        """Before the first step, ranks may be waited for because they have much to do."""
+        action, timeout = self.settings.action, self.settings.timeout
+        if timeout is not None:
+            self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
+            self._until = self._second.due
+        if self._second and explanation.ranks:
+            line = f"--stall-action {action}: {self._second.promise}"
+        elif self._second:
+            line = (
+                f"{self._who} is left alone: before the first step, --stall-action {action} ends it only for "
+            )
+            line += "a rank that the others wait for"
+        else:
+            line = f"{self._who} is left alone: --stall-action {action} begins with the first step"
+            line += " by --stall-timeout auto"
+        return replace(explanation, advice=line)
+
+    def _look_again(self, second: SecondLook, now: float) -> list[Action]:
+        """Who is waited for by now, and whether they do anything."""
+        if not second.asked:
+            return self._ask_again(second, now)
+        all_answered = second.has_heard(self._running())
+        if now < self._until and not all_answered:
+            return []
+        before, paused = self._explained, round(now - self._pauses.since, 1)
+        assert before
+        found, seen = before, []
+        if all_answered:
+            self._dumps = second.answers
+            seen = self._seen(now)
+            found = explain(seen, paused, self._names)
+            passing = found.operation and not (found.ranks or found.certain)  # they may have come just now
+            if not _is_part(found, before) and (not passing or second.found == found.headline):
+                return self._renew(found, now)
+            second.found, second.ranks = found.headline, found.ranks
+        if second.idle():
+            self._second, self._until = None, inf
+            self.stalls[-1] = replace(self.stalls[-1], seconds=paused)
+            if (found.headline, found.place) != (before.headline, before.place):
+                return self._say(found, seen, paused, acts=True)
+            return [ActOnStall(self.stalls[-1], before)]
+        second.again(now)
+        self._until = second.due
+        if second.has_told or not second.ranks:
+            return []
+        second.has_told = True
+        alone = f"--stall-action {self.settings.action} leaves {self._who} alone, Ctrl-C ends it"
+        return [Tell(f"{second.named} {second.are} at work: {alone}")]
+
+    def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
+        """A program has exit handlers, threads and processes to wait for: it hangs if it does nothing."""
+        if not second.asked:
+            return self._ask_again(second, now)
+        if now < self._until and not second.has_heard(self._running()):
+            return []
+        second.ranks = self._running()
+        if second.idle():
+            self._dumps = second.answers
+            return self._report(now)
+        second.again(now)
+        self._until = second.due
+        return []
+
+    def _ask_again(self, second: SecondLook, now: float) -> list[Action]:
+        if now < second.due:
+            return []
+        second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
+        return [Send(rank, asked) for rank in self._running()]
+
+    def _ask_whether_on(self, now: float) -> list[Action]:
+        """Some ranks, as they wait for each other: what one of them does shows that all can go on."""
+        if now < self._until:
+            return []
+        self._until = now + AGAIN
+        return [Send(rank, AskProgress()) for rank in self._running()[:ASKED]]
+
+    def _renew(self, found: Explanation, now: float) -> list[Action]:
+        """Others are waited for than those that were reported, or nobody is any more."""
+        lasted = round(now - self._pauses.since, 1)
+        self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
+        actions = self._report(now)
+        if found.operation is None:
+            actions.append(Tell(f"{self._who} continues, after {lasted:.0f} s without progress"))
+        return actions
+
+    def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
+        self._waiting, self._until = set(ranks), until
+        return [Send(rank, message) for rank in ranks]
+
+    def _progress(self, at: float, now: float) -> list[Action]:
+        stalled_since, waited_since = self._pauses.progressed_at, self._pauses.since
+        self._pauses.progress(at)
+        if self._phase is Phase.WATCHING or at <= stalled_since + MOMENT:
+            return []
+        if self._phase is not Phase.STALLED:
+            return self._watch() if not self._pauses.is_due(now) else []
+        lasted = at - waited_since
+        self.stalls[-1] = replace(self.stalls[-1], seconds=round(lasted, 1))
+        self._watch()
+        return [Tell(f"{self._who} continues, after {lasted:.0f} s without progress")]
+
+    # ---- what comes of it
+
+    def _seen(self, now: float) -> list[Seen]:
+        return [
+            Seen(
+                rank.rank,
+                rank.host,
+                rank.status if rank.state.final else "",
+                rank.last_dump or self._dumps.get(rank.rank),
+                now=now - rank.clock,
+                leaving=self._pauses.leaves(rank.rank),
+                collectives=rank.beat.collectives if rank.beat else 0,
+            )
+            for rank in self._ranks.values()
+        ]
+
+    def _stall(self, explanation: Explanation, seconds: float, since: float) -> Stall:
+        """As the job's state machine has it: ``since`` is on its clock."""
+        first = explanation.ranks[0] if explanation.ranks else None
+        place = explanation.place if explanation.place and explanation.place.has_line else None
+        return Stall(
+            seconds=seconds,
+            ranks=explanation.ranks,
+            host=None if first is None else self._ranks[first].host,
+            operation=explanation.operation,
+            sequence=explanation.sequence,
+            file=place and shown_path(place.file),
+            line=place and place.line,
+            text=explanation.headline,
+            note="\n".join(explanation.lines),
+            advice=explanation.advice,
+            at=since,
+        )
+
+    # ---- stragglers
+
+    def _ask_why(self, found: Sequence[Straggler]) -> Iterator[Action]:
+        for straggler in found:
+            self._request -= 1
+            self._slow[self._request] = straggler
+            yield Send(straggler.rank, AskDump(self._request, native=False))
+
+
+def _is_part(found: Explanation, before: Explanation) -> bool:
+    """Whether the same is waited in as before, for the same ranks or fewer."""
+    same = (found.operation, found.sequence) == (before.operation, before.sequence)
+    named = set(found.ranks) <= set(before.ranks) and bool(found.ranks) == bool(before.ranks)
+    return same and named and not found.certain
+
+
+def _why_slow(dump: Dump) -> str:
+    program: dict[str, Any] = dump.processes[0] if dump.processes else {}
+    quota = program.get("throttled")
+    if quota and quota["share"] >= THROTTLED:
+        return f"; its cgroup throttled it {100 * quota['share']:.0f} % of the time"
+    return ""

@@ -1,0 +1,102 @@
+"""Which of many independent programs make no progress: each is looked at by itself; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from cpulaunch.messages import Beat, Dump
+from cpulaunch.model.names import Names
+from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall
+from cpulaunch.supervise.job.outcome import Stall
+from cpulaunch.supervise.job.rank import Rank
+from cpulaunch.supervise.stalls.detection import Stalls
+from cpulaunch.supervise.stalls.progress import StallSettings
+
+
+class InstanceStalls:
+    """As `Stalls`, of which it has one for each instance.
+
+    By a number of seconds, what an instance prints, figures included, is its progress from the start on: most
+    have no optimizer, and none has others to wait for.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], settings: StallSettings, now: float, names: Names) -> None:
+        if settings.timeout is not None:
+            settings = settings._replace(ledgers=False)
+        self._ranks = ranks
+        self._watched = {
+            rank.rank: Stalls([rank], settings, now, names, names.one(rank.rank)) for rank in ranks
+        }
+        self._each = dict(self._watched)  # those too that nobody has to watch any more
+        self._wake_at = {number: stalls.wake_at for number, stalls in self._watched.items()}
+        self._reported: list[tuple[int, int]] = []  # an instance, and which of its stalls
+
+    def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.beat(rank, beat, now))
+
+    def started(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.started(rank, now))
+
+    def printed(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.printed(rank, now))
+
+    def ended(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.ended(rank, now))
+
+    def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.dumped(rank, dump, now))
+
+    def look(self, now: float) -> list[Action]:
+        due = [number for number, at in self._wake_at.items() if at is not None and at <= now]
+        return [action for number in due for action in self._of(number, lambda its: its.look(now))]
+
+    def forgive(self, asleep: float, now: float) -> None:
+        for number, its in self._watched.items():
+            its.forgive(asleep, now)
+            self._wake_at[number] = its.wake_at
+
+    def end(self) -> None:
+        for its in self._watched.values():
+            its.end()
+
+    @property
+    def wake_at(self) -> float | None:
+        at = min((at for at in self._wake_at.values() if at is not None), default=inf)
+        return at if at < inf else None
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """In the order in which they were reported."""
+        return [self._each[number].stalls[index] for number, index in self._reported]
+
+    def stalled(self, now: float) -> str:
+        return next((text for text in self._stalled(now)), "")
+
+    def _stalled(self, now: float) -> list[str]:
+        watched = (its for number, its in self._watched.items() if not self._ranks[number].state.final)
+        return [text for its in watched if (text := its.stalled(now))]
+
+    def _of(self, number: int, does: Callable[[Stalls], list[Action]]) -> list[Action]:
+        """What follows for an instance, unless it has ended, or has been told to."""
+        if self._ranks[number].state.final:
+            self._forget(number)
+        if not (its := self._watched.get(number)):
+            return []
+        actions = [self._numbered(number, action) for action in does(its)]
+        self._wake_at[number] = its.wake_at
+        if any(isinstance(action, ActOnStall) for action in actions):
+            self._forget(number)
+        return actions
+
+    def _numbered(self, number: int, action: Action) -> Action:
+        """A report among those of all instances; where others have stalled, too, a line is enough."""
+        if not isinstance(action, ReportStall):
+            return action
+        self._reported.append((number, action.number - 1))
+        brief = len({each for each, _ in self._reported}) > 1
+        return action._replace(number=len(self._reported), brief=brief)
+
+    def _forget(self, number: int) -> None:
+        self._watched.pop(number, None)
+        self._wake_at.pop(number, None)

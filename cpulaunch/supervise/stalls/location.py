@@ -1,0 +1,208 @@
+"""Where a rank's program is, and what keeps it there: what a report of a stall says of one rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from cpulaunch.supervise.stalls.stacks import (
+    BACKWARD,
+    Frame,
+    Process,
+    Stack,
+    main_stack,
+    outlives,
+    stack,
+    states,
+)
+
+_DATA_LOADER = "torch/utils/data/dataloader.py"
+_LOADS = ("_next_data", "_get_data", "_try_get_data")
+"""Functions of torch's DataLoader that wait for its workers."""
+
+_WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
+"""What a DataLoader's worker runs, and where it waits for the next sample to load."""
+
+_IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel|futures)/|/torch/_ops\.py$")
+"""Files of torch whose functions wait in collectives."""
+
+_OF_GROUPS = re.compile(r"c10d::|gloo::|Ccl")
+"""What the names of functions in C++ have in common that wait in collectives."""
+
+_LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
+"""What the names of functions have in common that wait for a lock."""
+
+NO_PYTHON = "it is not a Python program"
+"""How an agent ends why it has no stack of such a one."""
+
+MAX_COMMAND = 60
+"""Characters of a child's command that are shown."""
+
+THROTTLED = 0.2
+"""Share of the time that a process must have lost to its control group for this to be why it is late."""
+
+
+def place(process: Process, caller: int = 0) -> Frame | None:
+    """The innermost line that is the user's, or else the innermost one of Python.
+
+    It is the main thread's, or that of the ``caller``, a thread that has called what is waited for and is
+    still in torch, or of a thread that has outlived the script.
+    """
+    thread = _thread(process, caller)
+    return _place(stack(thread) if thread else main_stack(process))
+
+
+def where(process: Process, caller: int = 0) -> str:
+    """``train.py:88 train, in the backward pass``; without its stack, what the kernel says."""
+    if (frame := place(process, caller)) is None:
+        waits = f" in {process['wchan']} of the kernel" if process.get("wchan") else ""
+        return f"{process.get('word') or 'an unknown place'}{waits}"
+    thread = _thread(process, caller)
+    frames = stack(thread) if thread else main_stack(process)
+    backward = ", in the backward pass" if any(each.function == BACKWARD for each in frames) else ""
+    other = f", in its thread {thread['name'] or caller}" if thread else ""
+    return f"{at(frame)}{backward}{other}"
+
+
+def _thread(process: Process, caller: int) -> Process | None:
+    """The caller, if it isn't the main thread, and is in torch; without one, a thread that is waited for."""
+    if not caller:
+        return outlives(process)
+    threads = process.get("threads") or ()
+    found = next((each for each in threads if each["id"] == caller), None)
+    if found is None or found["name"] == "MainThread":
+        return None
+    return found if any("/torch/" in frame.file for frame in stack(found)) else None
+
+
+def may_wait(process: Process, caller: int = 0) -> bool:
+    """Whether the ``caller`` of a collective, or the main thread, may wait in it, by what is known of it.
+
+    Who has started one that is asynchronous need not: then its innermost line is elsewhere.
+    """
+    threads = process.get("threads") or ()
+    main = next((each for each in threads if each["name"] == "MainThread"), None)
+    thread = next((each for each in threads if caller and each["id"] == caller), main)
+    frames = stack(thread) if thread else ()
+    python = [frame for frame in frames if frame.is_python]
+    if thread is None or thread.get("left_out") or not python:
+        return True
+    if any(_OF_GROUPS.search(frame.function) for frame in frames if not frame.is_python):
+        return True
+    caller_of_c = next((each for each in python if not each.is_standard and not each.is_ours), python[0])
+    if _IN_TORCH.search(caller_of_c.file) or caller_of_c.function == BACKWARD:
+        return True
+    # `wait` of an operation is C++, in which a thread sleeps at the caller's line.
+    asleep = thread["idle"] is not False and not (thread is main and process.get("state") == "R")
+    futex = thread is not main or "futex" in (process.get("wchan") or "futex")
+    return frames[0] == caller_of_c and asleep and futex
+
+
+def _place(frames: Stack) -> Frame | None:
+    users = [frame for frame in frames if frame.is_users]
+    python = [frame for frame in frames if frame.is_python and not frame.is_ours]
+    native = [frame for frame in frames if not frame.is_libc]
+    return next(iter(users or python or native or frames), None)
+
+
+def at(frame: Frame) -> str:
+    """``train.py:88 load_batch``."""
+    if not frame.has_line:
+        return frame.function
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+
+
+def runs(process: Process) -> bool:
+    """Whether the main thread is known to compute, outside of collectives: these may well poll."""
+    main = next((each for each in process.get("threads") or () if each["name"] == "MainThread"), None)
+    if main is None or main["idle"] is not False:
+        return False
+    return not any("torch/distributed/" in frame.file for frame in stack(main))
+
+
+def waits_for_input(process: Process) -> bool:
+    """Whether the script waits for a DataLoader's workers."""
+    return any(
+        f.file.endswith(_DATA_LOADER) and f.function.rpartition(".")[2] in _LOADS for f in main_stack(process)
+    )
+
+
+def is_idle_worker(process: Process) -> bool:
+    """Whether it is a DataLoader's worker that has nothing to load."""
+    files = [frame.file for frame in main_stack(process)]
+    return any(a.endswith(_QUEUE) and b.endswith(_WORKER) for a, b in pairwise(files))
+
+
+def dead_lock(process: Process) -> bool:
+    """Whether several threads wait for locks, and no other could let go of one.  Needs frames of C."""
+    threads = process.get("threads") or ()
+    waiting = [thread for thread in threads if _waits_for_lock(thread)]
+    others = (thread for thread in threads if thread not in waiting)
+    return len(waiting) > 1 and not any(each["idle"] is False or _runs_users_code(each) for each in others)
+
+
+def around_locks(process: Process) -> list[str]:
+    """Where each of several threads in the user's code is, if one waits for a lock.  Needs frames of C."""
+    threads = [thread for thread in process.get("threads") or () if _runs_users_code(thread)]
+    waiting = [_waits_for_lock(thread) for thread in threads]
+    if len(threads) < 2 or not any(waiting):
+        return []
+    return [
+        f"its thread {thread['name'] or thread['id']} {'waits for a lock' if waits else 'is'} at {at(frame)}"
+        for thread, waits in zip(threads, waiting, strict=True)
+        if (frame := _place(stack(thread)))
+    ]
+
+
+def _runs_users_code(thread: Process) -> bool:
+    return any(frame.is_users for frame in stack(thread))
+
+
+def _waits_for_lock(thread: Process) -> bool:
+    """For one that the user's code takes, and not in a library's queue or condition."""
+    frames = [Frame(*frame) for frame in thread["frames"]]
+    python = next((number for number, frame in enumerate(frames) if frame.is_python), len(frames))
+    if python == len(frames) or not frames[python].is_users:
+        return False
+    return any(lock in frame.function for frame in frames[:python] for lock in _LOCKS)
+
+
+def held(process: Process) -> str:
+    """What keeps the process from running, in words; empty where nothing does that is known."""
+    quota = process.get("throttled") or {}
+    stopped = process.get("state") == "T" or process.get("traced_by") or process.get("blocked")
+    words = states(process)
+    waits = any(word.startswith("waits in") for word in words)
+    if prompts := any(frame.file.endswith("/pdb.py") for frame in main_stack(process)):
+        words.append("at the prompt of pdb")
+    throttled = quota.get("share", 0) >= THROTTLED
+    return "; ".join(words) if stopped or waits or prompts or throttled else ""
+
+
+def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
+    """The program's children that have a place or a state to tell, and that; no workers that are idle.
+
+    Other programs, which it has started, are all told of: one of them may be what does the work.
+    """
+    for process in processes[1:]:
+        frame, state = place(process), held(process)
+        words = [state, f"at {at(frame)}" if frame else ""]
+        if not frame:
+            words.append(where(process))
+        if process.get("command") != processes[0].get("command"):
+            words.insert(0, _command(process))
+        elif is_python(processes[0]) and not state and (not frame or is_idle_worker(process)):
+            continue
+        yield process["pid"], "; ".join(filter(None, words))
+
+
+def _command(process: Process) -> str:
+    command = str(process.get("command"))
+    return command if len(command) <= MAX_COMMAND else f"{command[:MAX_COMMAND]}…"
+
+
+def is_python(process: Process) -> bool:
+    """Whether it isn't known to be none."""
+    said = str(process.get("stacks"))
+    return said != "gdb" and not said.endswith(NO_PYTHON)

@@ -1,0 +1,132 @@
+"""What all ranks call, and where, once one has failed since others call something else, or have left.
+
+One rank's error shows one side.  Before the others are ended, they have a moment to say theirs: by an error
+of their own, or by a dump.  ``ccl`` says what is wrong.  gloo aborts the rank that gets more than it expects,
+and all that the others hear of it is that a connection is gone: what they have called may tell why.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from signal import SIGABRT
+
+from cpulaunch import messages
+from cpulaunch.messages import AskDump, Dump
+from cpulaunch.supervise.job.causes import is_consequence, of_other_sizes, says_ranks_differ
+from cpulaunch.supervise.job.events import Send
+from cpulaunch.supervise.job.outcome import Failure
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.stalls.report import gone, has_left, sides, timed_out, without
+from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.stacks import BACKWARD
+from cpulaunch.supervise.stalls.waiting import waits
+
+DISAGREE = "ranks make different calls"
+
+WITHIN = 2.0
+"""Seconds in which the others have to say theirs."""
+
+REQUEST = 0
+"""The question's number, which is nobody else's: those of ``Dumps`` are positive, of ``Stalls`` negative."""
+
+_TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
+"""What ccl says of an operation in which a rank has waited in vain."""
+
+
+def is_about_others(error: str) -> bool:
+    """Whether an exception can come of what other ranks do: they call something else, or have left."""
+    return says_ranks_differ(error) or is_consequence(error)
+
+
+def aborted_by_gloo(end: messages.Exit) -> bool:
+    """Whether a rank was aborted within an operation of gloo."""
+    pending = waits({0: end.groups or []}, 1)
+    return end.signal == SIGABRT and any(wait.group.backend != "ccl" for wait in pending)
+
+
+class Sides:
+    """What is heard of them since the ``first`` rank has raised its error."""
+
+    def __init__(self, ranks: Sequence[Rank], first: Rank, now: float) -> None:
+        self.first, self.due = first, now + WITHIN
+        self._ranks = ranks
+        self._waiting = {r.rank for r in ranks if r.state is RankState.RUNNING and not r.raised}
+        self.dumps: dict[int, Dump] = {}
+
+    def ask(self) -> list[Send]:
+        """The question to the others."""
+        return [Send(rank, AskDump(REQUEST, native=False, fresh=True)) for rank in sorted(self._waiting)]
+
+    def dumped(self, rank: Rank, dump: Dump) -> None:
+        """An answer to it, or to another one."""
+        if dump.request == REQUEST:
+            self.dumps[rank.rank] = dump
+            self._waiting.discard(rank.rank)
+
+    def over(self, now: float) -> bool:
+        """Whether all have spoken or ended, a rank was killed, which explains it, or it takes too long."""
+        waiting = [self._ranks[rank] for rank in self._waiting]
+        if now >= self.due or any(r.exit and r.exit.signal not in (None, SIGABRT) for r in waiting):
+            return True
+        return all(rank.raised or rank.state is not RankState.RUNNING for rank in waiting)
+
+    def noted(self, failure: Failure) -> Failure:
+        """``failure`` with a line for each side, if it may come of it, and more than one is known.
+
+        Of a timeout that doesn't, with what was waited for.
+        """
+        error = failure.error or ""
+        if failure.signal != SIGABRT and not is_about_others(error):
+            return failure
+        seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
+        said = says_ranks_differ(error)
+        lines, those = sides(seen, said=said, pair=of_other_sizes(error))
+        if said or lines:
+            note = "\n".join(lines or without(seen)) or failure.note
+            return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
+        if lines := without(seen):
+            return replace(failure, note="\n".join(lines))
+        if failure.rank is None or not _TIMED_OUT.search(error):
+            return failure
+        if found := timed_out(seen, failure.rank):
+            return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
+        return failure
+
+
+def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
+    """``failure`` of a rank that its ``ranks`` have left, with what it waited in.
+
+    Those that had called it before they left aren't its cause.
+    """
+    dumps = sides.dumps if sides else {}
+    seen = [
+        Seen(each.rank, each.host, left=each.status, dump=each.last_dump)
+        if each.rank in failure.ranks
+        else _seen(each, dumps.get(each.rank))
+        for each in ranks
+    ]
+    text, lines = gone(seen) or (has_left(seen, failure.ranks), [])
+    note = "\n".join([*lines, *filter(None, [failure.note])])
+    return replace(failure, text=text, note=note, ranks=failure.ranks if text else ())
+
+
+def _seen(rank: Rank, dump: Dump | None) -> Seen:
+    raised = rank.raised
+    if raised is None:
+        left = rank.status if rank.exit and rank.exit.own and rank.exit.code == 0 else ""
+        return Seen(rank.rank, rank.host, left, dump or rank.last_dump)
+    own = Dump(REQUEST, raised.at, raised.groups, [], "")
+    return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
+
+
+def _place(raised: messages.Failure) -> str:
+    """``train.py:88 load_batch``."""
+    if not raised.file:
+        return ""
+    name = raised.file.rpartition("/")[2]
+    line = rf'{re.escape(name)}", line {raised.line}, in (\S+)'
+    functions = re.findall(line, raised.traceback)
+    backward = ", in the backward pass" if BACKWARD in raised.traceback else ""
+    return " ".join([f"{name}:{raised.line}", *functions[-1:]]) + backward

@@ -1,0 +1,421 @@
+"""Why a job makes no progress: the explanation of what all ranks have been seen to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.supervise.stalls import location
+from cpulaunch.supervise.stalls.sentences import MAX_SITUATIONS, Words, has_or_have, waits_or_wait, what
+from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.stacks import Frame, outlives
+from cpulaunch.supervise.stalls.waiting import Wait, disagreements, waits
+from cpulaunch.wording import counted, shortened
+
+_NO_LEDGER = "programs that cpulaunch doesn't run as Python, or without a process group, keep no ledger"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is.
+
+    ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
+    ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
+    that none of them is to blame more than the others.  ``odd``: where none is waited for, those at the
+    place of the fewest, of whom frames of C may tell more.  ``advice``: what becomes of it, or can be done.
+    """
+
+    headline: str
+    lines: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    operation: str | None = None
+    sequence: int | None = None
+    place: Frame | None = None
+    disagree: bool = False
+    certain: bool = False
+    mutual: bool = False
+    odd: tuple[int, ...] = ()
+    advice: str = ""
+
+
+def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
+    """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order.
+
+    It was ``paused`` for so many seconds, which are those since the last operation of a rank, too, where
+    clocks don't show a whole second more or less.
+    """
+    return _Case(seen, _waits(seen), paused, names).explain()
+
+
+def sides(seen: Sequence[Seen], *, said: bool, pair: Collection[int] = ()) -> tuple[list[str], list[int]]:
+    """What ranks have called that can't agree on it, and where, a line for each side; and who they are.
+
+    Those of most come first.  One line where they differ only in what the ledger doesn't have, and
+    have called it at the same line.
+
+    Operations that have failed count as if they were waited in.  ``said``: the process group says that they
+    differ, be it in something that the ledger doesn't have, such as a root.  ``pair``: the two ranks of which
+    it says that, where it does.
+    """
+    found = _waits(seen, failed=True)
+    if pair:
+        found = [wait.between(pair) for wait in found if set(pair) & wait.operations.keys()]
+    # Who has not waited for the others may have gone on to the next operations.
+    earlier = disagreements(_groups(seen), len(seen)) if said else []
+    differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
+    candidates = differing or (found if said else [])
+    words = Words(seen)
+    called = [(words.sides(wait), sorted(wait.operations)) for wait in candidates if len(wait.operations) > 1]
+    if said:
+        return max(called, key=lambda each: len(each[0]), default=([], []))
+    return next((each for each in called if len(each[0]) > 1), ([], []))
+
+
+def without(seen: Sequence[Seen]) -> list[str]:
+    """Who has failed in an operation, and who runs without being in its group any more; a line for each."""
+    found = _waits(seen, failed=True)
+    case = _Case(seen, found)
+    for wait in found:
+        numbers = (wait.ranks[number] for number in wait.unknown if number in wait.ranks)
+        if gone := [rank for rank in numbers if case.seen[rank].program]:
+            return [case.words.side(wait, wait.waiting[:1]), *case.words.situations(gone, wait)]
+    return []
+
+
+def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
+    """Why what a rank has failed in was not completed; None where the ledger has no such thing."""
+    return _Case(seen, _waits(seen, failed=True), waiter=rank).of_waits()
+
+
+def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
+    """Who has left without calling what others have failed in, and those; None where it isn't known.
+
+    "" where all that have left are known to have called it, or aren't in its group, and who hasn't called it.
+    """
+    found = _waits(seen, failed=True)
+    case = _Case(seen, found)
+    for wait in found:
+        if left := case.left(wait, wait.absent):
+            return has_left(seen, left, wait), [case.words.side(wait, wait.waiting)]
+    have_left = {each.rank for each in seen if each.left}
+    if not any(_have_called(wait, have_left) for wait in found):
+        return None
+    late = case.of_waits()
+    return "", list(late.lines) if late else []
+
+
+def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
+    """Whether those of ``ranks`` that are in the group are known to have called it; none of them may be."""
+    if any(number not in wait.ranks for number in wait.unknown):
+        return False
+    return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
+
+
+def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = None) -> str:
+    """The headline where ``ranks`` have, and others ``wait`` for them in vain."""
+    how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
+    who = Words(seen).named(ranks)
+    without = ""
+    if wait:
+        without = f" without {'answering' if wait.message else 'calling'} {_of_others(wait)}"
+    return f"{who} {has_or_have(ranks)} left ({shortened(list(how))}){without}"
+
+
+def _of_others(wait: Wait) -> str:
+    """What ranks wait in, as one says to others: ``"all_reduce #3"``, ``"rank 1's recv #0 from rank 0"``."""
+    name = what(wait, wait.waiting[0], short=True)
+    return f"rank {wait.waiting[0]}'s {name}" if wait.message else name
+
+
+def _waits(seen: Sequence[Seen], *, failed: bool = False) -> Sequence[Wait]:
+    return waits(_groups(seen), len(seen), failed=failed)
+
+
+def _groups(seen: Sequence[Seen]) -> dict[int, list[dict[str, Any]]]:
+    return {each.rank: each.dump.groups for each in seen if each.dump}
+
+
+class _Case:
+    def __init__(
+        self,
+        seen: Sequence[Seen],
+        found: Sequence[Wait],
+        paused: float = 0.0,
+        names: Names = RANKS,
+        waiter: int | None = None,
+    ) -> None:
+        """With a ``waiter``, only ranks are missed that this one waits for."""
+        self.words, self.names = Words(seen, paused, names), names
+        self.seen = self.words.seen
+        self._waiter = waiter
+        # A rank that runs has asked for a message, but doesn't wait for it.
+        self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
+
+    def explain(self) -> Explanation:
+        found = self.of_waits() or self._nobody()
+        if found.place:
+            return found
+        if found.ranks:
+            return replace(found, place=self.seen[found.ranks[0]].place)
+        places = {each.place for each in self.seen.values() if not each.left}
+        return replace(found, place=places.pop() if len(places) == 1 else None)
+
+    # ---- the causes
+
+    def of_waits(self) -> Explanation | None:
+        """Why what ranks wait in doesn't complete."""
+        rules = (
+            self._disagreement,
+            self._missing,
+            self._unmet,
+            self._crossed,
+            self._silent,
+            self._incomplete,
+        )
+        return next((found for rule in rules if (found := rule())), None)
+
+    def _disagreement(self) -> Explanation | None:
+        """Different operations, types or sizes have the same number."""
+        for wait in self.waits:
+            if len(kinds := wait.kinds()) > 1:
+                lines = [self.words.side(wait, theirs) for theirs in kinds.values()]
+                headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
+                found = self._of(wait, headline, lines, sorted(wait.operations))
+                return replace(found, disagree=True, certain=True, mutual=True)
+        return None
+
+    def _missing(self) -> Explanation | None:
+        """Ranks have not called an operation that others wait in, and wait in no other themselves."""
+        waiting = {rank for wait in self.waits for rank in self.words.waiting(wait)}
+        candidates = []
+        for wait in self.waits:
+            is_about = self._waiter is None or self._waiter in wait.waiting
+            if is_about and (free := sorted(wait.absent - waiting)):
+                candidates.append((wait, free))
+        if not candidates:
+            return None
+        wait, free = max(
+            candidates, key=lambda each: (len(self.words.waiting(each[0])), len(each[0].waiting))
+        )
+        left = self.left(wait, free)
+        free = [rank for rank in free if rank in left or not self.seen[rank].left]
+        held = [rank for rank in free if self.seen[rank].held]
+        first = left or held or free
+        headline = self._of_absent(wait, free, left, held)
+        others = [rank for rank in free if rank not in first]
+        lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
+        certain = bool(left) or bool(not held and self._locked(free))
+        return replace(self._of(wait, headline, lines, first), certain=certain)
+
+    def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
+        """Those of ``ranks`` that have left, as far as they may be the cause.
+
+        One of which it isn't known whether it had called the operation before isn't, where it is known of
+        others that they haven't.
+        """
+        left = sorted(rank for rank in ranks if self.seen[rank].left)
+        is_known = any(rank in wait.missing and rank not in left for rank in ranks)
+        return [rank for rank in left if rank in wait.missing] if is_known else left
+
+    def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
+        """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
+        name = what(wait, wait.waiting[0], short=True)
+        if left:
+            return has_left(list(self.seen.values()), left, wait)
+        if all(self.seen[rank].dump is None for rank in free):
+            return f"{self.words.named(free)} can't be seen; {self._others_wait(wait, free)} in {name}"
+        if wait.message:
+            return f"{self.words.named(free)} {has_or_have(free)} not answered {_of_others(wait)}"
+        if held:
+            return self.words.held(held)
+        if locked := self._locked(free):
+            return f"threads of {self.words.named(locked)} wait for each other's locks"
+        if len(free) > len(wait.waiting):
+            does = f"{waits_or_wait(wait.waiting)} in"
+            if not self.words.waiting(wait):
+                does = f"{has_or_have(wait.waiting)} started"
+            who = f"{self.words.named(wait.waiting)} {does}"
+            return f"{who} {name}, which {counted(len(free), 'rank')} {has_or_have(free)} not called"
+        return f"{self.words.named(free)} {has_or_have(free)} not called {name}"
+
+    def _others_wait(self, wait: Wait, unseen: Collection[int]) -> str:
+        if {*wait.waiting, *unseen} >= self.seen.keys():
+            return "the others wait"
+        return f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
+
+    def _unmet(self) -> Explanation | None:
+        """Ranks make a group, and others, which would have to come, wait elsewhere."""
+        for wait in self.waits:
+            elsewhere = [other for other in self.waits if wait.absent & set(other.waiting)]
+            if not (wait.meets and elsewhere):
+                continue
+            those = {id(each): sorted(wait.absent & set(each.waiting)) for each in elsewhere}
+            most = max(elsewhere, key=lambda each: len(those[id(each)]))
+            name, other = (what(each, each.waiting[0], short=True) for each in (wait, most))
+            who = f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)} in {name}"
+            headline = f"{who}, {self.words.named(those[id(most)])} in {other}"
+            lines = [
+                *self.words.waiters(wait, ()),
+                *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
+            ]
+            found = self._of(wait, headline, lines, sorted({*wait.waiting, *wait.absent}))
+            certain = not any(self.seen[rank].runs for rank in wait.absent)
+            return replace(found, certain=certain, mutual=True)
+        return None
+
+    def _crossed(self) -> Explanation | None:
+        """Ranks wait for each other in different groups."""
+        circle = self._circle()
+        if not circle:
+            return None
+        lines = []
+        for rank, (wait, other) in circle.items():
+            who, at = self.words.named([rank]), self.words.at(wait, [rank])
+            lines.append(f"{who} waits for rank {other} in {what(wait, rank)}{at}")
+        wait = next(iter(circle.values()))[0]
+        if all(wait.message for wait, _ in circle.values()):
+            what_for = "messages"
+        elif len({wait.group.name for wait, _ in circle.values()}) == 1:
+            what_for = "a collective and a message"
+        else:
+            what_for = "different groups"
+        headline = f"{self.words.named(list(circle))} wait for each other in {what_for}"
+        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True, mutual=True)
+
+    def _circle(self) -> dict[int, tuple[Wait, int]]:
+        """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
+        edges: dict[int, tuple[Wait, int]] = {}
+        for wait in self.waits:
+            for rank in self.words.waiting(wait) if wait.absent else ():
+                edges.setdefault(rank, (wait, min(wait.absent)))
+        for start in sorted(edges):
+            path: dict[int, tuple[Wait, int]] = {}
+            rank = start
+            while rank in edges and rank not in path:
+                path[rank] = edges[rank]
+                rank = edges[rank][1]
+            if rank in path:
+                ranks = list(path)
+                return {each: path[each] for each in ranks[ranks.index(rank) :]}
+        return {}
+
+    def _silent(self) -> Explanation | None:
+        """Somebody is missing of whom nothing is known."""
+        for wait in self.waits:
+            if wait.unknown and not any(n in wait.ranks for n in wait.unknown):
+                members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
+                name = what(wait, wait.waiting[0], short=True)
+                group = f"the group of {wait.group.size}" if wait.meets else f"group {wait.group.name}"
+                headline = f"{members} of {group} can't be seen; {self._others_wait(wait, ())} in {name}"
+                if wait.meets and wait.group.size > len(self.seen):
+                    ours = counted(len(self.seen), self.names.noun)
+                    headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"
+                return self._of(wait, headline, self.words.waiters(wait, ()), ())
+        return None
+
+    def _incomplete(self) -> Explanation | None:
+        """All have called an operation, and it doesn't complete."""
+        wait = next((w for w in self.waits if not w.absent), None)
+        if wait is None:
+            return None
+        name = what(wait, wait.waiting[0], short=True)
+        if wait.message and wait.operation.peer < 0:
+            senders = [rank for rank in wait.members if rank not in wait.waiting]
+            lines = [*self.words.waiters(wait, senders), *self.words.situations(senders, wait)]
+            return self._of(
+                wait, f"no rank has sent what {self.words.named(wait.waiting)} waits for in {name}", lines, ()
+            )
+        lines = [f"all have called {what(wait, wait.waiting[0])}{self.words.at(wait, wait.waiting)}"]
+        if held := [rank for rank in wait.members if self.seen[rank].held]:
+            headline = self.words.held(held)
+            return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
+        pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
+        if not pairs:
+            return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
+        by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
+        for a, b in pairs:
+            by_hosts.setdefault(frozenset((self.seen[a].host, self.seen[b].host)), []).append((a, b))
+        ends = [self.words.named([rank]) for rank in pairs[0]]
+        if len(by_hosts) == 1 and len(hosts := next(iter(by_hosts))) == 2:
+            ends = sorted(hosts)
+        headline = f"{name} does not complete between {ends[0]} and {ends[1]}"
+        for those in islice(by_hosts.values(), MAX_SITUATIONS):
+            waiting, others = {a for a, _ in those}, {b for _, b in those}
+            who, whom = self.words.named(waiting), self.words.named(others)
+            lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
+        found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
+        return replace(found, mutual=True)
+
+    def _peers(self, wait: Wait) -> list[int]:
+        peer = wait.ranks.get(wait.operation.peer)
+        return [] if peer is None else [peer]
+
+    def _nobody(self) -> Explanation:
+        """No rank waits in an operation."""
+        noun = self.names.noun
+        running = [each.rank for each in self.seen.values() if not each.left]
+        programs = {rank: program for rank in running if (program := self.seen[rank].program)}
+        if held := [rank for rank in running if self.seen[rank].held]:
+            headline = self.words.held(held)
+            return Explanation(headline, tuple(self.words.situations(held)), tuple(held))
+        if locked := self._locked(running):
+            headline = f"threads of {self.words.named(locked)} wait for each other's locks"
+            return Explanation(headline, tuple(self.words.situations(locked)), tuple(locked))
+        if running and all(self.seen[rank].leaving for rank in running):
+            everybody = len(running) == len(self.seen) > 1
+            who = f"all {noun}s" if everybody else self.words.named(running)
+            words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
+            threads = [outlives(programs[rank]) if rank in programs else None for rank in running]
+            why = ": threads have not ended" if all(threads) else ""
+            ranks = () if everybody else tuple(running)
+            return Explanation(f"{who} {words} exit{why}", tuple(self.words.situations(running)), ranks)
+        if fed := [rank for rank in programs if location.waits_for_input(programs[rank])]:
+            everybody = fed == running and len(running) > 1
+            who = f"all {noun}s wait" if everybody else f"{self.words.named(fed)} {waits_or_wait(fed)}"
+            ranks = () if everybody else tuple(fed)
+            return Explanation(f"{who} for input", tuple(self.words.situations(fed)), ranks)
+        return self._somewhere(running)
+
+    def _somewhere(self, running: Sequence[int]) -> Explanation:
+        noun = self.names.noun
+        places: dict[str, list[int]] = {}
+        for rank in running:
+            places.setdefault(self.seen[rank].at, []).append(rank)
+        fewest = min(places.values(), key=len, default=[]) if len(places) > 1 else []
+        has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
+        ranks = tuple(running) if len(running) == 1 else ()
+        if len(places) == 1 and (at := next(iter(places))):
+            who = f"all {noun}s are" if len(running) > 1 else f"{self.words.named(running)} is"
+            first = self.seen[running[0]]
+            headline = f"{who} {'at ' if first.place else ''}{at}"
+        elif has_ledger:
+            headline = f"no {noun} waits in a collective"
+        else:
+            who = f"the {noun}s wait" if len(running) > 1 else f"{self.words.named(running)} waits"
+            headline = f"what {who} for isn't known"
+        lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
+        lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
+        lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
+        return Explanation(headline, tuple(lines), ranks, odd=tuple(fewest) if has_ledger else ())
+
+    def _why_no_groups(self) -> str:
+        done = max(each.collectives for each in self.seen.values())
+        if not done:
+            return _NO_LEDGER
+        return f"no rank is in a process group any more, after {counted(done, 'collective')}"
+
+    def _locked(self, ranks: Sequence[int]) -> list[int]:
+        """Those that have a dead lock of their own."""
+        programs = ((rank, self.seen[rank].program) for rank in ranks)
+        return [rank for rank, program in programs if program and location.dead_lock(program)]
+
+    def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
+        first = next(iter(ranks := tuple(ranks)), -1)
+        operation = wait.operations.get(first)
+        program = self.seen[first].program if operation else None
+        place = location.place(program, operation.thread) if operation and program else None
+        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place)

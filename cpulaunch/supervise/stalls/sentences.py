@@ -1,0 +1,206 @@
+"""The words of a stall's report: what ranks have called, where they are, and what they did last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.supervise.stalls import location
+from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.waiting import Wait
+from cpulaunch.wording import counted, shortened
+
+MAX_SITUATIONS = 4
+"""Ranks that are described one by one."""
+
+MAX_SIDES = 8
+"""Lines of what ranks call that can't agree on it."""
+
+MAX_CHILDREN = 4
+"""Children of a rank that are described."""
+
+
+class Words:
+    """Says what is seen of ``seen``, all ranks of a job, which was ``paused`` for so many seconds."""
+
+    def __init__(self, seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> None:
+        self.seen: Mapping[int, Seen] = {each.rank: each for each in seen}
+        self._paused, self._names = paused, names
+        self._said = ""  # of held ranks, in the headline
+
+    def sides(self, wait: Wait) -> list[str]:
+        """What ranks have called as the same number, and where; equal ones in a line."""
+        found: dict[str, list[int]] = {}
+        for ranks in wait.kinds().values():
+            for rank in ranks:
+                found.setdefault(f"{what(wait, rank)}{self._at_in(wait, [rank])}", []).append(rank)
+        shown = sorted(found.items(), key=lambda side: -len(side[1]))
+        lines = [f"{self.named(ranks)}: {words}" for words, ranks in shown[:MAX_SIDES]]
+        return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
+
+    def side(self, wait: Wait, ranks: Sequence[int]) -> str:
+        """What these have called, which is the same, and where."""
+        return f"{self.named(ranks)}: {what(wait, ranks[0])}{self._at_in(wait, ranks)}"
+
+    def held(self, ranks: Sequence[int]) -> str:
+        """A headline: what holds the first of these, and others.  No line says it again afterwards."""
+        self._said = self.seen[ranks[0]].held
+        alike = [rank for rank in ranks if self.seen[rank].held == self._said]
+        return f"{self.named(alike)}: {self._said}"
+
+    def named(self, ranks: Iterable[int]) -> str:
+        """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
+        ranks = sorted(ranks)
+        hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
+        return f"{self._names.several(ranks)} on {shortened(hosts)}"
+
+    def at(self, wait: Wait, ranks: Iterable[int]) -> str:
+        """``", at train.py:91 main"``: the lines where ranks are that have called it."""
+        callers = {rank: wait.operations[rank].thread for rank in ranks}
+        places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].line_of(callers[rank])))
+        return f", at {shortened(list(places))}" if places else ""
+
+    def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
+        """Where ranks have called it, or where they are now, if it is complete for all of them, or if they \
+have called a later one.
+
+        What is complete for a rank that has raised an error may well have failed, but for ``ccl``'s.
+        """
+        knows = wait.group.backend == "ccl"
+        raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
+        there = [rank for rank in ranks if rank in wait.waiting or rank in raised]
+        if there and (wait.message or any(wait.members[rank].reached <= wait.sequence for rank in there)):
+            return self.at(wait, there)
+        when = "called earlier" if there else "which is complete there"
+        return f", {when}" + self.at(wait, there or ranks).replace(", at ", "; now at ", 1)
+
+    def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
+        others = [rank for rank in self.seen if rank not in missing]
+        if self.waiting(wait) != others or not missing or len(others) == 1:
+            return self.of_these(wait, wait.waiting)
+        return [f"all others wait in {what(wait, others[0])}{self.at(wait, others)}"]
+
+    def waiting(self, wait: Wait) -> list[int]:
+        """The ranks that may wait in it, and have not just started it."""
+        return [rank for rank in wait.waiting if self.seen[rank].may_wait(wait.operations[rank].thread)]
+
+    def of_these(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
+        """What these ranks wait in, and where, or what they have started, and where they are now."""
+        lines, waiting = [], self.waiting(wait)
+        if those := [rank for rank in ranks if rank in waiting]:
+            who = f"{self.named(those)} {waits_or_wait(those)}"
+            lines.append(f"{who} in {what(wait, those[0])}{self.at(wait, those)}")
+        if those := [rank for rank in ranks if rank not in waiting]:
+            at = self.at(wait, those).replace(", at ", f", and {is_or_are(those)} at ", 1)
+            lines.append(f"{self.named(those)} {has_or_have(those)} started {what(wait, those[0])}{at}")
+        return lines
+
+    def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
+        for rank in ranks[:MAX_SITUATIONS]:
+            yield from self._situation(self.seen[rank], wait)
+        if len(ranks) > MAX_SITUATIONS:
+            yield f"and {counted(len(ranks) - MAX_SITUATIONS, f'more {self._names.noun}')}"
+
+    def _situation(self, seen: Seen, wait: Wait | None) -> Iterator[str]:
+        """What a rank has done last, and where it is."""
+        parts = [last] if (last := self._last(seen, wait)) else []
+        name = self.named([seen.rank])
+        if seen.left:
+            yield f"{name} has left: {seen.left}"
+            return
+        if seen.place:
+            feeds = seen.program and location.waits_for_input(seen.program)
+            parts.append(f"{'waits for input' if feeds else 'is'} at {seen.at}")
+        elif seen.at:
+            parts.append(f"is {seen.at} (no stack: {_why_unseen(seen)})")
+        else:
+            parts.append(f"can't be seen: {_why_unseen(seen)}")
+        yield f"{name} {' and '.join(parts)}"
+        if seen.held and seen.held != self._said:
+            yield f"  {seen.held}"
+        if not seen.dump or not seen.program:
+            return
+        for line in location.around_locks(seen.program):
+            yield f"  {line}"
+        for pid, text in islice(location.children(seen.dump.processes), MAX_CHILDREN):
+            yield f"  its process {pid}: {text}"
+
+    def _last(self, seen: Seen, wait: Wait | None) -> str:
+        if wait is None or wait.message or wait.meets or seen.dump is None or seen.left:
+            return ""
+        member = wait.members.get(seen.rank)
+        if member is None:
+            # A young group may not be in its ledger yet, which nobody writes any more if it is held.
+            was_there = wait.sequence > 0 and not seen.held
+            name = f"group {wait.group.name}"
+            return (
+                f"is not in {name} any more"
+                if was_there
+                else f"is not known to have called anything in {name}"
+            )
+        done, called = member.completed, member.record(member.reached)
+        if called and (done is None or called.sequence > done.sequence):
+            return f"called #{called.sequence} {self._ago(seen, called.enqueued)}"
+        if done is None:
+            return f"has completed nothing in group {wait.group.name} yet"
+        return f"finished #{done.sequence} {self._ago(seen, done.completed)}"
+
+    def _ago(self, seen: Seen, at: float) -> str:
+        assert seen.dump
+        ago = (seen.dump.at if seen.now is None else seen.now) - at
+        return f"{self._paused if abs(ago - self._paused) < 1 else ago:.0f} s ago"
+
+
+def what(wait: Wait, rank: int, *, short: bool = False) -> str:
+    """A rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
+    op = wait.operations[rank]
+    if wait.meets:
+        members = CoreSet(wait.ranks.values()) if wait.group.members and not short else ()
+        return op.kind + (f" of ranks {members}" if members else "")
+    by = f" ({op.reduction})" if wait.reductions_differ and op.reduction else ""
+    name = f"{op.kind}{by} #{op.sequence}"
+    if op.peer >= 0:
+        peer = wait.ranks.get(op.peer)
+        whom = f"number {op.peer} of the group" if peer is None else f"rank {peer}"
+        name += f" {'to' if 'send' in op.kind else 'from'} {whom}"
+    if short:
+        return name
+    if wait.roots_differ and op.root >= 0:
+        way = "to" if op.kind in ("reduce", "gather") else "from"
+        name += f" {way} rank {wait.ranks.get(op.root, op.root)}"
+    others = {each.bytes for each in wait.operations.values()} - {op.bytes}
+    size = f", {_size(op.bytes, others)} {op.type}" if op.bytes or (others and op.type) else ""
+    return f"{name} of group {wait.group.name}{size}"
+
+
+def _size(count: int, others: Collection[int] = ()) -> str:
+    """In short, unless one of ``others`` would read the same."""
+    if any(_size(each) == _size(count) for each in others):
+        return f"{count:,} bytes"
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.{1 if count < 10 * unit else 0}f}".removesuffix(".0") + f" {name}"
+    return counted(count, "byte")
+
+
+def _why_unseen(seen: Seen) -> str:
+    if seen.dump is None:
+        return "its agent has not answered"
+    said = str(seen.program.get("stacks", "")) if seen.program else ""
+    if said.startswith("none: "):
+        return said.removeprefix("none: ")
+    return "its main thread runs no Python" if said else seen.dump.error or "it has no stack"
+
+
+def has_or_have(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def is_or_are(ranks: Collection[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def waits_or_wait(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

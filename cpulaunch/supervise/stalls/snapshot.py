@@ -1,0 +1,58 @@
+"""What is known of a rank of a job that makes no progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpulaunch.messages import Dump
+from cpulaunch.supervise.stalls import location
+from cpulaunch.supervise.stalls.stacks import Frame, Process
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a rank.
+
+    ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
+    was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
+    program has said that it ends.  ``collectives``: it has completed so many.
+    """
+
+    rank: int
+    host: str
+    left: str = ""
+    dump: Dump | None = None
+    raised_at: str = ""
+    now: float | None = None
+    leaving: bool = False
+    collectives: int = 0
+
+    @property
+    def program(self) -> Process | None:
+        return self.dump.processes[0] if self.dump and self.dump.processes else None
+
+    @property
+    def place(self) -> Frame | None:
+        return location.place(self.program) if self.program else None
+
+    @property
+    def at(self) -> str:
+        return self.raised_at or (location.where(self.program) if self.program else "")
+
+    def line_of(self, caller: int) -> str:
+        """The line where it is, or its thread with this number, which has called something; "" if unknown."""
+        if self.raised_at or self.program is None or location.place(self.program, caller) is None:
+            return self.raised_at
+        return location.where(self.program, caller)
+
+    def may_wait(self, caller: int) -> bool:
+        """Whether it, or its thread with this number, may wait in what it has called."""
+        return self.program is None or location.may_wait(self.program, caller)
+
+    @property
+    def runs(self) -> bool:
+        return self.program is not None and location.runs(self.program)
+
+    @property
+    def held(self) -> str:
+        return location.held(self.program) if self.program else ""

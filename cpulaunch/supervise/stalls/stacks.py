@@ -1,0 +1,347 @@
+"""What the ranks of a job are doing, as text: ranks with the same stack are one.  Pure.
+
+``agent.observe.processes`` and ``agent.observe.stacks`` make the dicts that are read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.supervise.control.observer_messages import RankSeen
+
+BACKWARD = "_engine_run_backward"
+"""The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
+
+_SAYS_LITTLE = ("wrapper", "<module>", BACKWARD, "_new_process_group_helper", "_new_group_with_tag")
+"""Functions of packages whose callers are better known."""
+
+MANY_HOSTS = 3
+"""Hosts of some ranks that are named."""
+
+MUCH_SWAPPED = 10 << 10
+"""kB in the swap from which on it is said."""
+
+MUCH_THROTTLED = 0.05
+"""Share of the time that a quota has taken, from which on it is said."""
+
+Process = dict[str, Any]
+T = TypeVar("T")
+
+_LIBCS_OWN = re.compile(r"^__GI_+")
+"""How libc's functions are called within it."""
+
+MANY_PIDS = 16
+"""Process ids that are shown of ranks with the same stack."""
+
+_OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
+_WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")
+"""Functions of ours that torch's stand in: the library calls ours, and ours the library's."""
+_STANDARD = re.compile(r"/lib(64)?/python3\.\d+/|/python3\.\d+\.zip/|^<frozen ")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_INTERPRETER = re.compile(
+    r"/libpython3[^/]*$|/python3?[^/]*$|/Python-3[^/]*/|/_ctypes[^/]*$|/libffi\.so[^/]*$"
+)
+
+
+class Frame(NamedTuple):
+    """A frame of a stack."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def short(self) -> str:
+        """The function's name without those of classes and functions that it is in."""
+        return self.function.rpartition(".")[2] if self.is_python else self.function
+
+    @property
+    def is_python(self) -> bool:
+        return self.file.endswith(".py") or self.file.startswith("<")
+
+    @property
+    def is_libc(self) -> bool:
+        """Whether it is of libc, or of another library without Python."""
+        built = self.file.startswith(("../", "./"))  # as those who have built it say, where gdb asks them
+        return not self.is_python and (built or bool(re.search(r"\.so\b[^/]*$", self.file)))
+
+    @property
+    def has_line(self) -> bool:
+        """Whether its line is of code that a user has."""
+        return self.line > 0 and not self.is_libc
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is of Python's own library."""
+        return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of cpulaunch."""
+        return bool(_OURS.search(self.file))
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is of the user's own code, and not of an installed package or Python itself."""
+        outside = self.is_standard or _INSTALLED.match(self.file) or self.file.startswith("<")
+        return self.is_python and not outside and not self.is_ours
+
+    def __str__(self) -> str:
+        return f"{self.function}  {_INSTALLED.sub('', self.file)}" + (f":{self.line}" if self.line else "")
+
+
+Stack = tuple[Frame, ...]
+
+
+def stack(thread: Process) -> Stack:
+    """A thread's frames, the innermost first, but for those of cpulaunch's own start and the interpreter."""
+    frames = [
+        Frame(_LIBCS_OWN.sub("", str(name)), str(file), int(line))
+        for name, file, line in thread.get("frames", ())
+    ]
+    return tuple(
+        frame
+        for frame in frames
+        if frame.function != "?"
+        and not (frame.is_python and re.search(r"/cpulaunch/agent/|/runpy\.py$|<frozen runpy>", frame.file))
+        and not ("/cpulaunch/runtime/" in frame.file and _WRAPPER.search(frame.function))
+        and not (not frame.is_python and _INTERPRETER.search(frame.file))
+    )
+
+
+def place(frames: Stack) -> str:
+    """Where a stack is, in a few words: ``all_reduce ← train.py:91``, ``load_batch at train.py:88``.
+
+    The first is what the user's innermost frame, the second, has called: the innermost function of a package,
+    or else what it has called of Python itself, or of a library without Python.
+    """
+    if not frames:
+        return "no frames"
+    users = next((number for number, frame in enumerate(frames) if frame.is_users), None)
+    if users is None:
+        python = any(frame.is_python for frame in frames)
+        return (_called(frames) if python else None) or frames[0].short
+    frame = frames[users]
+    where = f"{frame.file.rpartition('/')[2]}:{frame.line}"
+    called = _called(frames[:users])
+    if called is None or called == frame.short:
+        return f"{frame.short} at {where}"
+    return f"{called} ← {where}"
+
+
+def _called(inner: Stack) -> str | None:
+    """The most telling function of frames within the user's."""
+    python = [frame for frame in inner if frame.is_python]
+    told = [frame for frame in python if not frame.is_standard and not frame.is_ours]
+    told = [frame for frame in told if frame.short not in _SAYS_LITTLE] or told
+    if told:
+        return told[0].short
+    native = [frame for frame in inner if not frame.function.startswith("pybind11::")]
+    return (python or native or inner)[-1].short if inner else None
+
+
+def main_stack(process: Process) -> Stack:
+    """The stack of a process's main thread; empty where it isn't known."""
+    threads = process.get("threads") or ()
+    return next((stack(thread) for thread in threads if thread.get("name") == "MainThread"), ())
+
+
+def outlives(process: Process) -> Process | None:
+    """A thread for which the main one waits, as the script has ended.
+
+    It is the first with a line of the user's, or else whose target is a function of C, such as `time.sleep`.
+    Others may be daemons, which nobody waits for.
+    """
+    main = main_stack(process)
+    if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
+        return None
+    others = [each for each in process.get("threads") or () if each["name"] != "MainThread"]
+    users = (each for each in others if any(frame.is_users for frame in stack(each)))
+    return next(users, None) or next(filter(_runs_c, others), None)
+
+
+def _runs_c(thread: Process) -> bool:
+    """Whether all that it runs of Python is what calls a thread's target."""
+    python = [frame for frame in stack(thread) if frame.is_python]
+    return bool(python) and all(frame.file.endswith("/threading.py") for frame in python)
+
+
+def states(process: Process) -> list[str]:
+    """What is special about a process's state, in words; empty where it just runs, or sleeps."""
+    said = []
+    if process.get("state") == "T":
+        said.append(f"stopped ({process.get('stopped_by') or 'SIGSTOP'})")
+    if process.get("traced_by"):
+        said.append(f"a debugger (pid {process['traced_by']}, {process.get('tracer')}) holds it")
+    for thread in process.get("blocked") or ():
+        if thread.get("file"):
+            said.append(f"waits for a disk: {thread['call']} of {thread['file']}")
+        elif thread.get("call"):
+            said.append(f"waits for a disk: {thread['call']}")
+        else:
+            said.append(
+                f"in the kernel, and not to be interrupted: {thread.get('wchan') or 'no more is known'}"
+            )
+    quota = process.get("throttled") or {}
+    if quota.get("share", 0) >= MUCH_THROTTLED:
+        said.append(f"throttled {quota['share']:.0%} by its cgroup".replace("%", " %"))
+    if process.get("swapped", 0) >= MUCH_SWAPPED:
+        said.append(f"{process['swapped'] / (1 << 20):.1f} GB swapped out")
+    file = process.get("file") or ""
+    if process.get("state") == "S" and file.startswith("/") and not file.startswith(("/dev/", "/memfd:")):
+        said.append(f"waits in {process['call']} of {file}")
+    return list(dict.fromkeys(said))
+
+
+def report(seen: Sequence[RankSeen]) -> str:
+    """What all ranks are doing: their states, and every thread's stack, each once, with its ranks."""
+    return "\n".join(_lines(seen)).lstrip("\n") + "\n"
+
+
+def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyType({})) -> Iterator[str]:
+    """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``.
+
+    ``called`` is what has been called for ranks in their backward pass, which their stacks don't show.
+    """
+    programs = [each for each in seen if each.processes]
+
+    def where(each: RankSeen) -> str:
+        frames = main_stack(program := _program(each))
+        if thread := outlives(program):
+            return f"{place(stack(thread))}, in its thread {thread['name']}"
+        if not frames:
+            return f"{program.get('command')}: {program.get('word')}"
+        operation = called.get(each.rank) if any(frame.function == BACKWARD for frame in frames) else None
+        return f"{operation} in {place(frames)}" if operation else place(frames)
+
+    for found, those in _folded(programs, where):
+        yield f"{who(those, seen)} {found}"
+
+
+def lacking(seen: Sequence[RankSeen]) -> Iterator[str]:
+    """Why programs have written their stacks themselves, and what these lack; a line for each reason."""
+
+    def why(each: RankSeen) -> str:
+        how, _, reason = str(_program(each).get("stacks")).partition(": ")
+        return reason if how == "faulthandler" else ""
+
+    for reason, those in _folded([each for each in seen if each.processes], why):
+        if reason:
+            yield f"{who(those, seen)} {reason}: stacks have no frames of C, and threads no names"
+
+
+def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
+    for how, those in _folded([each for each in seen if each.left], lambda each: each.left):
+        yield f"{who(those, seen)} {'has' if len(those) == 1 else 'have'} left: {how}"
+    silent = [each for each in seen if each.processes is None and not each.left]
+    for why, those in _folded(silent, lambda each: each.error):
+        yield f"{who(those, seen)} said nothing" + (f": {why}" if why else "")
+    for why, those in _folded([each for each in seen if each.processes is not None], lambda each: each.error):
+        if why:
+            yield f"{who(those, seen)} {why}"
+    yield from lacking(seen)
+    programs = [each for each in seen if each.processes]
+    for said, those in _folded(programs, lambda each: tuple(states(_program(each)))):
+        for words in said:
+            yield f"{who(those, seen)} {words}"
+    for key, those in _folded(programs, _key_of_program):
+        yield ""
+        shown_by = {each for every in those if (each := _program(every).get("native_of")) is not None}
+        native = f" (frames of C and C++ are those of rank {CoreSet(shown_by)})" if shown_by else ""
+        title, *frames = _program_lines(key, who(those, seen), _program(those[0]), native)
+        yield from (title, _pids(those), *frames)
+        yield from _threads(those, seen)
+    yield from _children(programs, seen)
+
+
+def _pids(those: Sequence[RankSeen]) -> str:
+    """Those of the programs, in the order of the ranks."""
+    pids = [str(_program(each).get("pid")) for each in those]
+    more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
+    return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"
+
+
+def _program(each: RankSeen) -> Process:
+    assert each.processes
+    return each.processes[0]
+
+
+def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
+    """Main thread's stack; where there is none, why."""
+    program = _program(each)
+    frames = main_stack(program)
+    return frames, "" if frames else str(program.get("stacks", "")).removeprefix("none: ")
+
+
+def _program_lines(key: tuple[Stack, str], ranks: str, program: Process, native: str) -> Iterator[str]:
+    frames, why = key
+    if frames:
+        yield f"{ranks} {place(frames)}{native}"
+        yield from _frames(frames)
+    else:
+        where = f", in {program['wchan']} of the kernel" if program.get("wchan") else ""
+        yield f"{ranks} {program.get('command')}: {program.get('word')}{where}; no stack: {why or 'unknown'}"
+
+
+def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
+    """Threads besides the main one, those of the same stack together."""
+    others = [
+        (each, str(thread.get("name")) or "thread", stack(thread))
+        for each in those
+        for thread in _program(each).get("threads") or ()
+        if thread.get("name") != "MainThread"
+    ]
+    for frames, folded in _folded([other for other in others if other[2]], lambda other: other[2]):
+        names = list(dict.fromkeys(name for _, name, _ in folded))
+        ranks = {each.rank for each, _, _ in folded}
+        some = "" if len(ranks) == len(those) else f"{who([each for each, _, _ in folded], seen)} "
+        most = max(sum(each.rank == rank for each, _, _ in folded) for rank in ranks)
+        title = f"thread {names[0]}" if most == 1 else f"{most} threads ({names[0]}, …)"
+        yield f"  {some}{title}: {place(frames)}"
+        if any(frame.is_users for frame in frames):
+            yield from _frames(frames, "      ")
+
+
+def _children(programs: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
+    """Children of the programs, those of the same stack and state together."""
+    children = [(each, child) for each in programs for child in (each.processes or ())[1:]]
+
+    def key(found: tuple[RankSeen, Process]) -> tuple[Any, ...]:
+        frames = main_stack(found[1])
+        return frames, tuple(states(found[1])), None if frames else found[1].get("command")
+
+    for (frames, said, command), folded in _folded(children, key):
+        those = list({each.rank: each for each, _ in folded}.values())
+        first = folded[0][1]
+        what = f"child {first.get('pid')}" if len(folded) == 1 else f"{len(folded)} children"
+        yield ""
+        place_or_state = place(frames) if frames else f"{command}: {first.get('word')}"
+        yield f"{who(those, seen)} {what}: {'; '.join([*said, place_or_state])}"
+        yield from _frames(frames)
+
+
+def _frames(frames: Stack, indent: str = "    ") -> Iterator[str]:
+    for frame in frames:
+        yield f"{indent}{frame}"
+
+
+def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
+    """``[0-2,4-15]``; with the hosts where there are several in the job, and few here."""
+    those = list(those)
+    ranks = f"[{CoreSet(each.rank for each in those)}]"
+    hosts = list(dict.fromkeys(each.host for each in those))
+    if len({each.host for each in seen}) == 1 or len(hosts) > MANY_HOSTS:
+        return ranks
+    return f"{ranks} on {', '.join(hosts)}:"
+
+
+def _folded(those: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    """Equal ones together; first what the fewest do, as that is what others wait for."""
+    groups: dict[Any, list[T]] = {}
+    for each in those:
+        groups.setdefault(key(each), []).append(each)
+    return sorted(groups.items(), key=lambda group: len(group[1]))

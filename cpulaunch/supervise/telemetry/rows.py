@@ -1,0 +1,164 @@
+"""What the ranks' steps take: rows for telemetry.jsonl, and a summary for the status line.
+
+Pure.  docs/telemetry.md says what rows have in them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple, Protocol
+
+from cpulaunch.messages import StepRow, Steps
+from cpulaunch.model.names import RANKS, Names
+from cpulaunch.supervise.job.rank import Rank
+
+RECENT = 16
+"""Rows of each rank that the summary is about."""
+
+WORTH_SAYING = 0.05
+"""Part of the others' time by which the slowest rank must be slower to be named."""
+
+Row = dict[str, Any]
+"""A line of telemetry.jsonl."""
+
+
+class Sink(Protocol):
+    """Where rows go."""
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Take what is new.  Must not block; the rows are not its own to change."""
+
+    def close(self, patience: float) -> bool:
+        """The job has ended: bring away what is left.  False where that took longer than ``patience``."""
+
+
+class Recent(NamedTuple):
+    """A rank's last steps: seconds of one, of these without waiting, samples and tokens of one."""
+
+    step: int
+    seconds: float
+    own: float | None
+    samples: float
+    tokens: float
+
+
+class Telemetry:
+    """One attempt's.  Told of each ``Steps``, it returns rows; ``began`` is the job's begin, on our clock."""
+
+    def __init__(self, world_size: int, began: float, names: Names = RANKS) -> None:
+        self._size, self._began, self._names = world_size, began, names
+        self._rows: dict[int, deque[StepRow]] = {}
+        self._recent: dict[int, Recent] = {}
+        self._flops: dict[int, float] = {}
+        self._peaks: dict[int, float] = {}
+        self._precision: str | None = None
+        self._summary: str | None = ""  # None: there is more to sum up
+
+    def heard(self, rank: Rank, said: Steps) -> list[Row]:
+        """The rows of what an agent has said."""
+        rows: list[Row] = []
+        steps = [StepRow._make(row) for row in said.rows]
+        for step in steps:
+            rows.append(self._step(rank, step))
+            if step.flops is not None:
+                self._flops[rank.rank] = step.flops
+        if steps:
+            self._remember(rank, steps)
+        if said.process:
+            rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **said.process})
+        if said.peak is not None:
+            self._peaks[rank.rank], self._precision = said.peak, said.precision
+            row = {"peak_flops": round(said.peak), "precision": said.precision}
+            rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **row})
+        if said.peak is not None or any(step.flops is not None for step in steps):
+            rows.append(self.head())
+        return rows
+
+    def head(self) -> Row:
+        """What the first line says by now.  Ranks that haven't told count like those that have."""
+        return {
+            "schema": 1,
+            "peak_flops": self._of_all(self._peaks),
+            "flops_per_step": self._of_all(self._flops),
+            "precision": self._precision,
+        }
+
+    def summary(self) -> str:
+        """Such as ``step 1200 · 84 ms · 41,200 tokens/s · MFU 31 % · slowest: rank 5 (+12 %)``, or empty."""
+        if self._summary is None:
+            self._summary = self._sum_up()
+        return self._summary
+
+    def _step(self, rank: Rank, step: StepRow) -> Row:
+        row: Row = {"rank": rank.rank, "step": step.number + (rank.resumed_from or 0)}
+        if step.steps > 1:
+            row["steps"] = step.steps
+        row["time"] = self._time(rank, step.ended_at)
+        for name in ("seconds", "communication", "waiting", "input", "bytes", "loss", "flops"):
+            if (value := getattr(step, name)) is not None:
+                row[name] = value
+        for name in ("samples", "tokens"):
+            if value := getattr(step, name):
+                row[name] = value
+        return {name: _whole(value) for name, value in row.items()}
+
+    def _time(self, rank: Rank, at: float) -> float:
+        return round(at + rank.clock - self._began, 4)
+
+    def _remember(self, rank: Rank, steps: list[StepRow]) -> None:
+        rank.has_made(steps[-1].number)
+        rows = self._rows.setdefault(rank.rank, deque(maxlen=RECENT))
+        rows.extend(steps)
+        own = [row.seconds - row.waiting for row in rows if row.waiting is not None]
+        self._recent[rank.rank] = Recent(
+            step=rows[-1].number + (rank.resumed_from or 0),
+            seconds=median(row.seconds for row in rows),
+            own=median(own) if own else None,
+            samples=fmean(row.samples for row in rows),
+            tokens=fmean(row.tokens for row in rows),
+        )
+        self._summary = None
+
+    def _of_all(self, known: dict[int, float]) -> int | None:
+        return round(fmean(known.values()) * self._size) if known else None
+
+    def _sum_up(self) -> str:
+        recent = self._recent.values()
+        seconds = median(each.seconds for each in recent)
+        parts = [f"step {max(each.step for each in recent)}", duration(seconds)]
+        for unit in ("tokens", "samples"):
+            if seconds > 0 and (count := sum(getattr(each, unit) for each in recent)):
+                parts.append(f"{rounded(count / seconds)} {unit}/s")
+                break
+        flops, peak = self._of_all(self._flops), self._of_all(self._peaks)
+        if flops and peak and seconds > 0:
+            mfu = 100 * flops / seconds / peak
+            parts.append(f"MFU {mfu:.0f} %" if mfu >= 1 else f"MFU {mfu:.1g} %")
+        own = {rank: each.own for rank, each in self._recent.items() if each.own is not None}
+        if len(own) > 1:
+            slowest = max(own, key=lambda rank: own[rank])
+            others = median(value for rank, value in own.items() if rank != slowest)
+            if others > 0 and (more := own[slowest] / others - 1) >= WORTH_SAYING:
+                parts.append(f"slowest: {self._names.one(slowest)} (+{100 * more:.0f} %)")
+        return " · ".join(parts)
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def duration(seconds: float) -> str:
+    """``"0.35 ms"``, ``"84 ms"``, ``"1.25 s"``, ``"73 s"``: two digits or three."""
+    if seconds < 1:
+        return f"{rounded(1e3 * seconds, 2)} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
+    return f"{rounded(seconds)} s"
+
+
+def rounded(number: float, digits: int = 3) -> str:
+    """A number of so many digits that count, with commas: ``"41,200"``, ``"8.4"``."""
+    if number >= 10 ** (digits - 1):
+        whole = int(float(f"{number:.{digits - 1}e}"))
+        return f"{whole:,}"
+    return f"{float(f'{number:.{digits}g}'):g}"

@@ -1,0 +1,224 @@
+"""A sink that Prometheus can scrape: ``--telemetry prometheus:9100`` (docs/telemetry.md)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from cpulaunch.errors import HostError
+from cpulaunch.supervise.telemetry.rows import Row
+
+PATIENCE = 5.0
+"""Seconds that a client has to ask, and to take the answer."""
+
+POLL = 0.1
+"""Seconds that the end of the job may be delayed by."""
+
+MAX_CLIENTS = 16
+"""Clients at the same time; one more is hung up on."""
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Name, type where it isn't a counter, what it is, and the field of a row.
+_OF_STEPS = (
+    ("step_seconds_total", "Seconds that optimizer steps took.", "seconds"),
+    ("communication_seconds_total", "Seconds in which a collective was under way.", "communication"),
+    ("waiting_seconds_total", "Seconds in which the program stood still for a collective.", "waiting"),
+    ("input_seconds_total", "Seconds in which the program waited for a batch.", "input"),
+    ("communicated_bytes_total", "Bytes that were given to collectives.", "bytes"),
+    ("samples_total", "Samples that were trained on.", "samples"),
+    ("tokens_total", "Tokens that were trained on.", "tokens"),
+)
+_OF_PROCESSES = (
+    ("cpu_seconds_total", "counter", "CPU seconds that the program has used.", "cpu_seconds"),
+    ("resident_memory_bytes", "gauge", "Memory of the program that is resident.", "rss"),
+    ("throttled_seconds_total", "counter", "Seconds that its cgroup was held back.", "throttled_seconds"),
+    ("cycles_total", "counter", "CPU cycles in user mode.", "cycles"),
+    ("instructions_total", "counter", "Instructions in user mode.", "instructions"),
+    ("amx_busy_cycles_total", "counter", "Cycles in which the AMX unit was busy.", "amx_busy"),
+    ("far_memory_ratio", "gauge", "Part of its memory on other NUMA nodes than its cores.", "far_memory"),
+)
+_LATEST = (
+    ("step", "gauge", "The optimizer step that was made last.", "step"),
+    ("loss", "gauge", "The loss that the script gave last.", "loss"),
+)
+
+
+class Metrics:
+    """What rows come to, as text in Prometheus' format.  Pure."""
+
+    def __init__(self, job: str, hosts: Sequence[str]) -> None:
+        """``hosts``: of each rank."""
+        self._job, self._hosts = job, list(hosts)
+        self._totals: dict[str, dict[int, float]] = {}
+        self._latest: dict[str, dict[int, float]] = {}
+        self._head: Row = {}
+        self._restarts = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count rows of telemetry."""
+        for row in rows:
+            if "schema" in row:
+                self._head |= row
+            elif "attempt" in row:
+                self._restarts = row["attempt"]
+                self._hosts = [host for host, count in row.get("hosts", {}).items() for _ in range(count)]
+            elif "step" in row:
+                self._add_step(row)
+            else:
+                self._keep(row)
+
+    def text(self) -> str:
+        """All metrics."""
+        return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
+
+    def _add_step(self, row: Row) -> None:
+        steps, rank = row.get("steps", 1), row["rank"]
+        for name, value in (("steps", 1), *((field, row.get(field)) for _, _, field in _OF_STEPS)):
+            if value is not None:
+                totals = self._totals.setdefault(name, {})
+                totals[rank] = totals.get(rank, 0.0) + value * steps
+        self._keep(row)
+
+    def _keep(self, row: Row) -> None:
+        for *_, name in (*_LATEST, *_OF_PROCESSES):
+            if (value := row.get(name)) is not None:
+                self._latest.setdefault(name, {})[row["rank"]] = value
+
+    def _of_job(self) -> Iterator[str]:
+        values = (
+            (
+                "peak_flops",
+                "FLOP/s that the ranks' cores were measured to reach.",
+                self._head.get("peak_flops"),
+            ),
+            ("flops_per_step", "FLOPs of the model in a step.", self._head.get("flops_per_step")),
+            ("restarts", "How often the job was started again.", self._restarts),
+            ("ranks", "How many ranks the job has.", len(self._hosts)),
+        )
+        for name, what, value in values:
+            if value is not None:
+                yield from _heading(name, "gauge", what)
+                yield f"cpulaunch_{name}{_labels({'job': self._job})} {_number(value)}"
+
+    def _of_ranks(self) -> Iterator[str]:
+        steps = ("steps_total", "Optimizer steps that were made.", "steps")
+        for name, what, field in (steps, *_OF_STEPS):
+            yield from self._family(name, "counter", what, self._totals.get(field, {}))
+        for name, kind, what, field in (*_LATEST, *_OF_PROCESSES):
+            yield from self._family(name, kind, what, self._latest.get(field, {}))
+
+    def _family(self, name: str, kind: str, what: str, values: Mapping[int, float]) -> Iterator[str]:
+        if not values:
+            return
+        yield from _heading(name, kind, what)
+        for rank, value in sorted(values.items()):
+            host = self._hosts[rank] if rank < len(self._hosts) else ""
+            labels = _labels({"job": self._job, "rank": str(rank), "host": host})
+            yield f"cpulaunch_{name}{labels} {_number(value)}"
+
+
+class PrometheusSink:
+    """Serves a job's metrics over HTTP at ``address`` and ``port``.  HostError where that can't be."""
+
+    def __init__(self, address: str, port: int, metrics: Metrics) -> None:
+        self._metrics, self._lock = metrics, threading.Lock()
+        try:
+            self._server = _Server(address, port, self._text)
+        except OSError as e:
+            hint = "another port, or an address of this host: --telemetry prometheus:127.0.0.1:9101"
+            why = "is in use" if e.errno == errno.EADDRINUSE else f"can't be had: {e.strerror or e}"
+            raise HostError(f"--telemetry: port {port} of {address} {why}", hint=hint) from None
+        self.port = self._server.server_address[1]
+        serve = partial(self._server.serve_forever, poll_interval=POLL)
+        self._thread = threading.Thread(target=serve, name="prometheus", daemon=True)
+        self._thread.start()
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Count them."""
+        with self._lock:
+            self._metrics.add(rows)
+
+    def close(self, patience: float) -> bool:
+        """Serve no longer."""
+        self._server.shutdown()
+        self._server.server_close()
+        return True
+
+    def _text(self) -> str:
+        with self._lock:
+            return self._metrics.text()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: str, port: int, text: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.text = text
+        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+        super().__init__((address, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """One thread for each client, of a few."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In the client's thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has hung up, or is too slow, is nobody's business."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer a scrape."""
+        if self.path.partition("?")[0] not in ("/metrics", "/"):
+            self.send_error(404)
+            return
+        body = self.server.text().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """No version of Python for strangers."""
+        return "cpulaunch"
+
+    def log_message(self, *_: object) -> None:
+        """Nobody wants a line for each scrape."""
+
+
+def _heading(name: str, kind: str, what: str) -> Iterator[str]:
+    yield f"# HELP cpulaunch_{name} {what}"
+    yield f"# TYPE cpulaunch_{name} {kind}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = (
+        (name, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
+        for name, value in labels.items()
+    )
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+
+
+def _number(value: float) -> str:
+    return repr(value)

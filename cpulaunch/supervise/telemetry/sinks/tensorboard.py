@@ -1,0 +1,134 @@
+"""A sink that TensorBoard reads: ``--telemetry tensorboard`` (docs/telemetry.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cpulaunch.errors import UsageError
+from cpulaunch.supervise.output.directory import JobDirectory
+from cpulaunch.supervise.telemetry.rows import Row
+from cpulaunch.supervise.telemetry.sinks.writer import RowsThread
+
+DIRECTORY = "tensorboard"
+"""Where its files are, in the job's directory."""
+
+MAX_OPEN = 64
+"""Steps that wait for their last ranks at most."""
+
+MAX_WAITING = 100_000
+"""Rows that wait for the disk; what comes then is dropped."""
+
+Scalar = tuple[str, float, int]
+"""Name, value, step."""
+
+
+class Scalars:
+    """Joins the ranks' rows of a step into scalars of the job.  Pure."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._open: dict[int, list[Row]] = {}
+        self._first: int | None = None  # of this attempt's steps
+        self._memory: dict[int, float] = {}
+        self._head: Row = {}
+
+    def take(self, rows: Sequence[Row]) -> Iterator[Scalar]:
+        """What is known with these rows."""
+        for row in rows:
+            if "schema" in row:
+                self._head |= row
+            elif "attempt" in row:
+                yield from self.rest()
+                self._ranks, self._first = row["world_size"], None
+            elif "step" in row:
+                self._first = min(self._first or row["step"], row["step"])
+                of_step = self._open.setdefault(row["step"], [])
+                of_step.append(row)
+                if len(of_step) >= self._ranks:
+                    yield from self._joined(row["step"])
+                elif len(self._open) > MAX_OPEN:
+                    yield from self._joined(next(iter(self._open)))
+            elif "rss" in row:
+                self._memory[row["rank"]] = row["rss"]
+
+    def rest(self) -> Iterator[Scalar]:
+        """Steps of which not all ranks have told."""
+        for step in sorted(self._open):
+            yield from self._joined(step)
+
+    def _joined(self, step: int) -> Iterator[Scalar]:
+        rows = self._open.pop(step)
+        seconds = _mean(rows, "seconds") or 0.0
+        yield "time/step", seconds, step
+        yield "time/longest_of_a_rank", max(row["seconds"] for row in rows), step
+        for name in ("communication", "waiting", "input"):
+            if (mean := _mean(rows, name)) is not None:
+                yield f"time/{name}", mean, step
+        if (loss := _mean(rows, "loss")) is not None:
+            yield "loss", loss, step
+        if step != self._first:  # that one has the start in it
+            yield from self._rates(rows, seconds, step)
+        if self._memory:
+            yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
+
+    def _rates(self, rows: Sequence[Row], seconds: float, step: int) -> Iterator[Scalar]:
+        for name in ("tokens", "samples"):
+            if seconds and (each := _mean(rows, name)):
+                yield f"throughput/{name}_per_second", each * self._ranks / seconds, step
+        peak, flops = self._head.get("peak_flops"), self._head.get("flops_per_step")
+        if peak and flops and seconds:
+            yield "MFU", flops / seconds / peak, step
+
+
+class TensorBoardSink:
+    """Writes event files in a thread of its own: a disk that hangs stops nobody.
+
+    UsageError where the package that writes them isn't installed.  ``warn`` gets a line where they can't be.
+    """
+
+    def __init__(
+        self, directory: JobDirectory, scalars: Scalars, began: float, warn: Callable[[str], None]
+    ) -> None:
+        """``began``: when the job did, in seconds since 1970."""
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            hint = "pip install 'cpulaunch[tensorboard]', or pip install tensorboardX"
+            raise UsageError("--telemetry tensorboard takes the package tensorboardX", hint=hint) from None
+        self._make: Callable[[], Any] = lambda: SummaryWriter(f"{directory.place}/{DIRECTORY}")
+        self._scalars, self._began, self._warn = scalars, began, warn
+        self._writer: Any = None
+        self._failed = False
+        self._thread = RowsThread("tensorboard", self._take, MAX_WAITING)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Write them, soon."""
+        self._thread.put(rows)
+
+    def close(self, patience: float) -> bool:
+        """Wait until all is written; False where that took more than ``patience`` seconds."""
+        return self._thread.close(patience)
+
+    def _take(self, rows: list[Row], closed: bool) -> None:
+        try:
+            if not self._failed:
+                self._write(rows, closed)
+        except OSError as e:
+            self._failed = True
+            self._warn(f"{DIRECTORY}/ can't be written: {e.strerror}; the job goes on without it")
+
+    def _write(self, rows: list[Row], closed: bool) -> None:
+        self._writer = self._writer or self._make()
+        at = self._began + max((row.get("time", 0.0) for row in rows), default=0.0)
+        last = self._scalars.rest() if closed else ()
+        for name, value, step in (*self._scalars.take(rows), *last):
+            self._writer.add_scalar(name, value, step, walltime=at)
+        self._writer.flush()
+        if closed:
+            self._writer.close()
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None

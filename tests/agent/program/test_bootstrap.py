@@ -1,0 +1,84 @@
+"""What a program's bootstrap reports, and that it is what the agent understands."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cpulaunch.agent.output import Reports
+from cpulaunch.agent.program import bootstrap
+from cpulaunch.agent.program.bootstrap import leaving, ready
+from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown
+from cpulaunch.wire import encode
+
+
+@pytest.mark.parametrize("report", [Ready([]), Ready([0, 2, 17]), Leaving(0), Leaving(255)])
+def test_reports_that_are_written_by_hand_are_as_they_would_be_encoded(report: Report) -> None:
+    by_hand = ready(report.cpus) if isinstance(report, Ready) else leaving(report.code)  # type: ignore[union-attr]
+    assert list(Reports().feed(by_hand)) == [report]
+    assert [type(found) for found in Reports().feed(by_hand)] == [type(report)]
+
+
+RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …", "")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reports"),
+    [
+        ([encode(RAISED)], [RAISED]),
+        ([encode(RAISED)[:7], encode(RAISED)[7:]], [RAISED]),
+        ([leaving(0) + b'{"type":"step"}\n'], [Leaving(0), Unknown("step")]),
+        ([b"nonsense\n", leaving(0)], [Leaving(0)]),
+        ([b'{"type":"leaving"}\n', leaving(0)], [Leaving(0)]),
+        ([leaving(1) + b"nonsense\nhalf a line", leaving(0)], [Leaving(1), Leaving(0)]),
+    ],
+)
+def test_what_is_no_report_is_passed_over(pieces: list[bytes], reports: list[Report]) -> None:
+    reader = Reports()
+    assert [report for piece in pieces for report in reader.feed(piece)] == reports
+
+
+def stands_in(fault: str) -> Callable[..., Any]:
+    """A function of cpulaunch that stands in for a library's, with a fault of its own or none."""
+    code = f"def watch(original):\n def call(*args):\n  {fault}\n  return original(*args)\n return call\n"
+    exec(compile(code, bootstrap._PACKAGE + "runtime/observe/communication.py", "exec"), names := {})
+    return names["watch"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "original", "shown"),
+    [
+        ("pass", int, ["users"]),
+        ("pass", lambda text: int(text), ["users", "<lambda>"]),
+        ("None.missing", int, ["users", "call"]),
+    ],
+    ids=["of C", "of Python", "at fault"],
+)
+def test_our_frames_are_not_in_tracebacks_unless_they_are_at_fault(
+    fault: str, original: Callable[..., Any], shown: list[str]
+) -> None:
+    call = stands_in(fault)(original)
+
+    def users() -> None:
+        try:
+            call("no number")
+        except Exception as error:
+            raise KeyError from error
+
+    with pytest.raises(KeyError) as caught:
+        users()
+    cause = bootstrap._hide(caught.value).__cause__
+    assert cause
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == shown
+
+
+def test_very_deep_tracebacks_are_shown() -> None:
+    def deep() -> None:
+        deep()
+
+    with pytest.raises(RecursionError) as caught:
+        deep()
+    assert len(traceback.extract_tb(bootstrap._hide(caught.value).__traceback__)) > 100

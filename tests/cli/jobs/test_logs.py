@@ -1,0 +1,132 @@
+"""``cpulaunch logs``: what real jobs print, merged, while they run and afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, bounded, clean_environment
+from support.jobs import job
+
+from cpulaunch.supervise.output.merge import MergedLogs, Piece, Renderer
+
+PRINTS = """\
+import os, sys, time
+for step in range(20):
+    print("step", step, flush=True)
+    time.sleep(0.002 * (1 + int(os.environ["RANK"])))
+    print("loss", step, file=sys.stderr, flush=True)
+for percent in range(0, 101, 50):
+    print(f"\\r{percent} %", end="", flush=True)
+print("\\nhalf a line", end="", flush=True)
+"""
+
+# The first attempt fails once both have said something, the second waits for a file.
+FAILS_ONCE = """\
+import os, pathlib, time
+attempt = os.environ["CPULAUNCH_RESTART_COUNT"]
+print("ready" if attempt == "0" else f"again {attempt}", flush=True)
+while not pathlib.Path(f"go-{attempt}").exists(): time.sleep(0.05)
+if attempt == "0" and os.environ["RANK"] == "1": raise ValueError("once")
+while attempt == "0": time.sleep(1)
+print("done", flush=True)
+"""
+
+
+def test_all_ranks_lines_are_those_of_the_terminal_in_its_order(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    ran = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "prints.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    shown = [line for line in ran.stdout.splitlines() if line.startswith("[")]
+    assert len(shown) == 84
+    assert cpulaunch("logs").stdout.splitlines() == shown
+    (directory,) = tmp_path.glob("runs/*")
+    one = cpulaunch("logs", directory, "--rank", "1", text=False).stdout
+    assert one == (directory / "rank-1.log").read_bytes()
+    both = cpulaunch("logs", directory.name[:20], "--rank", "0-1").stdout
+    assert both.splitlines() == shown
+    (directory / "output.order").unlink()  # as where the disk has not taken it
+    assert {line for line in shown if "step" in line} <= set(cpulaunch("logs", "runs").stdout.splitlines())
+
+
+def test_logs_are_followed_until_the_job_ends_through_a_restart(
+    marked: dict[str, str], tmp_path: Path
+) -> None:
+    with job(tmp_path, marked, ["--max-restarts", "1", "--restart-on", "error"], FAILS_ONCE) as launcher:
+        following = subprocess.Popen(
+            [sys.executable, "-m", "cpulaunch", "logs", "-f", "runs"],
+            cwd=tmp_path,
+            env=clean_environment(**marked),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with bounded(following):
+            assert following.stdout
+            assert {following.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+            (tmp_path / "go-0").touch()
+            lines = []
+            while not lines or not lines[-1].endswith("] again 1\n"):
+                lines.append(following.stdout.readline())
+                assert lines[-1], "it ended before the job did"
+            assert [line for line in lines if line.startswith("====")] == ["==== cpulaunch: restart 1 ====\n"]
+            assert "[1] ValueError: once\n" in lines
+            (tmp_path / "go-1").touch()
+            assert launcher.wait(TIMEOUT) == 0
+            rest = following.stdout.read().splitlines()
+            assert sorted(line for line in rest if "done" in line) == ["[0] done", "[1] done"]
+            assert following.wait(TIMEOUT) == 0
+
+
+def test_equal_lines_of_many_ranks_are_one() -> None:
+    renderer = Renderer()
+    pieces = [Piece(1.0 + rank / 100, rank, 1, b"same\nrank %d\n" % rank) for rank in range(4)]
+    later = Piece(2.0, 3, 1, b"same\n")
+    text = b"".join(data for piece in (*pieces, later) for _, data in renderer.feed(piece))
+    assert text == b"[0-3] same\n[0] rank 0\n[1] rank 1\n[2] rank 2\n[3] rank 3\n"
+    assert b"".join(data for _, data in renderer.finish()) == b"[3] same\n"
+
+
+def test_an_order_that_promises_more_than_the_logs_have_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_bytes(b"one\ntwo\n")
+    (tmp_path / "rank-1.log").write_bytes(b"three\n")
+    (tmp_path / "output.order").write_bytes(b"0.1 0 1 4\nnonsense\n0.2 7 1 5\n0.3 1 1 6\n")
+    with MergedLogs(tmp_path, lambda rank: True) as logs:
+        assert [piece.data for piece in logs.more()] == [b"one\n"]
+        assert [piece.data for piece in logs.rest()] == [b"two\n", b"three\n"]
+
+
+def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_bytes(b"one\n")
+    (tmp_path / "plan.json").write_text('{"world_size": 2}')
+    done = cpulaunch("logs", "--rank", "1,7", ".")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the job in . has no rank 7\n" in done.stderr
+    assert "hint: its ranks are 0-1\n" in done.stderr
+    assert cpulaunch("logs", "--rank", "0", ".").stdout == "one\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "no job of yours is running, and none has been run in runs/"),
+        (["20261122"], "20261122: no such job"),
+        (["."], ".: no job has been run there"),
+        (["--rank", "x"], "--rank x: 'x' is neither a number nor a range"),
+    ],
+)
+def test_a_job_that_is_not_there(cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    done = cpulaunch("logs", *arguments, env=env)
+    assert done.returncode == 2
+    assert error in done.stderr

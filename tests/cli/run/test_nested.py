@@ -1,0 +1,104 @@
+"""`cpulaunch run` where another launcher runs already is refused: each of its processes would start a job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment, mpi_options
+
+from cpulaunch.cli.run.misuse import refuse_within_a_launcher
+from cpulaunch.errors import UsageError
+
+NESTED = """
+import os, subprocess, sys
+if os.environ["RANK"] == "0":
+    command = [sys.executable, "-m", "cpulaunch", "run", *sys.argv[1:], "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    print(done.returncode, done.stdout + done.stderr)
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('trained')")
+    return tmp_path
+
+
+def test_within_a_rank(cpulaunch: Run, train: Path) -> None:
+    (train / "nested.py").write_text(NESTED)
+    done = cpulaunch("run", "-n", "2", "nested.py", "-n", "1")
+    error, hint = (line.removeprefix("[0] ") for line in done.stdout.splitlines()[:2])
+    assert error.startswith("2 cpulaunch: error: this is a rank of the job ")
+    assert error.endswith(", and each of its ranks would start a job")
+    assert hint == "cpulaunch: hint: start it outside the job"
+    assert "trained" not in done.stdout
+
+
+def test_a_rank_may_ask_for_a_plan(cpulaunch: Run, train: Path) -> None:
+    (train / "nested.py").write_text(NESTED)
+    done = cpulaunch("run", "-n", "1", "nested.py", "-n", "1", "--dry-run")
+    assert done.stdout.startswith("0 1 rank on "), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mpi", "size"),
+    [("intel", "PMI_SIZE"), ("mpich", "PMI_SIZE"), ("openmpi", "OMPI_COMM_WORLD_SIZE")],
+)
+@pytest.mark.slow
+def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
+    options = mpi_options(mpi)
+    directory = Path(options[-1]) if "--mpi-path" in options else Path(sys.executable).parent
+    as_root = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
+    command = [
+        directory / "mpiexec",
+        *as_root,
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "cpulaunch",
+        "run",
+        "train.py",
+    ]
+    done = subprocess.run(
+        [str(word) for word in command], cwd=train, capture_output=True, text=True, timeout=TIMEOUT,
+        env=clean_environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"of 2 of an mpiexec (${size}), and each of them would start a job" in done.stderr
+    assert (
+        "cpulaunch: hint: leave out mpiexec: cpulaunch starts the ranks on all hosts itself (-n 2: as many)"
+        in done.stderr
+    )
+    assert "trained" not in done.stdout
+
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+}
+
+
+def test_in_a_step_of_slurm() -> None:
+    with pytest.raises(UsageError, match=r"process 3 of 4 of an srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
+        refuse_within_a_launcher(STEP)
+    assert e.value.hint == "leave out srun: cpulaunch starts the ranks on all hosts itself (-n 4: as many)"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        STEP | {"SLURM_PTY_PORT": "41234"},
+        STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+    ],
+    ids=["srun --pty", "a step of one process", "sbatch"],
+)
+def test_where_slurm_started_one_process(environ: dict[str, str]) -> None:
+    refuse_within_a_launcher(environ)

@@ -1,0 +1,81 @@
+"""The batch script of docs/restarts.md: when it puts a job into the queue once more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
+from support.namespaces import until
+
+from cpulaunch.cli.run.command import FRUITLESS
+
+# It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
+SAVES = """
+import os, pathlib, signal, sys, time
+from cpulaunch.runtime.reports import saved
+def save(*_):
+    saved(7, leaving=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+pathlib.Path("ready").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+# It is still far from a first step, and from anything that could save.
+BEGINS = """
+import pathlib, time
+pathlib.Path("ready").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("script", "signaled", "before", "code"),
+    [
+        (SAVES, True, 30, 75),
+        (SAVES, False, 0, 3),
+        (BEGINS, True, FRUITLESS - 1, 75),
+        (BEGINS, True, FRUITLESS, 128 + signal.SIGUSR1),
+    ],
+)
+def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
+    tmp_path: Path, script: str, signaled: bool, before: int, code: int
+) -> None:
+    """``before``: how often it was requeued already."""
+    text = (REPOSITORY / "docs" / "restarts.md").read_text()
+    (batch,) = re.findall(r"```bash\n(.*?)```", text, re.S)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "job.sh").write_text(batch)
+    (programs := tmp_path / "bin").mkdir()
+    for name, does in (
+        ("cpulaunch", f'exec {sys.executable} -m cpulaunch "$@"'),
+        ("scontrol", 'echo "$@" JobState=RUNNING'),
+    ):
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    env = clean_environment(SLURM_JOB_ID="4711", SLURM_RESTART_COUNT=str(before))
+    env["PATH"] = f"{programs}:{env['PATH']}"
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
+    with bounded(job, TIMEOUT):
+        until((tmp_path / "ready").exists, "the job to run")
+        if signaled:
+            job.send_signal(signal.SIGUSR1)
+        else:
+            (tmp_path / "go").touch()
+        stdout, stderr = job.communicate()
+    assert job.returncode == code, stderr
+    assert ("requeue 4711" in stdout) == (code == 75)
+    assert ("it had made no step, so nothing is lost" in stderr) == (script == BEGINS and code == 75)
+    why = f"Slurm has queued this job anew {FRUITLESS} times, and again it has made no step of torch.optim"
+    assert (why in stderr) == (script == BEGINS and code != 75)

@@ -1,0 +1,412 @@
+"""``cpulaunch submit``: whose options are whose, and the script that comes of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command import REPOSITORY
+
+from cpulaunch.cli.main import main
+from cpulaunch.cli.submit import job_plan
+from cpulaunch.cli.submit.follow import log_of_array
+from cpulaunch.manifests.sbatch import batch_script
+from cpulaunch.manifests.sbatch_options import limit, share
+
+RUN = f"{shlex.quote(sys.executable)} -m cpulaunch run"
+
+PLAIN = f"""\
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --time=2:00:00
+#SBATCH --partition=batch
+#SBATCH --job-name='my job'
+#SBATCH --exclusive
+exec {RUN} -ppn 2 --threads=1 -x HF_TOKEN train.py --time 3 --requeue
+"""
+
+REQUEUED = f"""\
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --cpus-per-task=8
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --open-mode=append
+{RUN} --restartable --grace-period=110 -m train &
+trap 'kill -TERM $!' TERM USR1 USR2
+while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
+job=$(scontrol show job "$SLURM_JOB_ID")  # after scancel, it is COMPLETING
+if [[ $job = *JobState=RUNNING* && ( $code -eq 75 || $code -ne 0 && $job = *PreemptTime=[0-9]* ) ]]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    (path := tmp_path / "train.py").touch()
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun train.py\n")
+    (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
+    return path
+
+
+@pytest.fixture
+def slurm(script: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a program of Slurm's in front of all others, which does as the shell is told."""
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+
+    def put(program: str, commands: str) -> None:
+        (path := script.parent / program).write_text(f"#!/bin/sh\n{commands}\n")
+        path.chmod(0o755)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        (
+            "--nodes 4 -ppn 2 -t 2:00:00 --partition=batch --threads 1 --job_name 'my job' -x HF_TOKEN "
+            "train.py --time 3 --requeue",
+            PLAIN,
+        ),
+        ("-N 2 -c 8 --requeue -m train", REQUEUED),
+    ],
+)
+def test_options_of_sbatch_become_its_lines_and_the_others_stay_the_jobs(
+    typed: str, text: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *shlex.split(typed)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script.parent / "logs").mkdir()
+    typed = "-N4 -pbatch -t 30 -ppn 2 -o logs/%j.out -e err --no-kill -n 8 train.py"
+    assert main(["submit", "--dry-run", *typed.split()]) == 0
+    out = capsys.readouterr().out
+    lines = re.findall(r"^#SBATCH (--\S+)", out, re.M)
+    said = ["--nodes=4", "--partition=batch", "--time=30", "--output=logs/%j.out", "--error=err", "--no-kill"]
+    assert lines == ["--job-name=train", *said, "--exclusive"]
+    assert f"exec {RUN} -ppn 2 -n 8 train.py" in out
+
+
+def test_paths_are_those_of_the_directory_that_the_job_runs_in(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (there := script.parent / "there").mkdir()
+    assert main(["submit", "--dry-run", "-D", "there", "train.py"]) == 2
+    assert f"train.py: no such script in {there}" in capsys.readouterr().err
+    (there / "train.py").touch()
+    (there / "cpulaunch.yaml").write_text("training: {backend: gloo}\n")
+    typed = ["--output", "kept.sh", "--lscpu", "lscpu", "-D", "there", "train.py"]
+    assert main(["submit", "--dry-run", *typed]) == 0
+    assert "1 node, gloo, " in capsys.readouterr().err
+    assert f"#SBATCH --chdir={there}\n" in (script.parent / "kept.sh").read_text()
+    assert Path.cwd() == script.parent
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("--nnodes 2", "#SBATCH --nodes=2"),
+        ("--nnodes 2:4 --ntasks 8", "#SBATCH --nodes=4"),
+        ("--nodes 4 --nnodes 2:4", "#SBATCH --nodes=4"),
+        (
+            "--nodes 2 --nodelist node[0-1] --hosts node1,node0:2",
+            f"exec {RUN} --hosts=node1,node0:2 train.py",
+        ),
+        ("--mem=0", "#SBATCH --exclusive"),
+        ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
+    ],
+)
+def test_what_a_job_can_make_of_it_is_taken(
+    typed: str, line: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split(), "train.py"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("typed", "signal", "grace"),
+    [
+        ("--requeue", "B:TERM@120", "110"),
+        ("--requeue --grace-period 300", "B:TERM@310", "300"),
+        ("--requeue --signal=B:USR1@600", "B:USR1@600", "590"),
+        ("--requeue --signal=B:10", "B:10", "50"),
+        ("--requeue --signal=B:TERM@120 --grace-period 120", "B:TERM@120", "120"),
+        ("--requeue --signal=TERM@60 --launcher slurm", "TERM@60", "50"),
+        ("--array=1-5%1 --signal=B:TERM@120", "B:TERM@120", "110"),
+        ("--signal=B:HUP@60", "B:HUP@60", None),
+    ],
+)
+def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
+    typed: str, signal: str, grace: str | None, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split(), "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert re.findall("--signal=(.*)", out) == [signal]
+    assert re.findall(r"--grace-period=(\S+)", out) == [grace] * (grace is not None)
+    assert ("--restartable" in out) == ("--requeue" in typed)
+
+
+@pytest.mark.parametrize("time", ["2", "3", "2:30"])
+def test_the_remedies_for_a_time_limit_that_is_too_short_are_some(
+    time: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["submit", "--dry-run", "--requeue"]
+    assert main([*typed, "--time", time, "train.py"]) == 2
+    longer, _, later = (
+        capsys.readouterr().err.partition("hint: ")[2].partition(" or more; or a later warning: ")
+    )
+    assert main([*typed, longer, "train.py"]) == 0
+    assert main([*typed, "--time", time, *later.split(), "train.py"]) == 0
+
+
+def test_the_script_is_kept_where_that_is_asked_for(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "2", "train.py"]) == 0
+    assert (tmp_path / "kept.sh").read_text() == capsys.readouterr().out
+    assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "3", "train.py"]) == 0
+    assert "kept.sh was there before: that is now kept.sh.bak\n" in capsys.readouterr().err
+    assert "--nodes=2" in (tmp_path / "kept.sh.bak").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("--nodse 4 train.py", "unknown option --nodse"),
+        ("--nodes 4 gone.py", "gone.py: no such script"),
+        ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
+        ("--to pbs train.py", "invalid choice: 'pbs'"),
+        ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
+        ("", "hint: cpulaunch submit [OPTIONS] train.py"),
+        ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
+        ("--nodse 4 train.py", "`cpulaunch submit --help` lists the options, and sbatch(1) those of Slurm"),
+        ("--wait train.py", "hint: --follow waits for the job"),
+        ("--gpus 2 train.py", "hint: leave it out: cpulaunch trains on CPUs"),
+        ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
+        ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),
+        ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
+        ("--set hosts.exclude=a train.py", "hint: --exclude=a of sbatch"),
+        ("-N 2 --rdzv-backend c10d train.py", "no rendezvous service is needed"),
+        ("-N 2 --machine_rank 0 train.py", "hint: leave it out, and start one for all hosts: a queue's job"),
+        ("-N 2 --launcher local train.py", "all ranks would be on the first of 2 nodes"),
+        ("-D gone train.py", "--chdir gone: No such file or directory"),
+        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, and sbatch's options make 7 tasks"),
+        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, and sbatch's options make 4 tasks"),
+        ("-N 4 -n 6 train.py", "hint: --ntasks=6 --exclusive has Slurm divide them"),
+        ("-x node0 train.py", "--exclude=node0 has Slurm avoid a node"),
+        ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: --nodes=5"),
+        ("--nodes abc train.py", "--nodes=abc: not a number of nodes\ncpulaunch: hint: such as --nodes=4"),
+        ("--nodes 0 train.py", "--nodes=0: not a number of nodes"),
+        ("--nodes 4-2 train.py", "--nodes=4-2: not a number of nodes"),
+        ("--ntasks 0 train.py", "--ntasks=0: not a number of tasks"),
+        ("-c x train.py", "--cpus-per-task=x: not a number of CPUs"),
+        ("--signal=soon! train.py", "--signal=soon!: not a signal and seconds"),
+        ("--requeue --signal=B:INT@60 train.py", "hint: --signal=B:TERM@60"),
+        ("--requeue --signal=TERM@60 train.py", "--signal=TERM@60: without B:, Slurm sends it to srun's"),
+        (
+            "--requeue --signal=B:TERM@60 --grace-period 110 train.py",
+            "Slurm ends the job 60 s later, while ranks have a grace period of 110 s to save\n"
+            "cpulaunch: hint: --signal=B:TERM@120",
+        ),
+        ("--time 1:00 --requeue train.py", "hint: --time=4 or more\n"),
+        ("-o logs/%j.out train.py", "there is no directory logs, and Slurm doesn't make it"),
+        ("-e logs/err train.py", "hint: mkdir -p logs"),
+        ("-o %x/out train.py", "hint: take patterns such as %j for the file's name alone"),
+        ("--stall-action restart train.py", "no restart is allowed"),
+        ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
+        (
+            "--to kubernetes --image i --follow train.py",
+            "--follow is for Slurm, and this job is for kubernetes",
+        ),
+        ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
+        ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
+        ("--nodes 4 --output logs/%j.out train.py", "hint: -o logs/%j.out names the log"),
+        ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
+        ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
+        (
+            "-N 4 torchrun --nproc-per-node 2 train.py",
+            "type: cpulaunch submit --dry-run -N 4 --nproc-per-node 2 train.py",
+        ),
+        ("-N 4 srun python train.py", "type: cpulaunch submit --dry-run -N 4 train.py"),
+    ],
+)
+def test_what_run_would_refuse_is_refused_before_the_job_waits(
+    typed: str, says: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--dry-run", *typed.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_plan_is_shown_from_a_description_of_the_nodes(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "--nodes 4 --ntasks 7 --cpus-per-task 4 --backend gloo --lscpu lscpu train.py"
+    assert main(["submit", "--dry-run", *typed.split()]) == 0
+    out, error = capsys.readouterr()
+    assert error.splitlines() == [
+        "cpulaunch: planned: 7 ranks on 4 nodes, gloo, bf16",
+        "cpulaunch:   node 1 … node 3 (3 hosts), assumed to match the one in lscpu",
+        "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
+        "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",
+        "cpulaunch:   node 4, assumed to match the one in lscpu",
+        "cpulaunch:     local rank 0: cores 0-7, NUMA 0, 8 threads",
+    ]
+    assert "lscpu" not in out
+
+
+def test_the_page_shows_the_plan_that_comes_of_slurms_description(
+    slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm("sinfo", "echo 'batch*|2|28|2|256000|96|(null)'")
+    monkeypatch.setattr(job_plan, "ensure_ccl", lambda config, build, tell: None)  # as where it is built
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    words, shown = re.findall(r"^\$ cpulaunch (submit .* --follow .*)\n((?:cpulaunch: .*\n)+)", page, re.M)[0]
+    assert main(["submit", "--dry-run", *words.split()[1:]]) == 0
+    assert shown.startswith(capsys.readouterr().err)
+
+
+def test_hosts_that_are_named_are_those_of_the_plan(
+    script: Path, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm("sinfo", "echo 'batch*|1|8|1|4000|96|(null)'")
+    (script.parent / "hosts").write_text("b slots=2\na slots=1\n")
+    typed = ["-w", "a,b", "-f", "hosts", "--backend", "gloo", "train.py"]
+    assert main(["submit", "--dry-run", *typed]) == 0
+    error = capsys.readouterr().err
+    assert "planned: 3 ranks on 2 nodes, gloo" in error
+    assert "  b, assumed to match the nodes of partition batch" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (["--mem", "64G"], "with --mem, Slurm gives the job 1 of 8 CPUs of a node"),
+        (["--ntasks", "6", "--nodes", "3"], "with --ntasks, Slurm gives the job 2 of 8 CPUs of a node"),
+        (["--mem", "64G", "--exclusive"], ""),
+        (["--mem", "64G", "--cpus-per-task", "2"], ""),
+        (["--ntasks", "8", "--nodes", "1"], ""),
+    ],
+)
+def test_a_small_share_of_a_node_that_nobody_asked_for_is_warned_of(
+    options: list[str], warning: str, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm("sinfo", "echo 'batch*|1|8|1|256000|96|(null)'")
+    assert main(["submit", "--dry-run", *options, "--backend", "gloo", "train.py"]) == 0
+    error = capsys.readouterr().err
+    assert (f"warning: {warning}" in error) if warning else ("Slurm gives the job" not in error)
+
+
+def test_what_sbatch_warns_of_is_shown(
+    slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm("sbatch", "echo 7; echo 'sbatch: warning: late' >&2")
+    assert main(["submit", "--nodes", "2", "train.py"]) == 0
+    error = capsys.readouterr().err
+    assert error.index("cpulaunch: sbatch: warning: late\n") < error.index("cpulaunch: Slurm job 7: ")
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("2:00:00", 7200), ("1-12", 129600), ("1-2:30", 95400), ("x", None)],
+)
+def test_a_time_limit(time: str, seconds: int | None) -> None:
+    assert limit({"--time": time}) == seconds
+
+
+def test_where_nobody_describes_the_nodes_a_line_says_so(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "--dry-run", "--nodes", "2", "train.py"]) == 0
+    assert "no plan is shown, as Slurm doesn't describe the nodes (sinfo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "cpus"),
+    [
+        ({"--nodes": "4"}, (0,) * 4, None),
+        ({"--nodes": "2-4"}, (0,) * 2, None),
+        ({}, (0,), None),
+        ({"--nodes": "4", "--ntasks": "7"}, (2, 2, 2, 1), 2),
+        ({"--ntasks": "7", "--cpus-per-task": "4"}, (4, 3), 16),
+        ({"--nodes": "2", "--ntasks-per-node": "2", "--exclusive": ""}, (2, 2), None),
+        ({"--ntasks": "6", "--ntasks-per-node": "4"}, (3, 3), 3),
+        ({"--mem": "4G", "--nodes": "many"}, (0,), 1),
+        ({"--mem": "0"}, (0,), None),
+    ],
+)
+def test_what_a_job_asks_of_its_nodes(
+    options: dict[str, str], tasks: tuple[int, ...], cpus: int | None
+) -> None:
+    assert share(options, 16) == (tasks, cpus)
+
+
+def test_where_there_is_no_sbatch(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "--nodes", "2", "train.py"]) == 3
+    assert "--dry-run prints the script, to be submitted elsewhere" in capsys.readouterr().err
+
+
+def test_what_the_user_says_of_the_logs_mode_stays() -> None:
+    text = batch_script(["--requeue", "--open-mode=truncate"], ["cpulaunch", "run", "train.py"])
+    assert re.findall("^#SBATCH .*mode=.*", text, re.M) == ["#SBATCH --open-mode=truncate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({}, "slurm-4711_*.out"),
+        ({"--output": "logs/%A-%3a.out"}, "logs/4711-*.out"),
+        ({"--output": "my %x%%.%j", "--job-name": "bert", "--chdir": "/scratch"}, "'/scratch/my 'bert%.*"),
+    ],
+)
+def test_the_logs_of_an_array_are_a_pattern_for_the_shell(options: dict[str, str], pattern: str) -> None:
+    assert log_of_array("4711", options) == pattern
+
+
+def test_help_shows_no_option_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["submit", "--help"])
+    assert "--format" not in capsys.readouterr().out
+
+
+def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    commands = re.findall(r"^\$ cpulaunch (submit .*)$", page, re.M)
+    assert len(commands) > 2
+    for command in commands:
+        assert main(["submit", "--dry-run", *shlex.split(command)[1:]]) == 0
+        assert capsys.readouterr().out.startswith(
+            "#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --nodes=4\n"
+        )
+
+
+def test_the_page_shows_what_is_printed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    command, _, shown = page.partition("$ cpulaunch submit --nodes 4 --time 12:00:00 --requeue ")[
+        2
+    ].partition("\n")
+    assert main(["submit", "--nodes", "4", "--time", "12:00:00", "--requeue", *command.split()]) == 0
+    printed = capsys.readouterr().out.replace(shlex.quote(sys.executable), "/venv/bin/python")
+    assert shown.startswith(printed + "```")
+
+
+def test_a_requeued_job_waits_as_the_page_on_restarts_has_it() -> None:
+    page = (REPOSITORY / "docs" / "restarts.md").read_text()
+    ours = batch_script(["--requeue"], ["cpulaunch", "run", "train.py"])
+    _, waits, after = ours.partition("while wait")
+    assert waits + after in page

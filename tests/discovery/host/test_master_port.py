@@ -1,0 +1,113 @@
+"""Keeping a port: who can be bound to it, and who can't."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.command import TIMEOUT
+
+from cpulaunch.discovery.host import master_port
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+NOBODY = 65534
+
+# Tries to get a port on all addresses, on one, with all options; prints what it got.
+TAKE = f"""
+import itertools, os, socket, sys
+os.setuid({NOBODY})
+for family, address in ((socket.AF_INET, ""), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"), (socket.AF_INET6, "::1")):
+    for options in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)):
+        with socket.socket(family) as s:
+            for option in options:
+                s.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                s.bind((address, int(sys.argv[1])))
+                s.listen()
+                print(family.name, address, options)
+            except OSError:
+                pass
+"""
+
+
+def taken_by_another_user(port: int) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE, str(port)], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def kept() -> Iterator[socket.socket]:
+    with master_port.keep(0, None) as s:
+        yield s
+
+
+def port_of(bound: socket.socket) -> int:
+    return int(bound.getsockname()[1])
+
+
+@needs_root
+def test_another_user_gets_the_port_only_once_it_is_let_go(kept: socket.socket) -> None:
+    port = port_of(kept)
+    assert taken_by_another_user(port) == ""
+    with master_port.keep(port, str(port)):
+        kept.close()
+        assert taken_by_another_user(port) == ""
+        with master_port.offered(port) as fd, socket.socket(fileno=fd) as listening:
+            listening.listen()
+            assert taken_by_another_user(port) == ""
+    assert taken_by_another_user(port) != ""
+
+
+def test_a_port_that_another_job_keeps_is_in_use(kept: socket.socket) -> None:
+    for ours in (None, "", "1"):
+        with pytest.raises(OSError, match="in use"):
+            master_port.keep(port_of(kept), ours)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_of_one_address_that_somebody_has_is_in_use(address: str) -> None:
+    with socket.create_server(
+        (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+    ) as s:
+        with pytest.raises(OSError, match="in use"):
+            master_port.keep(port_of(s), None)
+        with pytest.raises(OSError, match="in use"):
+            master_port.keep(port_of(s), str(port_of(s)))
+
+
+def test_a_port_is_offered_until_somebody_listens(kept: socket.socket) -> None:
+    port = port_of(kept)
+    with master_port.offered(port) as refused:
+        pass
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(refused)
+    with master_port.offered(port) as fd:
+        listening = socket.socket(fileno=fd)
+        listening.listen()
+    with listening:
+        socket.create_connection(("localhost", port), TIMEOUT).close()
+        with pytest.raises(OSError, match="in use"), master_port.offered(port):
+            pytest.fail("two would share the connections")
+    with master_port.offered(port):
+        pass
+
+
+def test_connections_that_have_just_ended_dont_keep_the_next_job_out(kept: socket.socket) -> None:
+    port = port_of(kept)
+    with master_port.offered(port) as fd:
+        listening = socket.socket(fileno=fd)
+        listening.listen()
+    with listening, socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
+        accepted, _ = listening.accept()
+        accepted.close()  # who closes first has it in TIME_WAIT
+        assert client.recv(1) == b""
+    kept.close()
+    with master_port.keep(port, None), master_port.offered(port):
+        pass

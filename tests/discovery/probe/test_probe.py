@@ -1,0 +1,64 @@
+"""The program that tells of a host, asked on this one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpulaunch import __version__
+from cpulaunch.discovery.probe.messages import MARK, ProbeRequest, ProbeResponse
+from cpulaunch.discovery.probe.probe import probe_hosts
+from cpulaunch.launchers.reach import NoReach
+from cpulaunch.model.facts import HostFacts
+
+
+def ask(
+    directory: Path, *, python: str = sys.executable, files: list[str], port: int | None
+) -> ProbeResponse:
+    request = ProbeRequest(
+        python=python, directory=str(directory), files=files, identical=files, packages=[], libraries=[],
+        master="localhost", port=port, interface=None, limits={},
+    )  # fmt: skip
+    return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
+
+
+def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    response = ask(tmp_path, files=[str(tmp_path / "a"), str(tmp_path / "b")], port=0)
+    answer = response.answer
+    assert answer
+    assert (answer.name, answer.directory) == (socket.gethostname(), True)
+    assert answer.versions["cpulaunch"] == __version__
+    assert answer.missing == [str(tmp_path / "b")]
+    assert [digest and len(digest) for digest in answer.digests.values()] == [64, None]
+    assert response.sent <= answer.time <= response.received
+    assert answer.facts
+    assert HostFacts.from_json(answer.facts).topology.cpus
+    assert answer.listening
+    assert response.connect_error is None
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        answer = ask(tmp_path, files=[], port=taken.getsockname()[1]).answer
+    assert answer
+    assert (answer.listening, answer.listen_error) == (None, "Address already in use")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('{"type":"answer","name":"x"}', "answer without time"),
+        ('{"type":"answer","name":7}', "answer whose name is '7'"),
+        ('{"type":"confession"}', "an answer of the unknown kind 'confession'"),
+        ("garbled", "not JSON"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_at_once(tmp_path: Path, line: str, error: str) -> None:
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\necho '{MARK}{line}'\ncat >/dev/null\n")
+    program.chmod(0o755)
+    response = ask(tmp_path, python=str(program), files=[], port=None)
+    assert (response.answer, response.exit_code, response.error) == (None, 0, error)

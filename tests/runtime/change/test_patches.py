@@ -1,0 +1,139 @@
+"""Patches of libraries: they apply where the names are there, and say so in one line where they are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from cpulaunch.runtime import autoload
+from cpulaunch.runtime.change import base, groups
+from cpulaunch.runtime.settings import TrainingSettings
+
+PATCHED = (autoload.Patched("torch", "torch"), *autoload.MODULES)
+LIBRARIES = sorted({patched.library for patched in PATCHED})
+SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing was logged or registered yet, and this process is rank 0."""
+    owners = base.precision_owners[:]
+    base.precision_owners.clear()
+    monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
+    monkeypatch.setattr(base, "_announced", [])
+    monkeypatch.delenv("RANK", raising=False)
+    for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    yield
+    base.precision_owners[:] = owners
+
+
+def changes_of(patched: autoload.Patched) -> tuple[base.Change, ...]:
+    return getattr(import_module(f"cpulaunch.runtime.change.{patched.library}"), patched.changes)
+
+
+@pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
+def test_what_is_missing_is_said_in_one_line_for_each_change(
+    patched: autoload.Patched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = patched.library
+    autoload.patch(patched, SETTINGS, ModuleType("another"))
+    lines = capsys.readouterr().err.splitlines()
+    expected = [change for change in changes_of(patched) if change.needs]
+    assert expected
+    assert len(lines) == len(expected)
+    for line, change in zip(lines, expected, strict=True):
+        assert line.startswith(f"cpulaunch: {library} {metadata.version(library)} has no {change.needs[0]}")
+        assert line.endswith(f"so {change.without}")
+
+
+@pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
+def test_the_installed_version_has_all_names(
+    patched: autoload.Patched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = import_module(patched.module)
+    without_effect = [change._replace(apply=lambda *_: None) for change in changes_of(patched)]
+    base.apply_changes(patched.library, without_effect, module, SETTINGS)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_installed_version_was_tried(library: str) -> None:
+    tried = import_module(f"cpulaunch.runtime.change.{library}").TRIED
+    version = metadata.version(library).partition("+")[0]
+    assert version in tried, (
+        f"run tests/scripts and test_scripts.py with {library} {version}; add it to TRIED if it passes"
+    )
+
+
+def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    class PartialState:
+        _shared_state: dict[str, object] = {}  # noqa: RUF012
+
+        def __init__(self, cpu: bool = False, **options: object) -> None:
+            self.cpu, self.options, self.device = cpu, options, torch.device("cpu", 0)
+
+    state = SimpleNamespace(__name__="accelerate.state", PartialState=PartialState)
+    autoload.patch(autoload.Patched("accelerate", "accelerate.state"), SETTINGS, state)
+    made = PartialState(False, backend="ccl", timeout=3)
+    assert (made.cpu, made.options, made.device) == (True, {"timeout": 3}, torch.device("cpu"))
+    deepspeed, line = capsys.readouterr().err.splitlines()
+    assert deepspeed.endswith("has no AcceleratorState.__init__ in accelerate.state, so scripts that ask for "
+                              "DeepSpeed train with DDP")  # fmt: skip
+    assert "has no AcceleratorState.__init__, AcceleratorState.mixed_precision, DistributedType.FSDP" in line
+    assert line.endswith("so scripts that ask for FSDP may train with DDP")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_groups_for_gpus_are_left_alone_where_there_is_one(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    for name in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"):
+        assert groups.is_replaced(torch, name) is not gpu
+    for name in (None, "gloo", "mpi", "ccl", "cpu:gloo"):
+        assert groups.is_replaced(torch, name)
+
+
+def test_training_arguments_are_for_the_cpu() -> None:
+    class TrainingArguments:
+        use_cpu = False
+
+        def __post_init__(self) -> None:
+            self.at_the_end = self.use_cpu
+
+    autoload.patch(
+        autoload.Patched("transformers", "transformers.training_args"),
+        SETTINGS,
+        SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments),
+    )
+    arguments = TrainingArguments()
+    arguments.__post_init__()
+    assert arguments.at_the_end
+
+
+@pytest.mark.parametrize(
+    ("environment", "patched"),
+    [
+        ({}, False),
+        ({"CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_ENGINE": "none such"}, False),  # not in a job: not even read
+        ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl"}, True),
+        ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_AS_WRITTEN": "1"}, False),
+        ({"CPULAUNCH_JOB_ID": "j"}, False),
+    ],
+)
+def test_ranks_of_a_job_are_patched(environment: dict[str, str], patched: bool) -> None:
+    code = "import torch; print(torch.distributed.init_process_group.__code__.co_filename)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) == Path(base.__file__).with_name("groups.py")) == patched

@@ -1,0 +1,66 @@
+"""What a rank says before C++ aborts it keeps it from nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.command import TIMEOUT
+
+PROGRAM = """
+import ctypes, sys, threading
+from cpulaunch.runtime.observe import abort
+terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
+def abort_in_a_thread_of_c():
+    thread = ctypes.c_ulong()
+    with_the_gil.pthread_create(ctypes.byref(thread), None, terminate, None)
+with_the_gil = ctypes.PyDLL(None)
+def says(line):
+    sys.stderr.buffer.write(line)
+    sys.stderr.flush()
+abort.report = says
+"""
+
+
+def aborted(program: str) -> str:
+    """What it says, once it has ended by SIGABRT."""
+    argv = [sys.executable, "-c", PROGRAM + program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    return done.stderr
+
+
+def test_the_threads_are_told_as_they_were() -> None:
+    said = aborted(
+        "abort.say_before_abort(lambda: None)\n"
+        "def fails():\n    terminate()\n"
+        "threading.Thread(target=fails, name='worker').start()\n"
+        "threading.Event().wait()\n"
+    )
+    assert '"name":"worker"' in said
+    assert "fails" in said
+    assert "observe/abort.py" not in said.partition("Fatal")[0]
+
+
+@pytest.mark.parametrize("where", ["terminate()", "abort_in_a_thread_of_c(); threading.Event().wait()"])
+def test_a_look_that_takes_for_ever_is_given_up(where: str) -> None:
+    aborted(f"abort.say_before_abort(threading.Event().wait)\n{where}\n")
+
+
+def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil() -> None:
+    said = aborted(
+        "abort.say_before_abort(lambda: None)\n"
+        "with abort.nothing_said():\n"
+        "    abort_in_a_thread_of_c()\n"
+        "    with_the_gil.pause()\n"
+    )
+    assert "aborts" not in said
+
+
+def test_afterwards_it_is_said_again() -> None:
+    said = aborted(
+        "abort.say_before_abort(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n"
+    )
+    assert '"type":"aborts"' in said

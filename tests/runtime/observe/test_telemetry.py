@@ -1,0 +1,358 @@
+"""What training scripts that know nothing of cpulaunch leave in telemetry.jsonl."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.command import clean_environment, intel_python, needs_bf16
+
+from cpulaunch import ledger
+from cpulaunch.ccl.installed import cache_directory
+from cpulaunch.runtime import reports
+from cpulaunch.runtime.observe import telemetry
+from cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops
+from cpulaunch.runtime.observe.telemetry import OTHERS, Recorder, sizes
+from cpulaunch.runtime.product_rates import measure
+from runtime.observe.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
+
+PROGRAMS = Path(__file__).with_name("programs_telemetry.py")
+LIMIT = 150.0
+
+Row = dict[str, Any]
+
+
+def run(
+    directory: Path, name: str, backend: str = "ccl", python: str = sys.executable, *options: str
+) -> list[Row]:
+    """The rows of a job of two ranks, the first line first."""
+    cache = directory / "cache" / "cpulaunch"
+    cache.mkdir(parents=True)
+    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are found anew
+    command = [
+        python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, "--precision", "bf16",
+        *options, PROGRAMS, name, backend,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=LIMIT,
+        env=clean_environment(HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(directory / "cache")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+    (file,) = directory.glob("runs/*/telemetry.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def steps_of(rows: list[Row], rank: int) -> list[Row]:
+    return [row for row in rows if row.get("rank") == rank and "step" in row]
+
+
+def flops_by_hand() -> int:
+    """Of a step of one rank: three products of matrices for each layer, but for the inputs' gradients.
+
+    A product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
+    """
+    first, second, third = WIDTHS
+    return 2 * BATCH * (3 * first * second + 3 * second * third - first * second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_plain_script(tmp_path: Path, backend: str) -> None:
+    head, *rows = run(tmp_path, "plain", backend)
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    peaks = [row["peak_flops"] for row in rows if "peak_flops" in row]
+    assert head["peak_flops"] == pytest.approx(sum(peaks), abs=2)
+    assert 1e8 < min(peaks) <= max(peaks) < 1e14
+    assert head["precision"] == "bf16"
+    for rank in (0, 1):
+        steps = steps_of(rows, rank)
+        assert steps[-1]["step"] == sum(row.get("steps", 1) for row in steps) == 2 * STEPS
+        assert {row["samples"] for row in steps} == {BATCH}
+        assert [row["flops"] for row in steps if "flops" in row] == [flops_by_hand()]
+        assert all(0 < row["input"] < row["seconds"] for row in steps)
+        times = [row["time"] for row in steps]
+        assert times == sorted(times)
+        gradients = 4 * sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
+        assert steps[-1]["bytes"] == gradients
+        assert all(0 < row["communication"] < row["seconds"] for row in steps[1:])
+        assert all(0 <= row["waiting"] <= row["communication"] for row in steps[1:])
+
+
+@pytest.mark.slow
+def test_compiled_models_are_counted_too(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "compiled", "gloo")
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    assert head["precision"] == "fp32"
+    assert steps_of(rows, 1)[-1]["step"] == STEPS
+
+
+@pytest.mark.slow
+def test_accelerate(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "accelerated")
+    assert head["flops_per_step"] == 2 * flops_by_hand()
+    steps = steps_of(rows, 0)
+    assert steps[-1]["step"] == STEPS
+    # It loads a batch ahead, so that the first step takes two, and the last one none.
+    assert sum(row["samples"] * row.get("steps", 1) for row in steps if "samples" in row) == BATCH * STEPS
+
+
+@pytest.mark.slow
+def test_trainer(tmp_path: Path) -> None:
+    head, *rows = run(tmp_path, "trainer", "gloo")
+    steps = steps_of(rows, 0)
+    assert steps[-1]["step"] == STEPS
+    # Two batches for a step, and one is loaded ahead.
+    assert sum(row["samples"] * row.get("steps", 1) for row in steps) == 2 * 4 * STEPS
+    assert all(row["tokens"] == TOKENS * row["samples"] for row in steps)
+    assert head["precision"] == "bf16"
+    assert head["flops_per_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=needs_bf16)])
+def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
+    """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients.
+
+    IPEX computes other gradients where its operations are looked at, so they aren't.
+    """
+    python = str(intel_python()) if engine == "ipex" else sys.executable
+    head, *rows = run(tmp_path, "prepared", "gloo", python, "--engine", engine)
+    convolution = 2 * BATCH * 4 * 4 * 4 * (3 * 3 * 3)
+    layer = 2 * BATCH * WIDTHS[0] * WIDTHS[1]
+    counted = (2 * (2 * convolution + 3 * layer), "bf16") if engine == "native" else (None, None)
+    assert (head["flops_per_step"], head["precision"]) == counted
+    losses = [row["loss"] for row in steps_of(rows, 0) if "loss" in row]  # it is told after the step
+    assert losses[-1] == STEPS - 1
+
+
+# ---- in this process
+
+
+class Script:
+    """A recorder, whose ledger is read as an agent does."""
+
+    def __init__(self, flops: Flops | None = None) -> None:
+        self.memory = mmap.mmap(-1, ledger.SIZE)
+        if flops is None:
+            flops = Flops(torch)
+            flops.give_up()
+        self.recorder = Recorder(self.memory, flops)
+
+    def step(self, number: int) -> ledger.Step:
+        found = ledger.step(self.memory, number)
+        assert found
+        return found
+
+    @property
+    def last(self) -> int:
+        return ledger.recorded(self.memory).last
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+
+
+def test_steps_are_those_of_the_first_optimizer_that_steps() -> None:
+    script, first, other = Script(), optimizer(), optimizer()
+    for _ in range(3):
+        script.recorder.stepped(first)
+        for _ in range(OTHERS - 1):
+            script.recorder.stepped(other)
+    assert script.last == 3
+
+
+def test_until_it_steps_no_more() -> None:
+    script, first, other = Script(), optimizer(), optimizer()
+    script.recorder.stepped(first)
+    for _ in range(OTHERS + 2):
+        script.recorder.stepped(other)
+    assert script.last == 4
+    del other
+    script.recorder.stepped(first)
+    assert script.last == 5
+
+
+def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
+    script, trained = Script(), optimizer()
+    for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
+        script.recorder.took(iterator, 10, samples, 2 * samples)
+    script.recorder.stepped(trained)
+    assert (script.step(1).samples, script.step(1).tokens, script.step(1).input) == (16, 32, 40)
+    for _ in range(2):
+        script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(trained)
+    assert script.step(2).samples == 16 + 16
+
+
+def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> None:
+    """The one before was an evaluation's."""
+    script = Script()
+    script.recorder.took(1, 10, 100, 0)
+    script.recorder.begins(1, iterator=1)
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(optimizer())
+    assert script.step(1).samples == 8
+
+
+def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
+    script, trained = Script(), optimizer()
+    script.recorder.log(4.0)
+    script.recorder.stepped(trained)
+    script.recorder.stepped(trained)
+    script.recorder.log(3.0)
+    assert (script.step(1).loss, script.step(2).loss) == (4.0, 3.0)
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.log(2.0)
+    script.recorder.stepped(trained)
+    assert (script.step(2).loss, script.step(3).loss) == (3.0, 2.0)
+
+
+def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has warned on every rank: the loss is given as it is, before or after its backward pass."""
+    script = Script()
+    monkeypatch.setattr(telemetry, "recorder", script.recorder)
+    script.recorder.stepped(optimizer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        telemetry.log(loss=(torch.ones(3, requires_grad=True) / 2).sum())
+        assert script.step(1).loss == 1.5
+        telemetry.log(loss=2)
+    assert script.step(1).loss == 2.0
+
+
+def test_outside_of_a_job_a_loss_goes_nowhere() -> None:
+    assert telemetry.recorder is None
+    telemetry.log(loss=torch.tensor(1.0))
+
+
+def test_what_a_script_does_before_it_trains_is_no_part_of_its_first_step() -> None:
+    script = Script()
+    script.recorder.took(1, 10**9, 8, 0)
+    script.recorder.begins(now := ledger.step(script.memory, 0).ended_at + 1)  # type: ignore[union-attr]
+    assert script.step(0).ended_at == now
+    script.recorder.took(1, 10, 8, 0)
+    script.recorder.stepped(optimizer())
+    assert (script.step(1).samples, script.step(1).input) == (8, 10)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (torch.ones(4, 2), (4, 0)),
+        ([torch.ones(4, 2), torch.ones(4)], (4, 0)),
+        ({"input_ids": torch.ones(4, 7), "labels": torch.ones(4)}, (4, 28)),
+        (({"input_ids": torch.ones(4, 7)}, torch.ones(4)), (4, 28)),
+        ({"names": ["a"], "x": torch.ones(3)}, (3, 0)),
+        ("text", (0, 0)),
+        ([[[[[torch.ones(4)]]]]], (0, 0)),
+    ],
+)
+def test_sizes_of_batches(batch: Any, found: tuple[int, int]) -> None:
+    assert sizes(batch, torch.Tensor) == found
+
+
+def counted(train: Any) -> int | None:
+    flops = Flops(torch)
+    flops.stepped(2)
+    try:
+        train()
+    finally:
+        result = flops.stepped(3)
+    return result
+
+
+def test_attention_of_cpus_is_counted() -> None:
+    """2 products of 8 × 16 and 16 × 8 matrices for each of 6 heads, and 5 of them backward."""
+    q, k, v = (torch.randn(2, 3, 8, 16, requires_grad=True) for _ in range(3))
+    product = 2 * 8 * 8 * 16 * 6
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert counted(lambda: attend(q, k, v).sum().backward()) == (2 + 5) * product
+
+
+def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+    class Own(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    flops = Flops(torch)
+    with Own():
+        flops.stepped(2)
+        torch.ones(2, 2) @ torch.ones(2, 2)
+        assert flops.stepped(3) is None
+    assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize(("resumed", "counted"), [(0, True), (300, False)])
+def test_a_compiled_step_is_not_made_eager_where_the_run_was_interrupted(
+    resumed: int, counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers would not be those of an uninterrupted run."""
+    dynamo = SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
+    monkeypatch.setattr(reports, "resumed_step", resumed)
+    flops = Flops(torch)
+    flops.stepped(FIRST - 1)
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (flops.stepped(FIRST) is not None) == counted
+    flops.stepped(EVERY - 1)
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert flops.stepped(EVERY) is None
+
+
+def test_a_step_that_is_traced_is_not_counted_but_the_next_one_that_is_not() -> None:
+    """A counted step takes longer, and the trace would show that."""
+    flops = Flops(torch)
+    traced = [True, True, False]
+    flops.traced = lambda: traced.pop(0)
+    found = []
+    for number in range(1, FIRST + 4):
+        found.append(flops.stepped(number))
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert found == [None] * (FIRST + 1) + [16, None]
+
+
+def test_a_process_that_is_forked_while_a_step_is_counted_counts_nothing() -> None:
+    """A loader's worker, which would take longer for everything otherwise."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    script = Script(Flops(torch))
+    trained = optimizer()
+    for _ in range(2):
+        script.recorder.stepped(trained)
+    assert _get_current_dispatch_mode() is not None
+    if (child := os.fork()) == 0:
+        os._exit(_get_current_dispatch_mode() is not None)
+    script.recorder.stepped(trained)
+    assert os.waitpid(child, 0)[1] == 0
+    assert _get_current_dispatch_mode() is None
+    assert script.last == 3
+
+
+def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None:
+    flops = Flops(torch)
+    flops.stepped(2)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    torch.ones(2, 2) @ torch.ones(2, 2)
+    assert flops.stepped(3) == 16
+
+
+def test_measuring_takes_none_of_the_scripts_random_numbers() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    measure(torch, ("bf16", "fp32"))
+    assert torch.rand(1) == expected

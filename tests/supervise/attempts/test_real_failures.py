@@ -1,0 +1,132 @@
+"""Real jobs whose ranks or agents fail: who is named, and with which exit code the launcher ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.chaos import PROGRAM
+from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
+from support.jobs import job, outcome
+from support.marks import repeat
+from support.programs import UNTIL_TOLD
+
+from cpulaunch import launchers
+from cpulaunch.supervise.attempts import start
+
+
+def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
+    launcher_options, marked, tmp_path: Path
+) -> None:
+    with job(tmp_path, marked, launcher_options, UNTIL_TOLD) as launcher:
+        (plan,) = tmp_path.glob("runs/*/plan.json")
+        assert json.loads(plan.read_text())["world_size"] == 2
+        program = next(
+            pid for pid in processes_with("LOCAL_RANK=1") if pid in processes_with(f"TEST_MARK={tmp_path}")
+        )
+        os.kill(psutil.Process(program).ppid(), signal.SIGKILL)
+        assert launcher.wait(TIMEOUT) == 137
+    assert program not in processes_with("LOCAL_RANK=1")  # gone, or a zombie that no init reaps
+    assert outcome(tmp_path)["first_failure"]["rank"] == 1
+
+
+def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, tmp_path: Path) -> None:
+    """The program's own start kills its agent, most of the time before that has said hello."""
+    (tmp_path / "kill.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)\ntime.sleep(300)"
+    )
+    done = cpulaunch("run", "-n", "2", "kill.py", env=marked)
+    result = outcome(tmp_path)
+    assert (done.returncode, result["kind"]) in ((3, "start_failed"), (137, "signal"))
+    assert result["first_failure"]["rank"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mpi", launchers.MPIS)
+def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path: Path) -> None:
+    """Open MPI's has a directory, which its guard removes."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**marked, "TMPDIR": str(temporary)}
+    with job(tmp_path, env, mpi_options(mpi), UNTIL_TOLD) as launcher:
+        started = psutil.Process(launcher.pid).children()
+        guards = [process for process in started if any("guard.py" in word for word in process.cmdline())]
+        (mpiexec,) = set(started) - set(guards)
+        made = [path.name for path in temporary.glob("ompi.*")]
+        assert made == ([f"ompi.{mpiexec.pid}"] if mpi == "openmpi" else [])
+        mpiexec.kill()
+        assert launcher.wait(TIMEOUT) == 137
+        psutil.wait_procs(guards, TIMEOUT)
+    assert re.fullmatch(
+        r"\S+ got SIGKILL, not from us, and its agent ended with it",
+        outcome(tmp_path)["first_failure"]["error"],
+    )
+    assert list(temporary.glob("ompi.*")) == []
+
+
+@pytest.mark.parametrize(("leaves", "left"), [("ompi.{pid}", 0), ("", 1)])
+def test_a_guard_removes_what_mpiexec_leaves_and_nothing_else(
+    leaves: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with bounded(subprocess.Popen(["true"], text=True)) as mpiexec:
+        its, other = tmp_path / f"ompi.{mpiexec.pid}", tmp_path / "other"
+        its.mkdir()
+        other.mkdir()
+        guard, told = start.start_guard(0.0, "no job", leaves)
+        os.write(told, str(mpiexec.pid).encode())
+        os.close(told)
+        assert guard.wait(TIMEOUT) == 0
+    assert (its.exists(), other.exists()) == (left, True)
+
+
+def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
+    guard, told = start.start_guard(0.0, "no job", "")
+    os.close(told)
+    assert guard.wait(TIMEOUT) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "how", "code", "kind"),
+    [
+        ("ccl", "raise", 1, "error"),
+        repeat("gloo", "raise", 1, "error"),
+        repeat("ccl", "kill", 137, "signal"),
+        ("gloo", "kill", 137, "signal"),
+        ("ccl", "exit", 5, "exit"),
+        repeat("gloo", "exit", 5, "exit"),
+    ],
+)
+def test_the_cause_is_named_though_the_others_wait_in_a_collective(
+    marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--tee", "all", "--backend", backend]
+    process = subprocess.Popen(
+        [*command, "program.py", backend, how, "1"],
+        cwd=tmp_path,
+        env=clean_environment(**marked),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with bounded(process) as launcher:
+        assert launcher.stdout
+        ready: set[str] = set()
+        while len(ready) < 2:
+            line = launcher.stdout.readline()
+            assert line, f"it ended too soon: only {ready} said so"
+            ready |= {line} if line.endswith("] ready\n") else set()
+        (tmp_path / "trigger").touch()
+        launcher.stdout.read()
+        assert launcher.wait(TIMEOUT) == code
+    result = outcome(tmp_path)
+    assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)

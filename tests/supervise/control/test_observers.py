@@ -1,0 +1,170 @@
+"""Those who ask a launcher what its job does: who they are, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.command import TIMEOUT
+
+from cpulaunch.errors import HostError
+from cpulaunch.messages import VERSION, Beat, Challenge, Dump, Hello, Welcome
+from cpulaunch.supervise.control.client import Observer
+from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.control.observers import MAX_OBSERVERS, Observers, status_of
+from cpulaunch.supervise.control.port import Control, Refused
+from cpulaunch.supervise.control.registry import Contact
+from cpulaunch.supervise.job.events import Dumped
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.wire import encode, observers_token, proof
+
+
+class Launcher:
+    """A launcher of two ranks, one of which answers."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING)]
+        self.ranks[0].beats(Beat(8, 80), 1.0)
+        self.wanted: list[bool] = []
+        self.connected: list[int] = []
+        self.answers = True
+        self.refused = Refused()
+        self.observers = Observers(
+            "token",
+            self.ranks,
+            lambda: status_of(self.ranks, 61.0, 2, ending=False, stalled="no progress"),
+            self.want,
+            self.want_progress,
+        )
+
+    def want(self, native: bool) -> None:
+        self.wanted.append(native)
+        if self.answers:
+            seen = Dumped(native, {0: Dump(1, 0.0, [], [{"pid": 7}], "")}, [1])
+            asyncio.get_running_loop().call_soon(self.observers.dumped, seen)
+
+    def want_progress(self, ranks: list[Rank]) -> None:
+        """The first rank has done more since its last beat; the other one says nothing."""
+        ranks[0].beats(Beat(14, 140), time.monotonic())
+
+    def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
+        self.connected.append(rank)
+
+
+def with_launcher(asks: Callable[[Contact], Any], launcher: Launcher | None = None) -> Any:
+    """What ``asks`` returns, which is called in a thread beside a launcher."""
+
+    async def run() -> Any:
+        played = launcher or Launcher()
+        control = Control("token", 2, played, played.observers)  # type: ignore[arg-type]
+        listener = socket.create_server(("127.0.0.1", 0))
+        control.listen(listener)
+        played.refused = control.refused
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        contact = Contact("job", 1, "here", "", None, 0.0, address, observers_token("token"), [])
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(asks, contact), TIMEOUT)
+        finally:
+            control.close()
+
+    return asyncio.run(run())
+
+
+def test_questions_and_their_answers() -> None:
+    def asks(contact: Contact) -> Any:
+        with Observer(contact) as observer:
+            return observer.status(), observer.stacks(native=True), observer.stacks(native=False)
+
+    launcher = Launcher()
+    status, native, plain = with_launcher(asks, launcher)
+    assert (status.state, status.hosts, status.ranks, status.running) == ("stalled", 2, 2, 2)
+    assert (status.steps, status.collectives, status.stalled) == (14, 140, "no progress")
+    late = RankSeen(1, "b", None, "its agent has not answered within 10 s")
+    assert native == plain == [RankSeen(0, "a", [{"pid": 7}], ""), late]
+    assert launcher.wanted == [True, False]
+
+
+def test_rates_are_those_of_a_second_at_least() -> None:
+    rank = Rank(0, "a", RankState.RUNNING)
+    for at, steps in ((1.0, 10), (1.1, 14), (3.0, 14), (3.1, 20)):
+        rank.beats(Beat(steps, 10 * steps), at)
+    assert rank.rates == (2.0, 20.0)
+    status = status_of([rank], 61.0, 0, ending=False)
+    assert (status.steps, status.step_rate, status.collective_rate) == (20, 2.0, 20.0)
+
+
+@pytest.mark.parametrize("token", ["", "token", "0" * 64])
+def test_who_knows_another_token_is_hung_up_on(token: str) -> None:
+    def asks(contact: Contact) -> None:
+        with pytest.raises(HostError, match="it has hung up"), Observer(contact._replace(token=token)):
+            pass
+
+    launcher = Launcher()
+    with_launcher(asks, launcher)
+    assert str(launcher.refused).startswith("1 connection was hung up on: no proof")
+
+
+def test_what_is_not_the_launcher_is_told_from_it() -> None:
+    """Whoever has its address now hears nothing by which he could ask it himself."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        server.settimeout(TIMEOUT)
+
+        def pretend() -> None:
+            connected, _ = server.accept()
+            with connected, connected.makefile("rb") as lines:
+                connected.sendall(encode(Challenge("0")))
+                lines.readline()
+                connected.sendall(encode(Welcome(proof("?", "launcher of observers", "0", 0))))
+
+        pretending = thread.submit(pretend)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        contact = Contact("job", 1, "here", "boot", None, 0.0, address, observers_token("token"), [])
+        with pytest.raises(HostError, match=f"something else listens at {address}") as raised:
+            Observer(contact).__enter__()
+        pretending.result(TIMEOUT)
+    assert raised.value.hint
+
+
+def test_an_observers_token_is_no_agents() -> None:
+    """Neither does its holder speak for a rank, nor for the launcher."""
+    launcher = Launcher()
+
+    def asks(contact: Contact) -> bytes:
+        host, _, port = contact.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT) as connected:
+            lines = connected.makefile("rb")
+            salt = json.loads(lines.readline())["salt"]
+            forged = proof(contact.token, "agent", salt, 0)
+            connected.sendall(encode(Hello(VERSION, 0, "s", forged, 0.0, 1, "x")))
+            return lines.readline()
+
+    assert with_launcher(asks, launcher) == b""
+    assert launcher.connected == []
+    assert observers_token("token") not in ("token", proof("token", "launcher", "", 0))
+
+
+def test_observers_are_few() -> None:
+    launcher = Launcher()
+    launcher.answers = False  # so that they stay
+
+    def asks(contact: Contact) -> None:
+        there = [Observer(contact) for _ in range(MAX_OBSERVERS)]
+        for each in there:
+            each.__enter__()
+            each.status()
+        with pytest.raises(HostError, match="it has hung up"), Observer(contact):
+            pass
+        for each in there:
+            each.status()
+            each.__exit__()
+
+    with_launcher(asks, launcher)
+    assert str(launcher.refused) == ""  # the ninth was no stranger

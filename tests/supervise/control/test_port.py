@@ -1,0 +1,372 @@
+"""The control port: who may speak there, and what comes of those who may not, or say odd things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.command import TIMEOUT, bounded, clean_environment
+from support.jobs import job, outcome, run_changed
+from support.programs import UNTIL_TOLD
+
+from cpulaunch import messages
+from cpulaunch.messages import FROM_LAUNCHER, VERSION, Challenge, Exit, Hello, Welcome
+from cpulaunch.supervise.attempts.start import MAX_STRANGERS, MAX_STRANGERS_HERE, OWN_FILES
+from cpulaunch.supervise.control.port import MAX_HELLO, Control
+from cpulaunch.wire import MAX_LINE, decode, encode, proof
+
+
+def control_address(launcher: subprocess.Popen[str]) -> str:
+    """Where the agents of a job on this machine reach their launcher: the name of an abstract Unix socket."""
+    agent, *_ = psutil.Process(launcher.pid).children()
+    address = agent.environ()["CPULAUNCH_CONTROL"]
+    assert address.startswith("@cpulaunch-")
+    return "\0" + address[1:]
+
+
+def connect(address: str) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(TIMEOUT)
+    connected.connect(address)
+    return connected
+
+
+def hello(**different: Any) -> Hello:
+    return Hello(VERSION, 0, "s", "0" * 64, 0.0, 1, "x")._replace(**different)
+
+
+HOSTILE = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 100,
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no object": b"[1, 2]\n",
+    "no type": b"{}\n",
+    "no proof": encode(hello()).replace(b'"proof":', b'"pardon":'),
+    "wrong proof": encode(hello()),
+    "odd proof": encode(hello(proof="é")),
+    "odd rank": encode(hello(rank="0")),
+    "rank that isn't": encode(hello(rank=7, proof=proof("", "agent", "", 7))),
+    "negative rank": encode(hello(rank=-1)),
+    "another version, no proof": encode(hello(version=VERSION + 1)),
+    "another message": encode(Exit(0, None, 0.0, False, 0, None)),
+    "the launcher's message": encode(Welcome("0")),
+    "unknown kind": b'{"type":"pardon"}\n',
+    "deep": b"[" * 100_000 + b"\n",
+    "endless line": b"x" * (MAX_HELLO + 10),
+    "line too long": b"x" * (MAX_HELLO + 10) + b"\n",
+}
+
+
+def say(address: str, data: bytes) -> None:
+    """What a stranger sends, who then waits until it is hung up on; that may be before all is sent."""
+    with contextlib.suppress(OSError), connect(address) as it:
+        it.sendall(data)
+        it.shutdown(socket.SHUT_WR)
+        while it.recv(1 << 16):
+            pass
+
+
+def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with errors.open("w") as file, job(tmp_path, marked, [], UNTIL_TOLD, stderr=file) as launcher:
+        address = control_address(launcher)
+        quiet = [connect(address) for _ in range(50)]
+        for data in HOSTILE.values():
+            say(address, data)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+        for connection in quiet:
+            connection.close()
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
+    assert "Traceback" not in errors.read_text()
+    (line,) = [line for line in errors.read_text().splitlines() if "hung up" in line]
+    assert re.fullmatch(
+        r"cpulaunch: \d+ connections were hung up on: no proof of the job's token \(from this machine\)", line
+    )
+
+
+def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) -> None:
+    dice = random.Random(4711)
+    with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
+        address = control_address(launcher)
+        sizes = []
+        for number in range(600):
+            say(address, dice.choice(list(HOSTILE.values())) + dice.randbytes(dice.randrange(100_000)))
+            if number >= 200:  # by then it has all that it needs
+                sizes.append(psutil.Process(launcher.pid).memory_info().rss)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    assert sizes[-1] < sizes[0] + (8 << 20)
+
+
+class Audience:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, object]] = []
+        self.gone = asyncio.Event()
+
+    full = False
+
+    def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
+        self.heard.append(("connected", rank, hello.version))
+
+    def agent_said(self, rank: int, message: object) -> None:
+        self.heard.append(("said", rank, message))
+
+    def agent_disconnected(self, rank: int, error: str) -> None:
+        self.heard.append(("disconnected", rank, error))
+        self.gone.set()
+
+    async def room(self) -> None:
+        pass
+
+
+Peer = tuple[StreamReader, StreamWriter, str]
+"""A connection to the control port, and the salt that it is to prove itself by."""
+
+
+async def connect_from(origin: str, address: tuple[str, int]) -> Peer:
+    reader, writer = await asyncio.open_connection(*address, local_addr=(origin, 0))
+    challenge = decode(await reader.readline(), FROM_LAUNCHER)
+    assert isinstance(challenge, Challenge)
+    return reader, writer, challenge.salt
+
+
+async def prove(peer: Peer, rank: int) -> None:
+    """Be the agent of ``rank``, and hear that one is."""
+    reader, writer, salt = peer
+    writer.write(encode(hello(rank=rank, proof=proof("token", "agent", salt, rank))))
+    assert decode(await reader.readline(), FROM_LAUNCHER) == Welcome(proof("token", "launcher", "s", rank))
+
+
+@contextlib.contextmanager
+def listening(size: int) -> Iterator[tuple[Audience, tuple[str, int]]]:
+    """A control port for ``size`` ranks, who hears of them, and its address."""
+    audience = Audience()
+    control = Control("token", size, audience)
+    listener = socket.create_server(("127.0.0.1", 0))
+    control.listen(listener)
+    try:
+        yield audience, listener.getsockname()
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize("origin", ["127.0.0.1", "127.0.0.2"])
+def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
+    """Be there more of them than may be, and from the agent's own address."""
+
+    async def crowd() -> list[tuple[str, int, object]]:
+        with listening(size=2) as (audience, address):
+            agents = [await connect_from(origin, address)]
+            await prove(agents[0], rank=0)
+            silent = [await connect_from("127.0.0.1", address) for _ in range(MAX_STRANGERS + 50)]
+            agents.append(await connect_from(origin, address))
+            await prove(agents[1], rank=1)
+            assert await silent[0][0].read() == b""  # the first to come was the first to go
+            assert not silent[-1][0].at_eof()
+            heard = list(audience.heard)
+        for _, writer, _ in (*agents, *silent):
+            writer.close()
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
+    assert heard == [("connected", 0, VERSION), ("connected", 1, VERSION)]
+
+
+def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
+    marked: dict[str, str], tmp_path: Path
+) -> None:
+    """The launcher opens the ranks' logs when they are there."""
+    program = ("--no-python", "sh", "-c", "touch up-$RANK; until test -e go; do sleep 0.01; done; echo said")
+    limit = (4 + MAX_STRANGERS_HERE + OWN_FILES,) * 2
+    with bounded(
+        subprocess.Popen(
+            [sys.executable, "-m", "cpulaunch", "run", "-n", "4", "--oversubscribe", "--tee", "none", *program],
+            cwd=tmp_path, env=clean_environment(**marked), stdin=subprocess.DEVNULL, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+        )
+    ) as launcher, contextlib.ExitStack() as stack:  # fmt: skip
+        while len(list(tmp_path.glob("up-*"))) < 4:
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        address = control_address(launcher)
+        silent = [stack.enter_context(connect(address)) for _ in range(MAX_STRANGERS_HERE + 50)]
+        assert silent[-1].recv(1)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    assert [log.read_text() for log in tmp_path.glob("runs/*/rank-*.log")] == ["said\n"] * 4
+
+
+def test_of_strangers_those_go_of_whom_there_are_most() -> None:
+    async def crowd() -> None:
+        with listening(size=1) as (_, address):
+            slow = await connect_from("127.0.0.2", address)
+            silent = [await connect_from("127.0.0.1", address) for _ in range(2 * MAX_STRANGERS)]
+            await prove(slow, rank=0)
+        for _, writer, _ in silent:
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
+
+
+def test_what_strangers_say_costs_no_memory() -> None:
+    """Who says more than an agent's hello has is hung up on, be it a line that never ends."""
+
+    async def crowd() -> int:
+        with listening(size=1) as (_, address):
+            talkative = [await connect_from("127.0.0.1", address) for _ in range(40)]
+            before = psutil.Process().memory_info().rss
+            for _, writer, _ in talkative:
+                writer.transport.set_write_buffer_limits(0)
+                with contextlib.suppress(OSError):
+                    for _ in range(15):
+                        writer.write(b"x" * (1 << 16))
+                        await writer.drain()
+            await prove(await connect_from("127.0.0.1", address), rank=0)
+            grown = psutil.Process().memory_info().rss - before
+            for reader, _, _ in talkative:
+                with contextlib.suppress(OSError):
+                    assert await reader.read() == b""
+            return grown
+
+    assert asyncio.run(asyncio.wait_for(crowd(), TIMEOUT)) < 16 << 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_is_not_challenged(marked: dict[str, str], tmp_path: Path) -> None:
+    with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
+        address = control_address(launcher)
+        with connect(address) as own:
+            assert own.recv(1 << 16).startswith(b'{"type":"challenge"')
+        os.seteuid(65534)
+        try:
+            other = connect(address)
+        finally:
+            os.seteuid(0)
+        with other:
+            assert other.recv(1 << 16) == b""
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+
+
+async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
+    """What a launcher hears from the agent of rank 1, which sends ``lines`` once it is welcome, and hangs up."""
+    audience = Audience()
+    control = Control("token", 2, audience)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control.listen(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        challenge = decode(await reader.readline(), FROM_LAUNCHER)
+        assert isinstance(challenge, Challenge)
+        writer.write(encode(hello(version=version, rank=1, proof=proof("token", "agent", challenge.salt, 1))))
+        welcome = decode(await reader.readline(), FROM_LAUNCHER)
+        assert welcome == Welcome(proof("token", "launcher", "s", 1))
+        with contextlib.suppress(OSError):  # it may hang up before it has all
+            writer.write(b"".join(lines))
+            writer.write_eof()
+        await audience.gone.wait()
+        writer.close()
+        control.close()
+    return audience
+
+
+NOTE = encode(messages.Note("x"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "heard"),
+    [
+        ([], [("disconnected", 1, "")]),
+        ([NOTE], [("said", 1, messages.Note("x")), ("disconnected", 1, "")]),
+        (
+            [b'{"type":"stall"}\n', NOTE],
+            [
+                ("said", 1, messages.Unknown("stall")),
+                ("said", 1, messages.Note("x")),
+                ("disconnected", 1, ""),
+            ],
+        ),
+        (
+            [encode(messages.End(9, 0)), NOTE],
+            [
+                ("said", 1, messages.Unknown("end")),
+                ("said", 1, messages.Note("x")),
+                ("disconnected", 1, ""),
+            ],
+        ),
+        ([b'{"type":"note"}\n', NOTE], [("disconnected", 1, "note without note")]),
+        ([b"nonsense\n", NOTE], [("disconnected", 1, "not JSON")]),
+        ([NOTE, NOTE[:-5]], [("said", 1, messages.Note("x")), ("disconnected", 1, "")]),  # killed as it spoke
+    ],
+)
+def test_what_an_agent_says_is_heard_up_to_the_first_line_that_is_no_message(
+    lines: list[bytes], heard: list[tuple[str, int, object]]
+) -> None:
+    audience = asyncio.run(asyncio.wait_for(talk(lines), TIMEOUT))
+    assert audience.heard == [("connected", 1, VERSION), *heard]
+    assert [type(what) for _, _, what in audience.heard[1:]] == [type(what) for _, _, what in heard]
+
+
+def test_an_agent_of_another_version_is_hung_up_on_and_heard_of() -> None:
+    audience = asyncio.run(asyncio.wait_for(talk([NOTE], version=VERSION + 1), TIMEOUT))
+    assert audience.heard == [("connected", 1, VERSION + 1), ("disconnected", 1, "")]
+
+
+def test_a_job_whose_agents_are_of_another_version_is_not_started(marked, tmp_path: Path) -> None:
+    (tmp_path / "sleep.py").write_text("import time; time.sleep(300)")
+    code = (
+        "from cpulaunch import messages; messages.VERSION += 1; from cpulaunch.cli.main import entry; entry()"
+    )
+    done = run_changed(code, "run", "-n", "2", "sleep.py", directory=tmp_path, env=marked)
+    assert done.returncode == 3
+    assert (
+        f"speaks version {VERSION} of the control protocol, the launcher version {VERSION + 1}" in done.stderr
+    )
+    assert outcome(tmp_path)["kind"] == "start_failed"
+
+
+def test_a_line_that_is_too_long_ends_the_connection() -> None:
+    audience = asyncio.run(asyncio.wait_for(talk([b"x" * (MAX_LINE + 10) + b"\n"]), TIMEOUT))
+    what, rank, error = audience.heard[-1]
+    assert (what, rank) == ("disconnected", 1)
+    assert error == f"a line of more than {MAX_LINE} bytes"
+
+
+def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
+    async def second() -> bytes:
+        audience = Audience()
+        control = Control("token", 2, audience)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            control.listen(listener)
+            answers, open_ones = [], []
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                open_ones.append(writer)
+                challenge = decode(await reader.readline(), FROM_LAUNCHER)
+                assert isinstance(challenge, Challenge)
+                writer.write(encode(hello(rank=1, proof=proof("token", "agent", challenge.salt, 1))))
+                answers.append(await reader.readline())
+            control.close()
+            for writer in open_ones:
+                writer.close()
+        assert audience.heard[0] == ("connected", 1, VERSION)
+        assert len([what for what, _, _ in audience.heard if what == "connected"]) == 1
+        return answers[1]
+
+    assert asyncio.run(asyncio.wait_for(second(), TIMEOUT)) == b""

@@ -1,0 +1,241 @@
+"""Every row of the table in docs/reliability.md, by a made-up clock.  In each, rank 2, or its host, is hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+
+import pytest
+from support.played import GLOO, SSH, TIMEOUT, Played, running
+
+from cpulaunch import messages
+from cpulaunch.supervise.job.events import Write
+
+LOST = "torch.distributed.DistBackendError: all_reduce of rank 0 of 4 cannot complete: host node2 (rank 2) has given no sign of life for 15 s"
+CCL = "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed"
+NO_PYTHON = (
+    "[proxy:2@node2] HYDU_create_process (launch.c:73): execvp error on file /v/python (No such file)\n"
+)
+INTEL_SAYS = "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n"
+
+
+def raises_alone() -> Played:
+    """While the others sleep, or compute: nobody else notices."""
+    job = running()
+    job.raises(2, "ValueError: no such luck")
+    job.obeys(0, 1, 3)
+    job.exits(2, 1)
+    return job
+
+
+def raises_in_collective(consequence: str) -> Callable[[], Played]:
+    """The others fail because it has, and the launcher may hear of them first."""
+
+    def play() -> Played:
+        job = running(ahead=(0.0, 5.0, -3.0, 0.0))
+        job.until(3.0)
+        cause = messages.Failure("ValueError: no such luck", "train.py", 5, "T", "", job.clock(2), False, [])
+        job.until(3.1)
+        job.raises(0, consequence)
+        job.raises(1, consequence)
+        job.says(2, cause)
+        job.raises(3, consequence, by_launcher=True)
+        job.exits(0, 1)
+        job.exits(1, 1)
+        job.exits(2, 1)
+        job.exits(3, 1, by_launcher=True)
+        return job
+
+    return play
+
+
+def exits_with_5() -> Played:
+    job = running()
+    job.exits(2, 5)
+    job.obeys(0, 1, 3)
+    return job
+
+
+def leaves_while_others_wait() -> Played:
+    job = running()
+    job.exits(2, 0)
+    job.until(2.8)
+    for rank in (0, 1, 3):
+        job.raises(rank, GLOO)
+    for rank in (0, 1, 3):
+        job.exits(rank, 1)
+    return job
+
+
+def dies_of(number: int, note: str | None = None, consequence: str = "") -> Callable[[], Played]:
+    def play() -> Played:
+        job = running()
+        if consequence:
+            at = job.clock(2)
+            job.until(2.1)
+            job.raises(0, consequence)
+            job.exits(2, None, int(number), at=at, note=note)
+            job.exits(0, 1)
+            job.obeys(1, 3)
+        else:
+            job.exits(2, None, int(number), note=note)
+            job.obeys(0, 1, 3)
+        return job
+
+    return play
+
+
+def agent_is_killed() -> Played:
+    job = running()
+    job.disconnects(2)
+    job.obeys(0, 1, 3)
+    return job
+
+
+def all_fail_at_once() -> Played:
+    """Rank 2 is first by the time at which it happened, though its clock is ahead and its word comes last."""
+    job = running(ahead=(0.0, 0.0, 100.0, 0.0))
+    failures = {}
+    for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
+        job.until(at)
+        failures[rank] = messages.Failure(
+            f"ValueError: {rank}", None, None, "T", "", job.clock(rank), False, []
+        )
+    for rank in (0, 1, 3, 2):
+        job.says(rank, failures[rank])
+    for rank in (0, 1, 3, 2):
+        job.exits(rank, 1)
+    return job
+
+
+def host_falls_silent() -> Played:
+    """Its link is cut, or its packets are dropped: no end of the connection is seen."""
+    job = running()
+    job.falls_silent(2)
+    job.until(2.0 + TIMEOUT + 1.1)
+    job.obeys(0, 1, 3)
+    job.to_the_end()
+    return job
+
+
+def group_loses_host_first() -> Played:
+    """Its link is cut for a while: the others' ccl group gives it up, and it is back before we would."""
+    job = running()
+    job.falls_silent(2)
+    job.until(6.0)
+    job.raises(0, LOST)
+    job.beating.add(2)
+    job.obeys(0, 1, 3)
+    job.to_the_end()
+    return job
+
+
+def host_cannot_be_reached(text: str, launcher: str = "mpich") -> Callable[[], Played]:
+    """By ssh, or by mpiexec, which then waits for ever."""
+
+    def play() -> Played:
+        job = Played(launcher=launcher)
+        job.starts(0, 1, 3)
+        job.until(4.0)
+        job.process_says(text)
+        job.obeys(0, 1, 3)
+        job.process_ends(255)
+        job.to_the_end()
+        return job
+
+    return play
+
+
+def intel_says_nothing_but_the_host() -> Played:
+    job = Played()
+    job.until(0.5)
+    job.process_says(INTEL_SAYS)
+    job.until(1.0)
+    job.process_ends(255)
+    job.to_the_end()
+    return job
+
+
+def user_sends(number: int) -> Callable[[], Played]:
+    def play() -> Played:
+        job = running()
+        job.user_sends(number)
+        for rank in range(4):
+            assert [end.signal for _, end in job.sent(rank, messages.End)] == [number]
+            job.exits(rank, None, int(number), by_launcher=True)
+        return job
+
+    return play
+
+
+OOM = "not out of memory"
+ROWS = [
+    # the event, what happens, kind, exit code, and what is said of the first failure
+    ("raises while the others sleep, or compute", raises_alone, "error", 1, "ValueError: no such luck"),
+    ("raises while the others wait (gloo)", raises_in_collective(GLOO), "error", 1, "ValueError: no such luck"),
+    ("raises while the others wait (ccl)", raises_in_collective(CCL), "error", 1, "ValueError: no such luck"),
+    ("exits with 5", exits_with_5, "exit", 5, ""),
+    ("is killed", dies_of(SIGKILL, OOM), "signal", 137, OOM),
+    ("is killed while the others wait (gloo)", dies_of(SIGKILL, OOM, GLOO), "signal", 137, OOM),
+    ("is killed while the others wait (ccl)", dies_of(SIGKILL, OOM, CCL), "signal", 137, OOM),
+    ("segfaults", dies_of(SIGSEGV), "signal", 139, ""),
+    ("aborts", dies_of(SIGABRT), "signal", 134, ""),
+    ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
+    ("all fail at once", all_fail_at_once, "error", 1, "ValueError: 2"),
+    ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 7 s"),
+    ("link cut for a while", group_loses_host_first, "node_lost", 4, "no sign of life from host node2 for"),
+    ("packets dropped at start", host_cannot_be_reached(SSH), "start_failed", 3, "on node2: Connection timed out"),
+    ("Python missing", host_cannot_be_reached(NO_PYTHON), "start_failed", 3, "on node2: /v/python (No such file)"),
+    ("Python missing (Intel)", intel_says_nothing_but_the_host, "start_failed", 3, "on node2: Unable to run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("play", "kind", "code", "said"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_a_row_of_the_table(play: Callable[[], Played], kind: str, code: int, said: str) -> None:
+    outcome = play().outcome()
+    assert (outcome.kind, outcome.exit_code) == (kind, code)
+    first = outcome.first_failure
+    assert first
+    assert (first.rank, first.host) == (2, "node2")
+    text = (first.error or "") + (first.note or "")
+    assert bool(said) is bool(text)
+    assert said in text
+    assert first.signal == (code - 128 if kind == "signal" else None)
+    assert (outcome.ranks[2].status == "not started") is (kind == "start_failed")
+
+
+def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:
+    outcome = leaves_while_others_wait().outcome()
+    first = outcome.first_failure
+    assert first
+    assert (outcome.kind, outcome.exit_code, first.rank, first.error) == ("error", 1, 0, GLOO)
+    assert first.note == "rank 2 had exited with code 0, 0.8 s earlier"
+    assert [rank.status for rank in outcome.ranks] == ["exit 1", "exit 1", "exit 0", "exit 1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129)])
+def test_a_users_signal_ends_the_job_and_nobody_is_blamed(number: int, code: int) -> None:
+    job = user_sends(number)()
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("interrupted", code, None)
+    assert job.told == [
+        f"{number.name}: ending all ranks, 1.0 s at most; send it again to kill them now"  # type: ignore[attr-defined]
+    ]
+    assert set(job.statuses()) == {"ended by launcher"}
+
+
+def test_a_job_whose_ranks_end_well_ends_well() -> None:
+    job = running()
+    job.says(1, messages.Output(1, "hello"))
+    for rank in range(4):
+        assert not job.state.finished
+        job.exits(rank, 0)
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("ok", 0, None)
+    assert [(rank.pid, rank.cores, rank.status) for rank in outcome.ranks] == [
+        (100 + rank, str(rank), "exit 0") for rank in range(4)
+    ]
+    assert [action for _, action in job.of(Write)] == [Write(1, 1, b"hello")]
+    assert job.state.untidy == []

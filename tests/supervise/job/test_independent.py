@@ -1,0 +1,174 @@
+"""Instances, by a made-up clock: where one fails, the others go on."""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGTERM
+from typing import Any
+
+import pytest
+from support.played import Played, running
+
+from cpulaunch import messages, wire
+from cpulaunch.supervise.job.events import HideStderr
+
+
+def instances(**different: Any) -> Played:
+    return running("localhost", "localhost", "localhost", launcher="local", independent=True, **different)
+
+
+def none_was_ended(job: Played, *ranks: int) -> bool:
+    return not any(job.sent(rank, messages.End) for rank in ranks)
+
+
+def test_one_that_raises_is_named_and_the_others_go_on() -> None:
+    job = instances()
+    job.raises(1, "ValueError: x")
+    job.exits(1, 1)
+    job.until(60.0)
+    assert none_was_ended(job, 0, 2)
+    assert job.told == ["instance 1 on localhost failed: ValueError: x at train.py:5; the others go on"]
+    assert job.of(HideStderr) == [(2.0, HideStderr(1))]
+    job.exits(0)
+    job.exits(2)
+    outcome = job.outcome()
+    assert (outcome.kind, outcome.exit_code) == ("error", 1)
+    assert [rank.status for rank in outcome.ranks] == ["exit 0", "exit 1", "exit 0"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "code"),
+    [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)],
+)
+def test_the_first_ones_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
+    job = instances()
+    job.exits(2, **end)
+    job.until(5.0)
+    job.exits(0, 9)
+    job.until(10.0)
+    job.exits(1)
+    assert job.outcome().exit_code == code
+    assert job.told == [
+        f"instance 2 on localhost failed: {said}; the others go on",
+        "instance 0 on localhost failed: exit code 9; 1 other goes on",
+    ]
+
+
+def test_where_all_fail_alike_nobody_is_said_to_go_on() -> None:
+    job = instances()
+    for rank in range(3):
+        job.raises(rank, "ModuleNotFoundError: No module named 'x'")
+    for rank in range(3):
+        job.exits(rank, 1)
+    assert job.told == []  # the box says it
+
+
+def test_those_that_fail_alike_at_about_the_same_time_are_one_line() -> None:
+    job = instances()
+    for rank in (0, 2):
+        job.exits(rank, 3)
+    assert job.told == []
+    job.until(5.0)
+    assert job.told == ["instances 0,2 on localhost failed: exit code 3; the other goes on"]
+    job.exits(1)
+    assert len(job.told) == 1
+
+
+def test_one_that_has_raised_does_not_go_on_though_it_has_yet_to_exit() -> None:
+    job = instances()
+    job.exits(2)
+    job.raises(0, "ValueError: x")
+    job.raises(1, "KeyError: 'x'")
+    job.exits(1, 1)
+    job.until(5.0)
+    assert job.told == ["instance 1 on localhost failed: KeyError: 'x' at train.py:5"]
+    job.exits(0, 1)
+    assert job.told[1:] == ["instance 0 on localhost failed: ValueError: x at train.py:5"]
+
+
+def test_the_last_one_leaves_nobody_to_go_on() -> None:
+    job = instances()
+    job.exits(0)
+    job.exits(1)
+    job.exits(2, 1)
+    assert job.told == []
+    assert job.outcome().exit_code == 1
+
+
+def test_one_whose_agent_is_killed_ends_no_other() -> None:
+    job = instances()
+    job.disconnects(0)
+    job.until(5.0)
+    assert none_was_ended(job, 1, 2)
+    job.exits(1)
+    job.exits(2)
+    assert job.outcome().exit_code == 137
+
+
+def test_what_looks_as_if_ranks_disagree_asks_nobody() -> None:
+    job = instances()
+    job.raises(0, "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:1")
+    job.exits(0, None, 6)
+    job.until(5.0)
+    assert not job.sent(1, messages.AskDump)
+    assert none_was_ended(job, 1, 2)
+
+
+def test_a_host_that_falls_silent_ends_the_job_as_it_does_ranks() -> None:
+    job = running("node0", "node1", independent=True)
+    job.falls_silent(1)
+    job.until(9.0)
+    assert [end.signal for _, end in job.sent(0, messages.End)] == [SIGTERM]
+
+
+def test_the_first_is_the_cause_whatever_it_has_lost() -> None:
+    job = instances()
+    job.raises(1, "ConnectionRefusedError: [Errno 111] Connection refused")
+    job.exits(1, 7)
+    job.until(5.0)
+    job.raises(0, "ValueError: x")
+    job.exits(0, 1)
+    job.exits(2)
+    assert job.outcome().exit_code == 7
+
+
+def test_with_fail_fast_the_others_are_ended() -> None:
+    job = instances(go_on=False)
+    job.raises(1, "ValueError: x")
+    assert [len(job.sent(rank, messages.End)) for rank in (0, 2)] == [1, 1]
+    job.exits(1, 1)
+    job.obeys(0, 2)
+    assert job.told == []
+    assert job.statuses() == ["ended by launcher", "exit 1", "ended by launcher"]
+
+
+def test_the_user_ends_all_of_them() -> None:
+    job = instances()
+    job.user_sends(SIGINT)
+    assert [len(job.sent(rank, messages.End)) for rank in range(3)] == [1, 1, 1]
+    assert job.told[0].startswith("SIGINT: ending all instances, ")
+
+
+def test_what_they_state_is_in_the_outcome() -> None:
+    job = instances()
+    for rank in range(3):
+        line = b"CPULAUNCH_METRIC throughput=%d samples/s\n" % (100 + rank)
+        job.says(rank, messages.Output(1, wire.pack(line)))
+        job.says(rank, messages.Output(2, wire.pack(line.replace(b"throughput", b"on_stderr"))))
+        job.says(rank, messages.Output(1, wire.pack(b"CPULAUNCH_METRIC broken\n")))
+        job.exits(rank)
+    (metric,) = job.outcome().metrics
+    assert (metric.name, metric.total, metric.ranks) == ("throughput", 303, 3)
+    (note,) = job.told
+    assert note.startswith("localhost: instances 0-2 printed a metric that can't be read: expected ")
+    assert note.endswith("; it was 'CPULAUNCH_METRIC broken'")
+
+
+def test_a_figure_on_a_last_line_without_an_end_counts_unless_the_program_was_killed_in_it() -> None:
+    job = instances()
+    for rank in range(3):
+        job.says(rank, messages.Output(1, wire.pack(b"CPULAUNCH_METRIC x=%d ms" % rank)))
+    job.exits(0)
+    job.exits(1)
+    job.exits(2, code=None, signal=9)
+    (metric,) = job.outcome().metrics
+    assert (metric.ranks, metric.most) == (2, 1)

@@ -1,0 +1,250 @@
+"""The job's state machine: agents that come late or never, and processes of the launcher that end."""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGTERM
+
+import pytest
+from support.played import GLOO, SSH, TIMEOUT, Played, running
+
+from cpulaunch import messages
+from cpulaunch.supervise.job.events import (
+    EndProcesses,
+    NotStarted,
+    StartFailed,
+    Tick,
+)
+
+
+class TestAnAgentThatNeverConnects:
+    def test_is_missed_when_others_have_been_there_for_the_timeout(self) -> None:
+        job = Played()
+        job.until(30.0)
+        assert not job.state.ending  # a big job takes its time
+        job.starts(0, 1, 3)
+        job.until(30.0 + TIMEOUT + 1.1)
+        job.obeys(0, 1, 3)
+        job.process_ends(0)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
+        first = outcome.first_failure
+        assert first
+        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank's that has come")
+
+    def test_is_not_missed_while_others_still_come(self) -> None:
+        """A thousand agents on a small machine take longer than the timeout."""
+        job = Played()
+        for rank in (0, 1, 3):
+            job.starts(rank)
+            job.until(job.now + TIMEOUT - 1)
+        assert not job.state.ending
+
+    def test_is_not_missed_because_the_launcher_was_asleep(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(1.0)
+        job.now = 100.0
+        job.happens(Tick())
+        assert not job.state.ending
+        job.starts(2)
+        job.until(120.0)
+        assert not job.state.ending
+
+    def test_is_missed_a_second_after_its_end_where_the_launcher_started_it(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.until(0.5)
+        job.process_ends(-9, number=2)
+        job.until(1.4)
+        assert not job.state.ending
+        job.until(1.5)
+        job.obeys(0, 1, 3)
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.error) == (2, "its agent ended before it said hello")
+
+    def test_is_not_missed_once_the_job_ends(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.raises(0, GLOO)
+        job.until(2.5)
+        assert job.state.ranks[2].failed is None
+        job.exits(0, 1)
+        job.obeys(1, 3)
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == GLOO
+
+    def test_is_not_missed_where_the_launcher_was_asleep_when_it_ended(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.now = 100.0
+        job.happens(Tick())
+        assert not job.state.ending
+
+    def test_is_not_missed_where_its_hello_was_on_its_way(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1, 3)
+        job.process_ends(-9, number=2)
+        job.until(0.5)
+        job.starts(2)
+        job.until(3.0)
+        assert not job.state.ending
+
+    def test_gets_the_end_that_it_has_missed(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.exits(0, 5)
+        job.connects(2)
+        assert [end.signal for _, end in job.sent(2, messages.End)] == [SIGTERM, SIGTERM]
+        assert not job.of(EndProcesses)
+
+    def test_leaves_the_launchers_processes_to_be_ended_where_there_is_no_agent_at_all(self) -> None:
+        job = Played()
+        job.until(1.0)
+        job.user_sends(SIGINT)
+        assert [at for at, _ in job.of(EndProcesses)] == [1.0]
+        job.process_ends(130)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("interrupted", 130)
+        assert {rank.status for rank in outcome.ranks} == {"not started"}
+
+    def test_that_says_on_stderr_that_it_cannot_runs_unwatched(self) -> None:
+        job = Played()
+        job.process_says(f"[0] {messages.UNREACHED} at 10.0.0.9:1 (Connection refused): the job runs, but …")
+        job.until(100.0)
+        assert not job.state.ending
+        job.process_ends(6)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("exit", 6, None)
+        assert {rank.status for rank in outcome.ranks} == {"not watched"}
+
+    def test_that_cannot_is_not_missed_when_it_ends(self) -> None:
+        job = Played(("localhost", "localhost"), launcher="local")
+        job.process_says(f"[0] {messages.UNREACHED} at …")
+        job.process_ends(0, number=0)
+        job.until(20.0)
+        assert not job.state.ending
+        job.process_ends(-15, number=1)
+        job.to_the_end()
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("exit", 143)
+
+    def test_that_could_not_be_started_is_the_cause_though_ssh_takes_its_time_to_say_so(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(3.0)
+        job.raises(0, "ValueError: where is everybody?")
+        job.until(4.0)
+        job.process_says(SSH)
+        job.exits(0, 1)
+        job.obeys(1, 3)
+        job.to_the_end()
+        assert job.outcome().kind == "start_failed"
+
+    def test_has_the_first_reason_that_is_known(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.until(TIMEOUT + 1.1)
+        job.process_says(SSH)
+        job.obeys(0, 1, 3)
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert first.error == "no sign of life within 6 s of the last rank's that has come"
+
+    def test_that_speaks_another_version_is_not_heard(self) -> None:
+        job = Played()
+        job.starts(0, 1, 3)
+        job.connects(2, version=messages.VERSION + 1)
+        job.disconnects(2)  # by the loop
+        job.obeys(0, 1, 3)
+        outcome = job.outcome()
+        assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
+        first = outcome.first_failure
+        assert first
+        assert (first.rank, first.host) == (2, "node2")
+        assert f"speaks version {messages.VERSION + 1} of the control protocol" in str(first.error)
+        assert job.statuses()[2] == "not started"
+
+
+class TestAnAgentOfOurs:
+    def test_that_cannot_be_started_fails_the_job(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1)
+        job.happens(StartFailed(2, "python can't be run: Resource temporarily unavailable"))
+        job.happens(NotStarted(2))
+        job.obeys(0, 1)
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
+        assert first.error == "python can't be run: Resource temporarily unavailable"
+        assert job.statuses()[2:] == ["not started", "not started"]
+
+    def test_that_was_not_started_is_not_waited_for(self) -> None:
+        job = Played(launcher="local")
+        job.starts(0, 1)
+        job.user_sends(SIGINT)
+        job.happens(NotStarted(2))
+        job.obeys(0, 1)
+        assert job.state.finished
+        assert job.statuses()[2:] == ["not started", "not started"]
+        assert job.state.untidy == []
+
+    def test_that_ended_before_the_others_were_to_be_started_is_the_last(self) -> None:
+        job = Played(launcher="local")
+        job.process_ends(-9, number=0)
+        job.until(1.0)
+        job.happens(NotStarted(1))
+        job.to_the_end()
+        first = job.outcome().first_failure
+        assert first
+        assert (first.rank, first.error) == (0, "its agent ended before it said hello")
+
+    def test_is_not_lost_where_the_machine_has_much_to_do(self) -> None:
+        """There is no network that could be down, and the end of an agent would be seen."""
+        job = running("localhost", "localhost", launcher="local", here_alone=True)
+        job.falls_silent(0, 1)
+        job.until(100.0)
+        assert not job.state.ending
+        job.user_sends(SIGINT)
+        job.to_the_end()
+        assert job.statuses() == ["killed by launcher", "killed by launcher"]
+
+
+class TestAProcessOfTheLauncherThatEnds:
+    def test_early_fails_the_job_after_a_second(self) -> None:
+        job = Played()
+        job.starts(0)
+        job.process_ends(-9)
+        job.until(0.9)
+        assert not job.state.ending
+        job.to_the_end()
+        assert job.now == pytest.approx(1.0)
+        outcome = job.outcome()
+        first = outcome.first_failure
+        assert first
+        assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 0)
+        assert first.error == "mpiexec ended with code 137 before 4 of 4 ranks had reported"
+
+    def test_leaves_a_second_for_what_is_on_its_way(self) -> None:
+        job = running()
+        job.process_ends(0)
+        job.until(2.5)
+        for rank in range(4):
+            job.exits(rank, 0)
+        assert job.outcome().kind == "ok"
+
+    def test_does_not_matter_to_an_unfinished_job_under_local_while_others_run(self) -> None:
+        job = running(launcher="local")
+        job.exits(0, 0)
+        job.process_ends(0, number=0)
+        job.until(20.0)
+        assert not job.state.ending

@@ -1,0 +1,71 @@
+"""Which steps of a job are traced, and which ranks can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.messages import Beat
+from cpulaunch.model.names import INSTANCE, Names
+from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.profiling.request import Sample, cannot_be_traced, first_step
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        ([(100, 0.0)], [(100, 0.5)], 102),
+        ([(100, 0.0), (101, 0.0)], [(105, 0.5), (104, 0.5)], 117),
+        ([(0, 0.0)], [(500, 0.5)], 1502),
+        ([], [], 2),
+    ],
+)
+def test_the_first_step_is_ahead_of_all_ranks(
+    before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
+) -> None:
+    """By what the fastest one does until it hears of it, and a step for the profiler to start in."""
+    assert first_step([Sample(*each) for each in before], [Sample(*each) for each in after]) == first
+
+
+def ranks(*beats: Beat | None) -> list[Rank]:
+    made = [Rank(number, "h", RankState.RUNNING) for number in range(len(beats))]
+    for rank, beat in zip(made, beats, strict=True):
+        rank.beat = beat
+    return made
+
+
+GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
+
+
+@pytest.mark.parametrize(
+    ("beats", "wanted", "steps", "why"),
+    [
+        ([GOOD, GOOD], [0, 1], 5, ""),
+        ([GOOD, None], [0], 5, ""),
+        ([GOOD], [0], 0, "0 steps can't be traced: 1 to 1000 can"),
+        ([GOOD], [0], 1001, "1001 steps can't be traced"),
+        ([GOOD], [0, 1], 5, "there is no rank 1: the only rank is 0"),
+        ([GOOD], [-3, 0], 5, "there is no rank -3"),
+        ([GOOD, None], [0, 1], 5, "rank 1 can't be traced yet: its program hasn't imported torch"),
+        (
+            [Beat(keeps_ledger=True)],
+            [0],
+            5,
+            "rank 0 can't be traced yet: it hasn't created an optimizer of torch (while it starts, ask",
+        ),
+        ([GOOD] * 65, list(range(65)), 5, "65 ranks would be traced, and 64 can be: choose by --ranks"),
+    ],
+)
+def test_what_can_not_be_traced(beats: list[Beat | None], wanted: list[int], steps: int, why: str) -> None:
+    said = cannot_be_traced(ranks(*beats), wanted, steps, heard=True)
+    assert said.startswith(why) if why else said == ""
+
+
+def test_a_rank_that_has_ended_can_not_be_traced() -> None:
+    (rank,) = ranks(GOOD)
+    rank.state = RankState.LOST
+    assert cannot_be_traced([rank], [0], 5) == "rank 0 on h can't be traced: lost"
+
+
+def test_instances_go_by_their_own_numbers() -> None:
+    why = cannot_be_traced(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
+    assert why == "there is no instance 4: the only instance is 3"

@@ -1,0 +1,257 @@
+"""What counts as a stall before the first step, and what is done about it, by a made-up clock."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from support.stalls import Job
+
+from cpulaunch.messages import Beat
+from cpulaunch.supervise.job.events import ActOnStall, ReportStall
+from cpulaunch.supervise.output.stall_box import title
+from cpulaunch.supervise.stalls.detection import DUE
+from cpulaunch.supervise.stalls.progress import ABORT, FEW, StallSettings
+
+
+def test_nothing_is_counted_before_the_first_step() -> None:
+    job = Job(StallSettings(3))
+    job.beats = [Beat(0, 12, 0.1, 0, True, 100, 1.0)] * 2  # DDP has broadcast the model
+    job.until(100)
+    assert not job.reports
+
+
+@pytest.mark.parametrize(
+    ("timeout", "due", "said"),
+    [
+        (
+            20,
+            35.0,
+            "--stall-action abort: before the first step, it ends the job once rank 0 uses no CPU for 20 s",
+        ),
+        (
+            None,
+            615.0,
+            "the job is left alone: --stall-action abort begins with the first step by --stall-timeout auto",
+        ),
+    ],
+)
+def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
+    timeout: float | None, due: float, said: str
+) -> None:
+    job = Job(StallSettings(timeout, ABORT), ahead=5000)
+    job.until(15)
+    job.waits(1)
+    job.works_until = inf
+    job.until(2 * due)
+    assert job.reports == [pytest.approx(due, abs=DUE)]
+    (report,) = [action for _, action in job.done if isinstance(action, ReportStall)]
+    assert report.begun is False
+    assert report.explanation.advice == said
+    assert not job.of(ActOnStall)
+    assert title(report) == (
+        f"no progress for {due - 15:.0f} s, before the first step: rank 0 on node0 has not called init_process_group"
+    )
+    assert report.stall.at == 15  # since when somebody has waited
+
+
+def test_before_the_first_step_a_rank_that_does_nothing_is_ended_and_one_at_work_is_left_alone() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(90)
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    assert not job.of(ActOnStall)
+    job.works_until = job.now
+    job.until(200)
+    # It has worked in a part of the time up to the next look, and in none up to the one after it.
+    (acted,) = (at for at, action in job.done if isinstance(action, ActOnStall))
+    assert acted == pytest.approx(120, abs=10)
+    assert len(job.reports) == 1
+    assert job.stalls.stalls[0].seconds == pytest.approx(acted, abs=1)
+
+
+def test_a_rank_that_goes_on_before_the_second_look_is_not_ended() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.until(30)
+    job.prints()
+    job.until(35)
+    assert job.reports
+    assert not job.of(ActOnStall)
+    assert job.told == ["the job continues, after 30 s without progress"]
+
+
+def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> None:
+    """Rank 0 was late, and was reported; then it calls a barrier, and rank 1 never comes."""
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(70)
+    assert len(job.reports) == 1
+    job.works_until = job.now
+    job.waits(0)
+    job.until(85)  # a look comes upon both in init_process_group
+    assert len(job.reports) == 1
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
+    job.until(200)
+    reports = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert [report.number for report in reports] == [1, 2]
+    assert reports[1].explanation.headline == "rank 1 on node1 has not called barrier #0"
+    assert reports[1].explanation.advice.endswith("it ends the job once rank 1 uses no CPU for 20 s")
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (acted.stall.ranks, acted.stall.operation, acted.stall.line) == ((1,), "barrier", 7)
+    assert [stall.ranks for stall in job.stalls.stalls] == [(0,), (1,)]
+
+
+def test_before_the_first_step_the_line_is_that_of_the_last_look() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.works_until = 50
+    job.until(45)
+    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    job.lines[0] = 9
+    job.until(100)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert acted.stall.line == 9
+    shown = [action.stall.line for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert shown == [1, 9]
+
+
+def test_before_the_first_step_a_wait_that_is_over_is_a_stall_no_more() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(1)
+    job.until(25)
+    assert len(job.reports) == 1
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.until(200)
+    assert len(job.reports) == 1
+    assert not job.of(ActOnStall)
+    assert len(job.told) == 1
+    assert job.told[0].startswith("the job continues, after ")
+    assert not job.stalls.stalled(job.now)
+
+
+def test_before_the_first_step_a_group_that_all_make_is_left_alone_and_looked_at_again() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.waits(0)
+    job.waits(1)
+    job.until(100)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert report.explanation.headline == "all have called init_process_group, but it has not completed"
+    assert report.explanation.advice == (
+        "the job is left alone: before the first step, --stall-action abort ends it only for a rank that the "
+        "others wait for"
+    )
+    assert not job.told
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
+    job.until(150)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (acted.stall.ranks, acted.stall.line) == ((1,), 7)
+
+
+@pytest.mark.parametrize("timeout", [20, None])
+def test_before_the_first_step_the_end_of_a_rank_that_was_at_work_is_looked_at(timeout: float | None) -> None:
+    job = Job(StallSettings(timeout, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(650 if timeout is None else 50)
+    assert not job.of(ActOnStall)
+    job.ends(0)
+    job.until(job.now + DUE)
+    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert (
+        acted.explanation.headline == "rank 0 on node0 has left (exit 0) without calling init_process_group"
+    )
+
+
+def test_a_rank_that_starts_late_is_waited_for() -> None:
+    job = Job(StallSettings(20))
+    job.waits(0)
+    job.until(15)
+    job.stalls.started(job.ranks[0], 15)
+    job.until(60)
+    assert job.reports == [pytest.approx(35, abs=DUE)]
+
+
+def test_collectives_count_where_no_rank_has_an_optimizer() -> None:
+    job = Job(StallSettings(3))
+    job.beats = [Beat(0, 12, 0.1, 0, False, 0, 1.0)] * 2
+    job.until(100)
+    assert len(job.reports) == 1
+
+
+def few(count: int) -> list[Beat]:
+    """Of a job without an optimizer so far, which has completed some collectives."""
+    return [Beat(0, count, 0.1, 0, False, 0, 1.0)] * 2
+
+
+@pytest.mark.parametrize(("count", "reported"), [(1, False), (FEW + 1, True)])
+def test_ranks_that_compute_after_a_first_barrier_have_yet_to_begin(count: int, reported: bool) -> None:
+    """They compile, and make their optimizer only then."""
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(count)
+    job.until(150)
+    assert bool(job.reports) == bool(job.of(ActOnStall)) == reported
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_any_rank_that_computes_elsewhere_says_that_the_first_step_is_still_to_come(worker: int) -> None:
+    """The other one sleeps at another line, and neither waits for anybody."""
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until, job.worker = 0.3, inf, worker
+    job.beats, job.called, job.lines = few(1), {0: [], 1: []}, [1, 7]
+    job.until(150)
+    assert not job.reports
+
+
+@pytest.mark.parametrize(
+    ("state", "throttled", "reported"), [("R", 0.0, False), ("S", 0.0, True), ("R", 0.9, True)]
+)
+def test_a_rank_that_gets_no_core_though_it_would_run_has_yet_to_begin(
+    state: str, throttled: float, reported: bool
+) -> None:
+    """But for one that its cgroup throttles, which is said."""
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.states, job.beats, job.throttled = 0.3, ["S", state], few(1), throttled
+    job.until(150)
+    assert bool(job.reports) == reported
+
+
+def test_a_job_that_began_later_counts_from_there() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(1)
+    job.until(100)
+    job.works_until = job.now
+    job.steps(1)
+    job.until(150)
+    assert job.reports == [pytest.approx(120, abs=DUE)]
+    assert job.of(ActOnStall)
+
+
+def test_a_rank_that_others_wait_for_while_it_computes_after_a_first_barrier_is_before_its_first_step() -> (
+    None
+):
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, inf
+    job.beats = few(1)
+    job.beats[1] = job.beats[1]._replace(waits_since=1.0)
+    job.called = {0: [], 1: ["barrier"]}
+    job.until(100)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert not report.begun
+    assert report.explanation.headline == "rank 0 on node0 has not called barrier #0"
+    assert not job.of(ActOnStall)
+
+
+def test_programs_that_have_finished_after_few_collectives_are_no_beginning() -> None:
+    job = Job(StallSettings(20, ABORT))
+    job.slow, job.works_until = 0.3, 60
+    job.beats = [beat._replace(leaving=True) for beat in few(1)]
+    job.until(150)
+    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    assert report.explanation.headline == "all ranks have finished, but don't exit"

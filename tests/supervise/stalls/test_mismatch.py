@@ -1,0 +1,339 @@
+"""Ranks that say of each other that they call different operations: both sides are shown, by a made-up clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.played import Played, running
+
+from cpulaunch.ledger import COMPLETED, FAILED, STARTED
+from cpulaunch.messages import AskDump, Dump, End
+from cpulaunch.supervise.stalls.mismatch import WITHIN
+
+ERROR = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks failed: rank 1 calls broadcast of float32[1000]"
+
+
+def groups(
+    rank: int, kind: str = "all_reduce", state: int = FAILED, backend: str = "ccl"
+) -> list[dict[str, Any]]:
+    """A ledger's, whose only operation is not completed."""
+    operation = {
+        "sequence": 3, "state": state, "kind": kind, "type": "float32", "bytes": 4000, "enqueued": 1.0,
+        "started": 1.0, "completed": None, "peer": -1, "waits_for": "",
+    }  # fmt: skip
+    group = {"name": "0", "backend": backend, "size": 4, "rank": rank, "count": 4}
+    return [{**group, "operations": [operation]}]
+
+
+def differs() -> Played:
+    """Rank 0 has said so, and the others were asked where they are."""
+    job = running()
+    job.raises(0, ERROR, groups=groups(0))
+    assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
+    return job
+
+
+def dump(rank: int, kind: str = "all_reduce", state: int = STARTED, backend: str = "ccl") -> Dump:
+    frames = [["step", "/home/me/train.py", 13]]
+    main = {"id": 1, "name": "MainThread", "gil": False, "idle": True, "frames": frames, "left_out": 0}
+    return Dump(0, 1.0, groups(rank, kind, state, backend), [{"pid": 9, "threads": [main]}], "")
+
+
+def note(job: Played) -> list[str]:
+    first = job.outcome().first_failure
+    assert first
+    return (first.note or "").splitlines()
+
+
+def test_each_says_where_it_is_before_it_is_ended() -> None:
+    job = differs()
+    job.raises(
+        1, "DistBackendError: broadcast failed: cannot complete", groups=groups(1, "broadcast"), line=31
+    )
+    job.says(2, dump(2))
+    assert not job.sent(2, End)
+    job.says(3, dump(3))
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    assert not job.sent(0, End)  # which ends by itself
+    job.exits(0, 1)
+    job.exits(1, 1)
+    job.obeys(2, 3)
+    assert note(job) == [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, at train.py:31",
+    ]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool) -> None:
+    """The root of a broadcast doesn't wait for the others.  Once its Python ends, it is at no line."""
+    job = differs()
+    its = dump(1, "broadcast", COMPLETED)
+    job.says(1, its if runs else its._replace(processes=[{"pid": 9, "word": "running", "threads": []}]))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    called = "rank 1 on node1: broadcast #3 of group 0, 4 kB float32, which is complete there"
+    assert (f"{called}; now at train.py:13 step" if runs else called) in note(job)
+
+
+def test_who_sends_a_part_of_another_size_is_shown_though_it_has_gone_on() -> None:
+    """What it gets has the size that it expects."""
+    job = running()
+    call = "rank 0: all_to_all (sequence number 3) of group '0' of 4 ranks"
+    differs = "rank 2 on node2 sends 4400 bytes to this rank, which expects 4000"
+    job.raises(0, f"DistBackendError: {call} failed: {differs}", groups=groups(0, "all_to_all"))
+    for rank in (1, 2, 3):
+        gone_on = dump(rank, "all_to_all", COMPLETED)
+        (operation,) = gone_on.groups[0]["operations"]
+        later = {**operation, "sequence": 4, "kind": "all_reduce", "state": STARTED}
+        operation["bytes"] += 400 * (rank == 2)
+        gone_on.groups[0]["operations"].append(later)
+        job.says(rank, gone_on)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "rank 0 on node0: all_to_all #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 2 on node2: all_to_all #3 of group 0, 4.4 kB float32, which is complete there; now at train.py:13 step",
+    ]
+
+
+def test_an_error_raised_in_a_later_call_is_at_no_line_of_the_earlier_one() -> None:
+    job = running()
+    called = groups(0)
+    later = {**called[0]["operations"][0], "sequence": 4, "kind": "all_gather"}
+    called[0]["operations"].append(later)
+    job.raises(0, ERROR, groups=called, line=8)
+    job.says(1, dump(1, "broadcast"))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert (
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, called earlier; now at train.py:8"
+        in note(job)
+    )
+
+
+def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
+    job = differs()
+    job.exits(0, 1)
+    assert not job.sent(1, End)
+    job.until(job.now + WITHIN)
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    job.obeys(1, 2, 3)
+    assert note(job) == []
+
+
+RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1203: Connection reset by peer."
+
+
+@pytest.mark.parametrize("size", [8000, 4000])
+@pytest.mark.parametrize("abort_first", [False, True], ids=["error first", "abort first"])
+def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abort_first: bool) -> None:
+    """Not by lines that do, if the operation is the same.  The others are asked whatever is heard first."""
+    job = running()
+    aborted = groups(0, state=STARTED, backend="gloo")
+    aborted[0]["operations"][0]["bytes"] = size
+    if abort_first:
+        job.exits(0, signal=6, groups=aborted)
+    job.raises(1, RESET, groups=groups(1, backend="gloo"), line=5)
+    job.says(2, dump(2, backend="gloo"))
+    assert not job.sent(2, End)
+    job.says(3, dump(3, backend="gloo"))
+    if not abort_first:
+        assert not job.sent(2, End)
+        job.exits(0, signal=6, groups=aborted)
+    assert all(job.sent(rank, End) for rank in (2, 3))
+    job.exits(1, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.signal) == (0, 6)
+    sides = [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32",
+    ]
+    assert note(job) == (sides if size == 8000 else [])
+
+
+def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
+    """It has destroyed the group; all that gloo says is that its connection is gone."""
+    job = running()
+    job.raises(0, RESET, groups=groups(0, backend="gloo"))
+    for rank in (2, 3):
+        job.says(rank, dump(rank, backend="gloo"))
+    job.says(1, dump(1)._replace(groups=[]))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 1 on node1 is not in group 0 any more and is at train.py:13 step",
+    ]
+
+
+HAS_ENDED = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks cannot complete: rank 1 has ended"
+
+
+def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
+    """One of them raises its error before the others notice."""
+    job = running()
+    job.exits(1, 0)
+    job.until(job.now + 2)
+    job.raises(0, HAS_ENDED, groups=groups(0))
+    assert not job.sent(2, End)
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    assert all(job.sent(rank, End) for rank in (2, 3))
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.text == "rank 1 on node1 has left (exit 0) without calling all_reduce #3"
+    assert note(job)[0].startswith("ranks 0,2-3 on node0, node2, node3: all_reduce #3 of group 0")
+
+
+def test_whoever_had_called_it_before_it_left_is_not_its_cause() -> None:
+    job = running()
+    job.exits(1, 0, groups=groups(1, state=COMPLETED))
+    job.until(job.now + 2)
+    job.raises(0, HAS_ENDED, groups=groups(0))
+    job.says(2, dump(2))
+    late = dump(3, state=COMPLETED)
+    late.groups[0]["operations"][0] |= {"sequence": 2, "completed": 0.5}
+    job.says(3, late)
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.ranks, first.text) == (0, (), "")
+    assert note(job)[-2].startswith("rank 3 on node3 finished #2 ")
+    assert note(job)[-1].startswith("rank 1 had exited with code 0, ")
+
+
+TIMED_OUT = "DistBackendError: rank 0: all_reduce of group '0' of 4 ranks was not completed within its timeout of 3 s: …"
+
+
+def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited() -> None:
+    job = running()
+    job.raises(0, TIMED_OUT, groups=groups(0))
+    for rank in (2, 3):
+        job.says(rank, dump(rank))
+    late = dump(1, state=COMPLETED)
+    late.groups[0]["operations"][0] |= {"sequence": 2, "completed": 0.5}
+    job.says(1, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.rank, first.ranks, first.disagree) == (0, (1,), False)
+    assert first.text == "rank 1 on node1 has not called all_reduce #3"
+    assert note(job)[-1].endswith("is at train.py:13 step")
+
+
+def pair(state: int = FAILED, kind: str = "all_reduce", rank: int = 0) -> dict[str, Any]:
+    """A group of ranks 0 and 2, in its first operation."""
+    its = groups(rank, kind, state)[0]
+    its["operations"][0]["sequence"] = 0
+    return {**its, "name": "1", "size": 2, "count": 2, "members": "0,2"}
+
+
+def test_a_timeout_is_about_the_group_in_which_it_was() -> None:
+    """Though more ranks wait in another group for the one that is late in both."""
+    job = running()
+    job.raises(0, TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
+    for rank in (1, 3):
+        waits = dump(rank, "barrier")
+        waits.groups[0]["operations"][0]["sequence"] = 4
+        job.says(rank, waits)
+    late = dump(2, state=COMPLETED)
+    late.groups.append({**pair(rank=1), "operations": [], "count": 0})
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.text == "rank 2 on node2 has not called all_reduce #0"
+
+
+def test_a_rank_that_has_left_is_not_to_blame_for_a_group_that_it_is_not_in() -> None:
+    job = running()
+    job.exits(1, 0, groups=groups(1, state=COMPLETED))
+    job.until(job.now + 2)
+    job.raises(0, TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
+    job.says(3, dump(3, state=COMPLETED))
+    late = dump(2, state=COMPLETED)
+    late.groups.append({**pair(rank=1), "operations": [], "count": 0})
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.text, first.ranks) == ("rank 2 on node2 has not called all_reduce #0", (2,))
+
+
+def test_only_members_of_a_group_are_said_to_disagree() -> None:
+    job = running()
+    job.raises(0, ERROR, groups=[*groups(0, state=COMPLETED), pair()])
+    for rank in (1, 3):
+        job.says(rank, dump(rank, state=COMPLETED))
+    late = dump(2, state=COMPLETED)
+    late.groups.append(pair(STARTED, "broadcast", rank=1))
+    job.says(2, late)
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert (first.disagree, first.ranks) == (True, (0, 2))
+
+
+def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
+    job = running()
+    job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+
+
+def test_other_errors_end_all_at_once() -> None:
+    job = running()
+    job.raises(0, "ValueError: no such luck")
+    assert all(job.sent(rank, End) for rank in (1, 2, 3))
+    assert not job.sent(1, AskDump)
+
+
+def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> None:
+    """As the rank has said just before; in the backward pass, DistributedDataParallel calls in C++."""
+    torch = "/venv/lib/python3.12/site-packages/torch/autograd/graph.py"
+    main = {"id": 9, "name": "MainThread", "frames": [["join", "/home/me/train.py", 3]]}
+    frames = [["_engine_run_backward", torch, 979], ["train", "/home/me/train.py", 40]]
+    caller = {"id": 77, "name": "trainer", "frames": frames}
+    aborted = groups(0, state=STARTED, backend="gloo")
+    aborted[0]["operations"][0] |= {"bytes": 8000, "thread": 77}
+    job = running()
+    job.exits(0, signal=6, groups=aborted, threads=[main, caller])
+    # That it has failed isn't in the ledger of a rank that gloo has told so.
+    job.raises(1, RESET, groups=groups(1, state=COMPLETED, backend="gloo"), line=5)
+    for rank in (2, 3):
+        assert job.sent(rank, AskDump)
+        job.says(rank, dump(rank, backend="gloo"))
+    job.obeys(1, 2, 3)
+    assert note(job) == [
+        "ranks 2-3 on node2, node3: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
+        "rank 1 on node1: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
+        "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32, at train.py:40 train, in the backward pass, "
+        "in its thread trainer",
+    ]
+
+
+def test_roots_that_differ_are_a_disagreement_though_the_lines_say_nothing_of_it() -> None:
+    job = differs()
+    for rank in (1, 2, 3):
+        job.says(rank, dump(rank))
+    job.exits(0, 1)
+    job.obeys(1, 2, 3)
+    first = job.outcome().first_failure
+    assert first
+    assert first.disagree

@@ -1,0 +1,272 @@
+"""Figures that programs state on stdout, over all of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from cpulaunch.errors import UsageError
+from cpulaunch.metric_line import Stated, metric_line, read_metric
+from cpulaunch.supervise.job.outcome import Metric
+from cpulaunch.supervise.telemetry.metrics import (
+    MAX_LINE,
+    MAX_METRICS,
+    MAX_VALUES,
+    Metrics,
+    metrics_table,
+    number_text,
+)
+
+
+def found(*pieces: tuple[int, str]) -> Metrics:
+    """The metrics after these pieces of output of ranks; no line of them is wrong."""
+    metrics = Metrics()
+    for rank, text in pieces:
+        assert list(metrics.feed(rank, text.encode())) == []
+    return metrics
+
+
+def stated(name: str, *values: float, unit: str) -> str:
+    return "".join(f"CPULAUNCH_METRIC {name}={value} {unit}\n" for value in values)
+
+
+def only(metrics: Metrics) -> Metric:
+    (metric,) = metrics.summary()
+    return metric
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "samples/s",
+        "tokens/sec",
+        "images per second",
+        "per second",
+        "/s",
+        "GB/min",
+        "img/S",
+        "fps",
+        "QPS",
+        "ips",
+        "Hz",
+    ],
+)
+def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
+    metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
+    assert (metric.total, metric.ranks, metric.values) == (305, 2, 3)
+    assert metrics_table([metric], "instance") == (
+        f"cpulaunch: x  305 {unit} in all (3 values of 2 instances, 100 to 200)\n"
+    )
+
+
+def test_of_a_time_median_and_percentile_are_those_of_all_values() -> None:
+    chance = random.Random(0)
+    values = [[chance.uniform(1, 20) for _ in range(500)] for _ in range(3)]
+    metric = only(found(*((rank, stated("lat", *mine, unit="ms")) for rank, mine in enumerate(values))))
+    every = sorted(value for mine in values for value in mine)
+    assert metric.total is None
+    assert metric.median == pytest.approx(statistics.median(every))
+    assert metric.p99 == pytest.approx(statistics.quantiles(every, n=100, method="inclusive")[98])
+    assert (metric.least, metric.most) == (pytest.approx(every[0]), pytest.approx(every[-1]))
+    assert metrics_table([metric], "rank").startswith(f"cpulaunch: lat  median {metric.median:.4g} ms, 99th")
+
+
+@pytest.mark.parametrize("unit", ["msec", "seconds", "minutes", "μs", "µs", "hours", "Sec", "milliseconds"])
+def test_times_have_many_names(unit: str) -> None:
+    metric = only(found((0, stated("x", 1, 3, unit=unit))))
+    assert metrics_table([metric], "rank").startswith(f"cpulaunch: x  median 2 {unit}, ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "50 %CPULAUNCH_METRIC p=3 ms\n",
+        "\r60 %CPULAUNCH_METRIC p=3 ms\n",
+        "CPULAUNCH_METRIC\tp=3\tms\r\n",
+        "=" * 5000 + "CPULAUNCH_METRIC p=3 ms\n",
+    ],
+)
+def test_what_a_program_has_printed_before_is_no_hindrance(text: str) -> None:
+    for size in (1, 5, len(text)):
+        pieces = [(0, text[at : at + size]) for at in range(0, len(text), size)]
+        assert only(found(*pieces)) == Metric("p", "ms", 1, 1, None, 3, 3, 3, 3, 3)
+
+
+def test_other_words_that_begin_alike_are_none() -> None:
+    assert found((0, "CPULAUNCH_METRICS x=1\nsee CPULAUNCH_METRIC name=value unit\n")).summary() == ()
+
+
+def test_what_cannot_be_read_is_told_once_for_each_name_and_cause() -> None:
+    metrics = Metrics()
+    told = [
+        said
+        for number in range(30)
+        for line in (f"loss=nan{number} ms", f"loss={number} a b", f"more=1e{400 + number}")
+        for said in metrics.feed(0, f"CPULAUNCH_METRIC {line}\n".encode())
+    ]
+    assert [said.partition(": ")[2].partition(";")[0] for said in told] == [
+        "its value is not a number",
+        "a unit is one such as samples/s, images per second or ms",
+        "a value is finite, and at most 1e+100",
+    ]
+
+
+def test_of_anything_else_the_mean_counts() -> None:
+    metric = only(found((0, stated("accuracy", 90, unit="%")), (1, stated("accuracy", 94, unit="%"))))
+    assert metrics_table([metric], "instance") == ("cpulaunch: accuracy  mean 92 % (2 instances, 90 to 94)\n")
+
+
+def test_a_name_with_another_unit_is_another_metric() -> None:
+    metrics = found((0, stated("x", 1, unit="s") + stated("x", 2, unit="ms") + "CPULAUNCH_METRIC x=3\n"))
+    assert [(m.name, m.unit) for m in metrics.summary()] == [("x", "s"), ("x", "ms"), ("x", "")]
+
+
+def test_lines_may_come_in_pieces_of_any_size_and_ranks_mixed() -> None:
+    text = (
+        "begin\n"
+        + stated("x", 1, 2, unit="it/s")
+        + "no CPULAUNCH_METRIC x=9 it/s or more of that kind\n"
+        + stated("x", 6, unit="it/s")
+    )
+    for size in (1, 2, 7, 19, 40):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        metric = only(found(*((rank, piece) for piece in pieces for rank in (0, 1))))
+        assert (metric.total, metric.values) == (6, 6)
+
+
+def test_a_line_without_an_end_is_none_until_nothing_more_comes() -> None:
+    metrics = found((0, "50 %\rCPULAUNCH_METRIC x=1 it/s"))
+    assert metrics.summary() == ()
+    assert list(metrics.finish(0)) == []
+    assert (only(metrics).total, list(metrics.finish(0))) == (1, [])
+
+
+def test_a_last_line_without_an_end_that_can_not_be_read_is_told() -> None:
+    (problem,) = found((0, "CPULAUNCH_METRIC x=fast")).finish(0)
+    assert "its value is not a number" in problem
+    assert list(found((0, "done")).finish(0)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "x=",
+        "x=fast",
+        "x=nan s",
+        "x=inf",
+        "x=1e101",
+        "=1",
+        "a b=1",
+        "x=1 " + "u" * 33,
+        "n" * 65 + "=1",
+        "x=1,5",
+        "d=1 ms extra words",
+    ],
+)
+def test_a_line_that_states_nothing_is_told(line: str) -> None:
+    metrics = Metrics()
+    (problem,) = metrics.feed(3, f"CPULAUNCH_METRIC {line}\n".encode())
+    assert problem.startswith(" printed a metric that can't be read: ")
+    assert f"; it was 'CPULAUNCH_METRIC {line[:20]}" in problem
+    assert metrics.summary() == ()
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    metrics = Metrics()
+    assert len(list(metrics.feed(0, b"CPULAUNCH_METRIC \xff=1 s\n\xff\x00\n"))) == 1
+    assert metrics.summary() == ()
+
+
+def test_many_names_and_long_lines_take_no_room() -> None:
+    metrics = Metrics()
+    text = "".join(f"CPULAUNCH_METRIC m{n}=1 s\n" for n in range(MAX_METRICS + 1))
+    assert len(list(metrics.feed(0, text.encode()))) == 1
+    assert len(metrics.summary()) == MAX_METRICS
+    for _ in range(100):
+        assert list(metrics.feed(1, b"CPULAUNCH_METRIC " + b"x" * 10_000)) == []
+    assert len(metrics._rest[1]) <= MAX_LINE + 1
+
+
+def test_of_very_many_values_a_part_stands_for_all() -> None:
+    metrics = Metrics()
+    count = 4 * MAX_VALUES
+    for value in range(count):
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+    metric = only(metrics)
+    assert (metric.values, metric.mean, metric.most) == (count, (count - 1) / 2, count - 1)
+    assert metric.median == pytest.approx(count / 2, rel=0.01)
+    assert metric.p99 == pytest.approx(0.99 * count, rel=0.01)
+    assert len(metrics._found["x", "ms"][0].sample) <= MAX_VALUES
+
+
+def test_that_part_is_none_that_a_pattern_of_the_values_could_bias() -> None:
+    """Every second value is 100, and one in 128 is 1000."""
+    metrics = Metrics()
+    for number in range(4 * MAX_VALUES + 4):
+        value = 1000 if number % 128 == 0 else 100 if number % 2 else 1
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+    sample = metrics._found["x", "ms"][0].sample
+    assert sum(value == 1000 for value in sample) == pytest.approx(MAX_VALUES / 128, rel=0.2)
+    assert sum(value == 100 for value in sample) == pytest.approx(MAX_VALUES / 2, rel=0.03)
+
+
+def test_the_line_says_that_they_are_of_a_sample_and_another_run_says_the_same() -> None:
+    def once() -> Metric:
+        metrics = Metrics()
+        for rank, count in ((0, MAX_VALUES + 8), (1, 8)):
+            for value in range(count):
+                assert list(metrics.feed(rank, b"CPULAUNCH_METRIC x=%d ms\n" % value)) == []
+        return only(metrics)
+
+    metric = once()
+    assert metrics_table([metric], "instance").endswith(
+        " (10,016 values of 2 instances, 0 to 10,007; percentiles of a sample of 10,008)\n"
+    )
+    assert once() == metric
+
+
+def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
+    metrics = Metrics()
+    for _ in range(4 * MAX_VALUES):
+        assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=1 ms\n")) == []
+    for _ in range(MAX_VALUES // 50):  # half a per cent
+        assert list(metrics.feed(1, b"CPULAUNCH_METRIC x=9 ms\n")) == []
+    assert only(metrics).p99 == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(203520.4, "203,520"), (0.05841, "0.05841"), (123456789012345.0, "123,456,789,012,345"), (1e15, "1e+15"),
+     (-1.23456e99, "-1.235e+99"), (0.0, "0")],
+)  # fmt: skip
+def test_a_number_has_as_many_digits_as_can_be_read(value: float, text: str) -> None:
+    assert number_text(value) == text
+
+
+class TestTheLine:
+    @pytest.mark.parametrize(
+        "one",
+        [Stated("x", 1.0, ""), Stated("a.b/c:d@e_f-g%", -1.5e-7, "µs"), Stated("x", 3.0, "samples / s")],
+    )
+    def test_is_read_back_as_it_was(self, one: Stated) -> None:
+        assert read_metric(metric_line(one)) == one
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e101])
+    def test_is_there_for_what_is_no_value_and_says_so(self, value: float) -> None:
+        (problem,) = Metrics().feed(0, metric_line(Stated("x", value, "ms")).encode() + b"\n")
+        assert ": a value is finite, and at most 1e+100; it was " in problem
+
+    @pytest.mark.parametrize(
+        ("one", "error"),
+        [
+            (Stated("a b", 1.0, ""), "'a b' can't be the name of a metric"),
+            (Stated("", 1.0, ""), "'' can't be the name"),
+            (Stated("x", 1.0, "a\nb"), "can't be the unit"),
+        ],
+    )
+    def test_is_refused_where_nobody_could_read_it(self, one: Stated, error: str) -> None:
+        with pytest.raises(UsageError, match=error):
+            metric_line(one)
