@@ -16,7 +16,6 @@ from test_house import RULES
 from cpulaunch.cli.habits import TABLE, Refused
 from cpulaunch.cli.main import COMMANDS, main
 from cpulaunch.config.settings import SETTINGS
-from cpulaunch.launchers.base import Launcher
 from cpulaunch.manifests import sbatch_options
 
 PAGES = [
@@ -214,14 +213,6 @@ def test_the_architecture_page_has_the_rules_of_packages() -> None:
         shown = "\n".join(rows)
         path.write_text(before + head + shown + blank + after)
     assert shown.splitlines() == rows
-
-
-def test_the_architecture_page_has_every_member_of_a_launcher() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
-    table = page.partition("| name | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
-    shown = [name for row in table.splitlines() for name in re.findall(r"`(\w+)", row.split("|")[1])]
-    members = {*Launcher.__annotations__, *vars(Launcher)}
-    assert sorted(shown) == sorted(name for name in members if not name.startswith("_"))
 
 
 def test_files_that_the_architecture_page_names_exist() -> None:

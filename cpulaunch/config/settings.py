@@ -320,7 +320,7 @@ class TrainingSection(Section):
         ask=Ask(
             9,
             "Which precision?",
-            "bf16 is far faster on CPUs with AMX, and slower on many others.  auto: the faster one, as measured.",
+            "bf16 is far faster on CPUs with AMX, and slower on others.  auto measures.",
         ),
         rank_variable=variables.PRECISION,
     )

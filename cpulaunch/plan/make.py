@@ -78,9 +78,8 @@ def make_plan(
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
-    started, told_hidden = _srun_note(facts, chosen), _hidden_note(config, hidden)
-    precision_note = "" if config.training.as_written else precision.warning  # as it is the script's
-    notes = (started, backend.note, precision_note, *job.notes, told_hidden)
+    warning = "" if config.training.as_written else precision.warning  # as the precision is the script's
+    notes = (_srun_note(facts, chosen), backend.note, warning, *job.notes, _hidden_note(config, hidden))
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
     decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}

@@ -23,13 +23,13 @@ class TrainingSettings:
     in_job: bool = False
     backend: str | None = None
     precision: str | None = None
-    precision_is_planned: bool = False
     engine: str = "auto"
     compile: bool = False
     compress_gradients: str = "none"
     bucket_mb: int | None = None
     static_graph: bool = False
     as_written: bool = False
+    precision_is_planned: bool = False
 
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
@@ -40,11 +40,11 @@ def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettin
         in_job=variables.JOB_ID in environ,
         backend=rank_setting(Table.training.backend, environ) if environ.get(variables.BACKEND) else None,
         precision=None if precision == "auto" else precision,
-        precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
         engine=rank_setting(Table.training.engine, environ),
         compile=rank_setting(Table.training.compile, environ),
         compress_gradients=rank_setting(Table.training.compress_gradients, environ),
         bucket_mb=None if bucket == "auto" else bucket,
         static_graph=rank_setting(Table.training.static_graph, environ),
         as_written=rank_setting(Table.training.as_written, environ),
+        precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
     )

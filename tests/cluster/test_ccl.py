@@ -46,8 +46,8 @@ dist.destroy_process_group()
 # The last rank has sent all parts, and all but rank 0 are done long before it, by their patience.
 OVER_MPI = """
 import time, torch, torch.distributed as dist
-from cpulaunch.ccl import mpi
-mpi.PATIENCE = 0.1
+from cpulaunch.ccl import load
+load.PATIENCE = 0.1
 dist.init_process_group("ccl")
 rank, size = dist.get_rank(), dist.get_world_size()
 x, part = torch.full((1000,), rank + 1.0), torch.zeros(2_000_000)

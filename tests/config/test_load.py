@@ -8,6 +8,7 @@ import pytest
 
 from cpulaunch.config.config import Config
 from cpulaunch.config.load import load
+from cpulaunch.config.origin import DEFAULT, Origin, Source
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
 from cpulaunch.errors import ConfigError
@@ -68,6 +69,23 @@ class TestPrecedence:
             write(yaml)
         config = load(given, environ=environ)
         assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (value, origin)
+
+    @pytest.mark.parametrize("name", ["c.yaml", "-c.yaml", "$c.yaml", "default"])
+    def test_a_source_is_no_matter_of_its_name(self, name) -> None:
+        config = load(file=write(self.YAML, name), environ={"OMP_NUM_THREADS": "5"})
+        assert config.origin(Config.ccl.worker_count) == Origin(Source.FILE, f"{name}:2")
+        assert config.origin(Config.cpu.threads).source is Source.ENVIRONMENT
+        assert config.origin(Config.hosts.nproc) == DEFAULT
+
+    def test_a_merged_value_has_the_strongest_source_and_all_variables(self) -> None:
+        write("env: {A: 1}\n")
+        config = load([("env", "C=3", "--env")], environ={"CPULAUNCH_ENV": "B=2"})
+        origin = config.origin(Config.env)
+        assert (origin.source, origin.text) == (
+            Source.COMMAND_LINE,
+            "cpulaunch.yaml:1, $CPULAUNCH_ENV, --env",
+        )
+        assert origin.variables == ("CPULAUNCH_ENV",)
 
     def test_a_variable_of_the_field_counts_as_said(self) -> None:
         config = load(environ={"OMP_NUM_THREADS": "5"})
@@ -131,7 +149,7 @@ BAD_FILES = [
     ("hosts:\n  nnodes: true\n", "cpulaunch.yaml:2: true is not valid", ""),
     (
         "training: {precision: yes}\n",
-        "cpulaunch.yaml:1: yes is not valid for training.precision: expected one of bf16, fp32",
+        "cpulaunch.yaml:1: yes is not valid for training.precision: expected one of auto, bf16, fp32",
         "",
     ),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +213,11 @@ class TestContradictions:
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "3"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
         assert as_instances(config, 5).instances.count == 5  # a line of --each for each
+
+    def test_with_a_file_are_not_about_its_name(self) -> None:
+        text = yaml_text({Table.hosts.nproc_per_node: 4})
+        config = load([], file=Path("-n.yaml"), text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "2"})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).instances == Instances(2)
 
     def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
         text = yaml_text({Table.instances.cores_per_instance: 4})

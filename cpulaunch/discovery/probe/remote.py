@@ -2,7 +2,7 @@
 
     python -I -S …/cpulaunch/discovery/probe/remote.py
 
-Standard library only.  It reads a `probe_messages.ProbeRequest` and answers it, then each `ConnectRequest`,
+Standard library only.  It reads a `probe.messages.ProbeRequest` and answers it, then each `ConnectRequest`,
 until its stdin ends.
 """
 

@@ -256,7 +256,7 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
     assert main(["submit", "--dry-run", *typed.split()]) == 0
     out, error = capsys.readouterr()
     assert error.splitlines() == [
-        "cpulaunch: planned: 7 ranks on 4 nodes, gloo, bf16",
+        "cpulaunch: planned: 7 ranks on 4 nodes, gloo, precision fp32 (not measured; the CPU's flags are not known)",
         "cpulaunch:   node 1 … node 3 (3 hosts), assumed to match the one in lscpu",
         "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
         "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",
