@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SECTIONS, SETTINGS
-from cpulaunch.config.write import scalar
+from cpulaunch.config.write import shown_value
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -40,7 +41,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: Setting[Any]) -> str:
     options = ", ".join(f"`{flag}`" for flag in setting.flags)
     what = setting.help
     if setting.kind.metavar and setting.kind.describe != "text":
@@ -48,7 +49,7 @@ def _row(setting: Setting) -> str:
     if setting.variable:
         what += f"; also `${setting.variable}`"
     what = what.replace("|", r"\|")
-    return f"| `{setting.key}` | {options} | `{scalar(setting.default)}` | {what} |"
+    return f"| `{setting.key}` | {options} | `{shown_value(setting, setting.default)}` | {what} |"
 
 
 if __name__ == "__main__":

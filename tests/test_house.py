@@ -55,7 +55,7 @@ RULES: dict[str, tuple[str, str]] = {
     "supervise.stalls": ("model plan supervise.control.observer_messages supervise.job", "pure"),
     "supervise.telemetry": ("model supervise.job", "pure"),
     "supervise.telemetry.sinks": (
-        "config.kinds plan supervise.output.directory supervise.telemetry tensorboardX",
+        "plan supervise.output.directory supervise.telemetry tensorboardX",
         "clock files network",
     ),
     "agent": ("discovery.host model plan", ALL),
@@ -63,33 +63,36 @@ RULES: dict[str, tuple[str, str]] = {
     "trace": ("", "pure"),
     "trace.files": ("trace", "files terminal"),
     "trace.run_merge": ("trace", "files"),
-    "ccl": ("config.rank_settings plan.communication psutil torch", ALL.replace("terminal", "").strip()),
+    "ccl": (
+        "config.rank_settings config.settings plan.communication psutil torch",
+        ALL.replace("terminal", "").strip(),
+    ),
     "runtime": (
-        "ccl config.kinds config.rank_settings discovery.host model plan.training torch",
+        "ccl config.rank_settings config.settings discovery.host model plan.training torch",
         "clock environment files terminal",
     ),
     "runtime.measure_rates": ("discovery.host model runtime torch", "environment files processes terminal"),
     "runtime.instances": ("", "environment terminal"),
     "runtime.observe": (
-        "config.rank_settings discovery.host model.cores runtime.change.groups runtime.log "
+        "config.rank_settings config.settings discovery.host model.cores runtime.change.groups runtime.log "
         "runtime.product_rates runtime.reports torch",
         "clock environment files libc",
     ),
     "runtime.change": (
-        "ccl config.rank_settings discovery.host model plan.training runtime torch",
+        "ccl config.rank_settings config.settings discovery.host model plan.training runtime torch",
         "clock environment files processes",
     ),
     "runtime.change.engines": ("intel_extension_for_pytorch torch", "files"),
     "runtime.checkpoint": (
-        "config.kinds config.rank_settings runtime torch",
+        "config.kinds config.rank_settings config.settings config.values runtime torch",
         "clock environment files network processes",
     ),
     "integrations": ("accelerate discovery.host runtime torch transformers", ""),
     "report": (
-        "model.names numpy supervise.job supervise.output.record supervise.telemetry vl_convert",
+        "config.settings model.names numpy supervise.job supervise.output.record supervise.telemetry vl_convert",
         "",
     ),
-    "report.read": ("model.names report supervise.job supervise.output.record", "files"),
+    "report.read": ("config.setting model.names report supervise.job supervise.output.record", "files"),
     "cli": ("*", "clock environment files processes terminal"),
     "__main__": ("cli", ""),
     "__init__": ("runtime", ""),

@@ -57,7 +57,8 @@ def uses() -> dict[str, set[str]]:
                 for name in CONSTANTS.get(node.attr, ()):
                     found[name].add(package)
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "rank_setting":
-                found[SETTINGS[ast.literal_eval(node.args[0])].rank_variable or ""].add(package)
+                key = ast.unparse(node.args[0]).removeprefix("Table.")
+                found[SETTINGS[key].rank_variable or ""].add(package)
     for path in PACKAGE.rglob("*.cpp"):
         for name in re.findall(r'"([A-Z_]+)"', " ".join(re.findall(r"getenv\(.*?\)", path.read_text()))):
             found[name].add("ccl")

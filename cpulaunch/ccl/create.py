@@ -22,6 +22,7 @@ from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.load import leave_mpi
 from cpulaunch.ccl.meeting import Meeting, Peer, own_address
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
@@ -46,7 +47,7 @@ def create(options: Any, backend_options: Any) -> Any:
     ranks do not come together.
     """
     there = installed.state()
-    if bindings.are_wanted(rank_setting("ccl.binding", os.environ), there):
+    if bindings.are_wanted(rank_setting(Table.ccl.binding, os.environ), there):
         return _by_bindings(there, options, backend_options)
     module = load.load_module()
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
@@ -192,7 +193,7 @@ def _own_transport(module: ModuleType, meeting: Meeting, layout: Any, slots: Any
 def _transport(hosts: int, local_ranks: int) -> str:
     workers = _state.variables.get("CCL_WORKER_COUNT", "")
     return decide_transport(
-        rank_setting("ccl.transport", _state.variables),
+        rank_setting(Table.ccl.transport, _state.variables),
         hosts=hosts,
         local_ranks=local_ranks,
         provider=_state.variables.get("FI_PROVIDER"),

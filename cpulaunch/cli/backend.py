@@ -15,13 +15,13 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
     progress on stderr; without, ``tell`` hears that it isn't.  HostError where ccl is insisted on and can't
     be had.
     """
-    if config["training.backend"] not in ("auto", "ccl"):
+    if config.training.backend not in ("auto", "ccl"):
         return None
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import state
 
     there = state()
-    if bindings.are_wanted(config["ccl.binding"], there) or there.problem is None:
+    if bindings.are_wanted(config.ccl.binding, there) or there.problem is None:
         return None
     from cpulaunch.ccl.build import build as build_group
     from cpulaunch.ccl.build import check
@@ -35,7 +35,7 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
             check(there)
             tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
     except HostError as e:
-        if build and config["training.backend"] == "ccl":
+        if build and config.training.backend == "ccl":
             raise
         return f"{e} ({e.hint})" if e.hint else str(e)
     return None
@@ -43,13 +43,13 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
 
 def ccl_files(config: Config) -> tuple[str, ...]:
     """The compiled ccl group, or Intel's, which must be the same on all hosts."""
-    if config["training.backend"] not in ("auto", "ccl"):
+    if config.training.backend not in ("auto", "ccl"):
         return ()
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import state
 
     there = state()
-    if bindings.are_wanted(config["ccl.binding"], there):
+    if bindings.are_wanted(config.ccl.binding, there):
         return bindings.package_files(there)
     built = there.built
     return (str(built.module),) if built else ()

@@ -64,6 +64,6 @@ def _info(arguments: list[str]) -> int:
     parser = Parser("cpulaunch ccl info", "What is built, what would be loaded, and why.", EPILOG)
     add_settings(parser, ("ccl",))
     config = load_config(parser.parse(arguments))
-    for label, text in ccl_lines(config["ccl.binding"]):
+    for label, text in ccl_lines(config.ccl.binding):
         print(f"{label:16} {text}")
     return 0

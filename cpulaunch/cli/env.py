@@ -12,7 +12,8 @@ from cpulaunch import __version__, launchers
 from cpulaunch.cli.backend import ccl_files, ccl_lines
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.config import Config
+from cpulaunch.config.settings import SETTINGS
 from cpulaunch.wording import counted
 
 EPILOG = """\
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch env", "A report to paste into an issue.", EPILOG)
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
     config = load_config(parser.parse(arguments))
-    for label, text in (*_software(), *_machine(config), *ccl_lines(config["ccl.binding"]),
+    for label, text in (*_software(), *_machine(config), *ccl_lines(config.ccl.binding),
                         *_variables(), *_settings(config)):  # fmt: skip
         print(f"{label:16} {text}")
     return _hosts(config)
@@ -74,7 +75,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
-    found = all_mpis(config["mpi.path"])
+    found = all_mpis(config.mpi.path)
     for mpi in found:
         yield "MPI", f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
     if not found:
@@ -88,9 +89,10 @@ def _variables() -> Iterator[tuple[str, str]]:
 
 
 def _settings(config: Config) -> Iterator[tuple[str, str]]:
-    for key, origin in config.origins.items():
-        if origin != DEFAULT:
-            yield "setting", f"{key}: {'…' if key == 'env' else config[key]} ({origin})"
+    for key, setting in SETTINGS.items():
+        if config.is_set(setting):
+            value = "…" if setting is Config.env else config.value(setting)
+            yield "setting", f"{key}: {value} ({config.origin(setting)})"
 
 
 def _hosts(config: Config) -> int:

@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     here = names_here()
     hosts = listed_hosts(config, say) or (Host(LOCALHOST),)
     once_each(hosts, here)
-    mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, hosts, here) else ()
+    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if uses_mpi(config, hosts, here) else ()
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
     found = check_hosts(config, hosts, here, required, AskingProgress())
@@ -84,7 +84,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     print("\n".join(table(found.reports)))
     for warning in warnings(found.reports):
         say(warning)
-    if config["ccl.provider"] == "auto":
+    if config.ccl.provider == "auto":
         cards = {report.host: report.facts.fabrics for report in found.reports if report.facts}
         for host, complaint in common_provider(cards)[1].items():
             say(f"warning: {host}: {complaint}")

@@ -146,7 +146,7 @@ class _Give(argparse.Action):
         self,
         option_strings: Sequence[str],
         dest: str,
-        setting: Setting,
+        setting: Setting[Any],
         read: habits.Read,
         values: int,
         **kwargs: Any,

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError
 from cpulaunch.wording import counted
 
@@ -54,11 +57,11 @@ class Dropped:
 class Imported:
     """What an accelerate file says in our terms.
 
-    ``settings`` by key.  ``dropped``: what was not, or not wholly, taken over.  ``off``: keys that were
+    ``dropped``: what was not, or not wholly, taken over.  ``off``: keys that were
     empty or switched off there, so that nothing is lost with them.  ``advice``: what is left to do.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[Setting[Any], Any]
     dropped: tuple[Dropped, ...]
     off: tuple[str, ...]
     advice: tuple[str, ...]
@@ -103,7 +106,7 @@ class _Import:
         self.document, self.lines, self.shown = document, lines, shown
         self.left: dict[str, Any] = {str(key): value for key, value in document.items()}
         self.alone = False
-        self.settings: dict[str, Any] = {}
+        self.settings: dict[Setting[Any], Any] = {}
         self.dropped: list[Dropped] = []
         self.off: list[str] = []
         self.advice: list[str] = []
@@ -158,20 +161,20 @@ class _Import:
         if self.alone:
             machines, total = 1, 1
         if hostfile:
-            self.settings["hosts.hostfile"] = str(hostfile)
+            self.settings[Table.hosts.hostfile] = str(hostfile)
         elif machines > 1:
             self.advice.append(
                 f"name the {machines} hosts, unless a queue gives them: hosts.hostfile in the file, or "
                 "`cpulaunch run -f HOSTFILE`; one `cpulaunch run` starts all of them"
             )
         if machines > 1 or hostfile:
-            self.settings["hosts.nnodes"] = machines
+            self.settings[Table.hosts.nnodes] = HostCount(machines, machines)
         if total > 0 and total % machines:
-            self.settings["hosts.nproc"] = total
+            self.settings[Table.hosts.nproc] = total
             self.advice.append(f"{counted(total, 'rank')} can't be divided evenly over {machines} hosts: "
                                "say who gets how many with slots=N in the hostfile")  # fmt: skip
         elif total > 0:
-            self.settings["hosts.nproc_per_node"] = total // machines
+            self.settings[Table.hosts.nproc_per_node] = total // machines
         self.workers(workers)
         self.meeting_point()
 
@@ -180,7 +183,7 @@ class _Import:
             return
         number = self.number("mpirun_config.mpirun_ccl", workers)
         if number >= 1:
-            self.settings["ccl.worker_count"] = number
+            self.settings[Table.ccl.worker_count] = number
         else:
             self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
 
@@ -200,17 +203,17 @@ class _Import:
         old = "fp16" if self.left.pop("fp16", False) else "no"
         precision = _word(self.left.pop("mixed_precision", None), old).lower()
         if precision == "bf16":
-            self.settings["training.precision"] = "bf16"
+            self.settings[Table.training.precision] = "bf16"
         elif precision == "no":
-            self.settings["training.precision"] = "fp32"
+            self.settings[Table.training.precision] = "fp32"
         else:
             self.drop("mixed_precision", precision, "not for CPUs: bf16, the default, is used instead")
         ipex = self.mapping("ipex_config")
         wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
         if wanted:
-            self.settings["training.engine"] = "ipex"
+            self.settings[Table.training.engine] = "ipex"
         elif wanted is not None:
-            self.settings["training.engine"] = "native"
+            self.settings[Table.training.engine] = "native"
         if xpu:
             self.drop("ipex_config.use_xpu", xpu, "for Intel GPUs")
         for key, value in ipex.items():
@@ -222,7 +225,7 @@ class _Import:
         backend = _word(dynamo.pop("backend", self.left.pop("dynamo_backend", None)), "NO").lower()
         if backend == "no":
             return
-        self.settings["training.compile"] = True
+        self.settings[Table.training.compile] = True
         if backend != "inductor":
             self.drop("dynamo_config.dynamo_backend", backend, "torch.compile's own backend is used")
         for key, value in dynamo.items():

@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
-DEFAULT = "default"
-"""The origin of a value that is not set anywhere."""
+from cpulaunch.config.origin import DEFAULT, DETECTED, Origin
+from cpulaunch.config.setting import Given, Setting
+from cpulaunch.config.settings import SETTINGS, Table
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
+
+
+class SettingRow(NamedTuple):
+    """A setting's value, in the types of JSON, and its origin: a row of a plan's settings."""
+
+    key: str
+    value: Any
+    origin: Origin
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"key": self.key, "value": self.value, "origin": self.origin.text}
+
+
+class Settings(Table):
+    """Every setting's value, such as ``settings.hosts.nnodes``, and its origin."""
+
+    def value(self, setting: Setting[T]) -> T:
+        """The value of ``setting``, for those who know the setting only when they run."""
+        given = self.given.get(setting)
+        return cast(T, given.value) if given else setting.default
+
+    def origin(self, setting: Setting[Any]) -> Origin:
+        """Where this value comes from."""
+        given = self.given.get(setting)
+        return given.origin if given else DEFAULT
+
+    def is_set(self, setting: Setting[Any]) -> bool:
+        """Whether this value is set anywhere, be it to the default."""
+        return self.origin(setting) != DEFAULT
+
+    def where(self, setting: Setting[Any]) -> str:
+        """``"ccl.worker_count (cpulaunch.yaml:7)"``: how an error names a setting."""
+        return f"{setting.key} ({self.origin(setting)})"
+
+    def put(self: S, setting: Setting[T], value: T, origin: Origin = DEFAULT) -> S:
+        """These settings with another value for one of them."""
+        return replace(self, given={**self.given, setting: Given(value, origin)})
+
+    def reset(self: S, *settings: Setting[Any]) -> S:
+        """These settings with some of them at their defaults."""
+        kept = {setting: given for setting, given in self.given.items() if setting not in settings}
+        return replace(self, given=kept)
+
+    def rows(self, found: Mapping[Setting[Any], Any]) -> Iterator[SettingRow]:
+        """Every setting, with the values that were ``found`` for some, in the types of JSON."""
+        for setting in SETTINGS.values():
+            origin = self.origin(setting)
+            # A job of instances is planned with other values than the defaults, which nobody has set.
+            value = setting.kind.to_yaml(self.value(setting) if self.is_set(setting) else setting.default)
+            if setting in found and found[setting] != value:
+                value, origin = found[setting], DETECTED
+            yield SettingRow(setting.key, value, origin)
 
 
 @dataclass(frozen=True)
-class Config:
-    """Every setting's value and where it came from, and the environment it was read in."""
+class Config(Settings):
+    """The settings, and the environment that they were read in."""
 
-    values: Mapping[str, Any]
-    origins: Mapping[str, str]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
     warnings: tuple[str, ...] = ()
-
-    def __getitem__(self, key: str) -> Any:
-        return self.values[key]
-
-    def is_set(self, key: str) -> bool:
-        """Whether this value is set anywhere, be it to the default."""
-        return self.origins[key] != DEFAULT
-
-    def where(self, key: str) -> str:
-        """``"ccl.worker_count (cpulaunch.yaml:7)"``: how an error names a setting."""
-        return f"{key} ({self.origins[key]})"

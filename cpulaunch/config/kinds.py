@@ -1,18 +1,22 @@
-"""The kinds of value that a setting may have: how each is read from text and from YAML."""
+"""The kinds of value that a setting may have: how each is read from text and from YAML, and written."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from cpulaunch import plugins
+from cpulaunch.config.values import LOOPBACK, HostCount, Interval, Sinks, StepRange
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 
+T = TypeVar("T")
+Word = TypeVar("Word", bound=str)
 
-class Kind:
+
+class Kind(Generic[T]):
     """One kind of value.
 
     ``describe`` completes the sentence "expected …".  Both readers return the value, or raise
@@ -22,7 +26,7 @@ class Kind:
     metavar = "VALUE"
     describe = "text"
 
-    def from_text(self, text: str) -> Any:
+    def from_text(self, text: str) -> T:
         """The value that ``text``, from a flag or a variable, stands for."""
         raise NotImplementedError
 
@@ -30,18 +34,24 @@ class Kind:
         """``describe``, for an error about ``given``: with what is known only here and now."""
         return self.describe
 
-    def to_text(self, value: Any) -> str:
+    def to_text(self, value: T) -> str:
         """A text that ``from_text`` reads as ``value``."""
         return str(value)
 
-    def from_yaml(self, value: Any) -> Any:
-        """The value that a YAML ``value`` stands for.  YAML's own scalars and text are both right."""
+    def from_yaml(self, value: Any) -> T:
+        """The value that a YAML ``value`` stands for: a text, or what is a number to YAML only, as 4 is."""
+        if type(value) is int:
+            value = str(value)
         if isinstance(value, str):
             return self.from_text(value)
         raise ValueError
 
+    def to_yaml(self, value: T) -> Any:
+        """What ``from_yaml`` reads as ``value``, in the types of YAML and JSON."""
+        return value if isinstance(value, (str, int, float)) else str(value)
 
-class Text(Kind):
+
+class Text(Kind[str]):
     """Any text that isn't empty."""
 
     def __init__(self, metavar: str = "TEXT", describe: str = "text") -> None:
@@ -52,24 +62,28 @@ class Text(Kind):
             raise ValueError
         return text
 
-    def from_yaml(self, value: Any) -> str:
-        # `cores: 4` and `node: 7` are numbers to YAML.
-        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+
+class Numbers(Kind["CoreSet | Word"]):
+    """A list of numbers and ranges, of CPUs, NUMA nodes or ranks; or one of a few words."""
+
+    def __init__(self, metavar: str, example: str, *words: Word) -> None:
+        self.metavar, self.words = metavar, words
+        self.describe = ", ".join((*words, f"or a list such as {example}"))
+
+    def from_text(self, text: str) -> CoreSet | Word:
+        for word in self.words:
+            if word == text:
+                return word
+        try:
+            numbers = CoreSet.parse(text)
+        except ConfigError:
+            raise ValueError from None
+        if not numbers:
+            raise ValueError
+        return numbers
 
 
-class Numbers(Text):
-    """A list of CPU or node numbers and ranges, as text, or ``auto``."""
-
-    def __init__(self) -> None:
-        super().__init__("LIST", "auto, or a list such as 0-13,28")
-
-    def from_text(self, text: str) -> str:
-        if text != "auto":
-            _check_numbers(text)
-        return text
-
-
-class Switch(Kind):
+class Switch(Kind[bool]):
     """True or false."""
 
     metavar = ""
@@ -92,21 +106,22 @@ class Switch(Kind):
         return value if isinstance(value, bool) else super().from_yaml(value)
 
 
-class Choice(Kind):
+class Choice(Kind[Word]):
     """One of a few words."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: Word) -> None:
         self.words = words
         self.metavar = "|".join(words)
         self.describe = "one of " + ", ".join(words)
 
-    def from_text(self, text: str) -> str:
-        if text not in self.words:
-            raise ValueError
-        return text
+    def from_text(self, text: str) -> Word:
+        for word in self.words:
+            if word == text:
+                return word
+        raise ValueError
 
 
-class ChoiceOrPlugin(Choice):
+class ChoiceOrPlugin(Choice[str]):
     """One of a few words, or the name of an installed plug-in: an entry point of ``group``."""
 
     def __init__(self, group: str, *words: str) -> None:
@@ -128,29 +143,31 @@ class ChoiceOrPlugin(Choice):
         return [entry.name for entry in plugins.entry_points(self.group)]
 
 
-class Destinations(Kind):
+class Destinations(Kind["Sinks | Literal['none']"]):
     """Where telemetry goes: words with commas between, such as ``tensorboard,prometheus:9100``."""
 
     metavar = "WHERE"
     describe = "file, none, or tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT, each once"
     _prometheus = re.compile(r"prometheus:(?:(?P<address>\[[\da-f:]+\]|[^\s,:]+):)?(?P<port>\d{1,5})")
 
-    def from_text(self, text: str) -> str:
+    def from_text(self, text: str) -> Sinks | Literal["none"]:
+        if text == "none":
+            return "none"
         words = text.split(",")
-        alone = text in ("file", "none")
-        if not alone and not all(word in ("file", "tensorboard") or self.port_of(word) for word in words):
-            raise ValueError
         if len({word.partition(":")[0] for word in words}) < len(words):
             raise ValueError  # each once
-        return text
+        prometheus = None
+        for word in words:
+            if word not in ("file", "tensorboard"):
+                prometheus = self._address(word)
+        return Sinks("tensorboard" in words, prometheus)
 
-    @classmethod
-    def port_of(cls, word: str) -> tuple[str, int] | None:
+    def _address(self, word: str) -> tuple[str, int]:
         """Address and port of ``prometheus:9100``, on loopback if no address is given."""
-        found = cls._prometheus.fullmatch(word)
+        found = self._prometheus.fullmatch(word)
         if not found or not 0 < int(found["port"]) < 65536:
-            return None
-        return (found["address"] or "127.0.0.1").strip("[]"), int(found["port"])
+            raise ValueError
+        return (found["address"] or LOOPBACK).strip("[]"), int(found["port"])
 
 
 MAX_DIGITS = 20
@@ -162,136 +179,127 @@ def _is_long(given: object) -> bool:
     return (isinstance(given, int) and abs(given) >= 10**MAX_DIGITS) or len(str(given)) > MAX_DIGITS
 
 
-class Number(Kind):
-    """A whole number (or a decimal one) from ``minimum`` on, or one of a few words."""
+class Number(Kind[T]):
+    """A whole number from ``minimum`` on, or one of a few words, all of which are of the type ``T``."""
 
-    def __init__(
-        self, minimum: int, *words: str, maximum: int | None = None, decimal: bool = False, metavar: str = "N"
-    ) -> None:
-        self.minimum, self.maximum, self.words, self.decimal = minimum, maximum, words, decimal
-        self.metavar = "|".join((metavar, *words))
+    metavar = "N"
+    number = "a whole number"
+
+    def __init__(self, minimum: int, *words: T, maximum: int | None = None, metavar: str = "") -> None:
+        self.minimum, self.maximum, self.words = minimum, maximum, tuple(map(str, words))
+        self.metavar = "|".join((metavar or self.metavar, *self.words))
         span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
-        number = f"a {'' if decimal else 'whole '}number" + (" of seconds" if metavar == "S" else "")
-        self.describe = ", or ".join((f"{number} {span}", *words))
+        self.describe = ", or ".join((f"{self.number} {span}", *self.words))
 
     def expected(self, given: object) -> str:
         return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
 
-    def from_text(self, text: str) -> Any:
+    def from_text(self, text: str) -> T:
         if text in self.words:
-            return text
+            return cast(T, text)
         # `int` alone would take "1_000", and Arabic-Indic digits.
         if not text.isascii() or "_" in text or len(text) > MAX_DIGITS:
             raise ValueError
-        return self._checked(float(text) if self.decimal else int(text))
+        return self._checked(self._number(text))
 
-    def from_yaml(self, value: Any) -> Any:
-        if type(value) is int or (self.decimal and type(value) is float):
-            return self._checked(value)
-        return super().from_yaml(value)
+    def _number(self, text: str) -> float:
+        return int(text)
 
-    def _checked(self, number: float) -> float:
+    def _checked(self, number: float) -> T:
         if not self.minimum <= number <= (self.maximum if self.maximum is not None else number):
             raise ValueError  # which a NaN is, too
+        return cast(T, number)
+
+
+class Seconds(Number[T]):
+    """A number of seconds, with decimals or without."""
+
+    metavar = "S"
+    number = "a number of seconds"
+
+    def from_yaml(self, value: Any) -> T:
+        return self._checked(value) if type(value) is float else super().from_yaml(value)
+
+    def _number(self, text: str) -> float:
+        return float(text)
+
+    def _checked(self, number: float) -> T:
         if number == float("inf"):
             raise ValueError
-        return int(number) if number == int(number) else number
+        return super()._checked(int(number) if number == int(number) else number)
 
 
-class Nodes(Number):
+class Nodes(Kind["HostCount | Word"]):
     """How many hosts, at least and at most: ``3:4``, or one number for both; or one of a few words."""
 
-    def __init__(self, *words: str) -> None:
-        super().__init__(1, *words)
+    def __init__(self, *words: Word) -> None:
+        self.words = words
         self.metavar = "|".join(("N", "MIN:MAX", *words))
         self.describe = ", or ".join(
             ("a whole number of at least 1", "MIN:MAX, the smaller one first", *words)
         )
+        self._number: Number[int] = Number(1)
 
-    def from_text(self, text: str) -> Any:
+    def expected(self, given: object) -> str:
+        return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
+
+    def from_text(self, text: str) -> HostCount | Word:
+        for word in self.words:
+            if word == text:
+                return word
         least, colon, most = text.partition(":")
-        if not colon:
-            return super().from_text(text)
-        first, last = super().from_text(least), super().from_text(most)
-        if type(first) is not int or type(last) is not int or first > last:
+        first = self._number.from_text(least)
+        last = self._number.from_text(most) if colon else first
+        if first > last:
             raise ValueError
-        return first if first == last else f"{first}:{last}"
+        return HostCount(first, last)
+
+    def to_yaml(self, value: HostCount | Word) -> Any:
+        return value.least if isinstance(value, HostCount) and value.least == value.most else str(value)
 
 
-class Interval(Kind):
-    """A number of steps, or a time as text; or one of a few words."""
+class Every(Kind["Interval | Word"]):
+    """A number of steps or a time from one occasion to the next; or one of a few words."""
 
-    _units = {"s": 1, "m": 60, "h": 3600}  # noqa: RUF012
-
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: Word) -> None:
         self.words = words
         self.metavar = "|".join(("STEPS", "TIME", *words))
         self.describe = ", or ".join(
             ("a number of steps such as 500, or a time such as 90s, 10m or 2h", *words)
         )
 
-    def from_text(self, text: str) -> int | str:
-        if text in self.words:
-            return text
+    def from_text(self, text: str) -> Interval | Word:
+        for word in self.words:
+            if word == text:
+                return word
         matched = re.fullmatch(r"(\d{1,9})([smh]?)", text, re.ASCII)
         if not matched or not int(matched[1]):
             raise ValueError
-        return text if matched[2] else int(text)
+        return Interval(int(matched[1]), matched[2])
 
-    def from_yaml(self, value: Any) -> int | str:
-        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
-
-    @classmethod
-    def seconds(cls, text: str) -> float:
-        """The seconds of a time such as ``10m``."""
-        return int(text[:-1]) * cls._units[text[-1]]
+    def to_yaml(self, value: Interval | Word) -> Any:
+        return value.number if isinstance(value, Interval) and not value.unit else str(value)
 
 
-class Steps(Kind):
-    """Optimizer steps as a range, in text, or ``none``.  The beginning of the first step can't be seen."""
+class Steps(Kind["StepRange | Literal['none']"]):
+    """Optimizer steps as a range, or ``none``.  The beginning of the first step can't be seen."""
 
     metavar = "FIRST-LAST|none"
     describe = "none, or steps such as 10-14: from 2 on, and 1000 of them at most"
 
-    def from_text(self, text: str) -> str:
-        if text != "none":
-            matched = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
-            if not matched:
-                raise ValueError
-            first, last = int(matched[1]), int(matched[2] or matched[1])
-            if not 2 <= first <= last < first + 1000:
-                raise ValueError
-        return text
-
-    def from_yaml(self, value: Any) -> str:
-        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
+    def from_text(self, text: str) -> StepRange | Literal["none"]:
+        if text == "none":
+            return "none"
+        matched = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+        if not matched:
+            raise ValueError
+        first, last = int(matched[1]), int(matched[2] or matched[1])
+        if not 2 <= first <= last < first + 1000:
+            raise ValueError
+        return StepRange(first, last)
 
 
-class Ranks(Kind):
-    """Some of the ranks, as text; how many ranks there are is not known yet."""
-
-    metavar = "RANKS|all|none"
-    describe = "all, none, or a list such as 0,4-7"
-
-    def from_text(self, text: str) -> str:
-        if text not in ("all", "none"):
-            _check_numbers(text)
-        return text
-
-    def from_yaml(self, value: Any) -> str:
-        return self.from_text(str(value) if type(value) is int else value if isinstance(value, str) else "")
-
-
-def _check_numbers(text: str) -> None:
-    try:
-        numbers = CoreSet.parse(text)
-    except ConfigError:
-        raise ValueError from None
-    if not numbers:
-        raise ValueError
-
-
-class Words(Kind):
+class Words(Kind["tuple[str, ...]"]):
     """A list of arguments; a flag may be repeated, a variable is split as a shell would."""
 
     metavar = "ARG"
@@ -307,20 +315,23 @@ class Words(Kind):
             return tuple(str(v) for v in value)
         raise ValueError
 
+    def to_yaml(self, value: tuple[str, ...]) -> list[str]:
+        return list(value)
 
-class Variables(Kind):
+
+class Variables(Kind["Mapping[str, str]"]):
     """Environment variables, name → value."""
 
     metavar = "K=V"
     describe = "NAME=VALUE, or in YAML a mapping of names to text"
 
-    def from_text(self, text: str) -> dict[str, str]:
+    def from_text(self, text: str) -> Mapping[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError
         return self.from_yaml({name: value})
 
-    def from_yaml(self, value: Any) -> dict[str, str]:
+    def from_yaml(self, value: Any) -> Mapping[str, str]:
         if not isinstance(value, Mapping):
             raise ValueError
         result = {}
@@ -333,3 +344,6 @@ class Variables(Kind):
                 raise ValueError
             result[name] = str(content)
         return result
+
+    def to_yaml(self, value: Mapping[str, str]) -> dict[str, str]:
+        return dict(value)

@@ -11,14 +11,15 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Variables, Words
-from cpulaunch.config.setting import Setting
+from cpulaunch.config.origin import Origin, Source
+from cpulaunch.config.setting import Given, Setting
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS
 from cpulaunch.errors import ConfigError
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
@@ -33,17 +34,17 @@ _ACCELERATES = ("compute_environment", "distributed_type")
 
 @dataclass
 class _Layer:
-    """The settings of one source: key → (value, origin)."""
+    """The settings of one source."""
 
-    found: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    found: dict[Setting[Any], Given] = field(default_factory=dict)
 
-    def put(self, setting: Setting, value: Any, origin: str) -> None:
-        before = self.found.get(setting.key)
+    def put(self, setting: Setting[Any], value: Any, origin: Origin) -> None:
+        before = self.found.get(setting)
         if isinstance(setting.kind, Variables) and before:
-            value, origin = {**before[0], **value}, _joined(before[1], origin)
+            value, origin = {**before.value, **value}, before.origin.and_then(origin)
         elif isinstance(setting.kind, Words) and before:
-            value, origin = (*before[0], *value), _joined(before[1], origin)
-        self.found[setting.key] = (value, origin)
+            value, origin = (*before.value, *value), before.origin.and_then(origin)
+        self.found[setting] = Given(value, origin)
 
 
 def load(
@@ -67,25 +68,22 @@ def load(
     path = file or find_file(environ)
     from_file = read_yaml(path, text, problems) if path else _Layer()
     layers = (_from_command_line(given), *_from_environment(environ), from_file)
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for key, setting in SETTINGS.items():
-        values[key], origins[key] = setting.default, DEFAULT
+    merged: dict[Setting[Any], Given] = {}
+    for setting in SETTINGS.values():
         for layer in reversed(layers):
             found = None
             with _noted(problems if layer is from_file else None):
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
-            if isinstance(setting.kind, Variables):
-                origins[key] = _joined(origins[key], found[1])
-                values[key] = {**values[key], **found[0]}
-            else:
-                values[key], origins[key] = found
-    return Config(values, origins, environ, path, tuple(_ignored_variables(environ)))
+            before = merged.get(setting)
+            if isinstance(setting.kind, Variables) and before:
+                found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
+            merged[setting] = found
+    return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 
-def read_setting(key: str, text: str, origin: str) -> Any:
+def read_setting(key: str, text: str, origin: Origin) -> Any:
     """The value of the setting ``key`` that ``text`` stands for."""
     setting = known_setting(key, origin)
     try:
@@ -96,7 +94,7 @@ def read_setting(key: str, text: str, origin: str) -> Any:
         ) from None
 
 
-def known_setting(key: str, origin: str) -> Setting:
+def known_setting(key: str, origin: Origin) -> Setting[Any]:
     """The table's row for ``key``."""
     if key not in SETTINGS:
         raise ConfigError(
@@ -179,7 +177,7 @@ class _YamlReader:
                 hint=f"`cpulaunch config import {shlex.quote(self.shown)} -o cpulaunch.yaml` converts it",
             )
 
-    def _read_entry(self, layer: _Layer, name: str, node: Any, origin: str) -> None:
+    def _read_entry(self, layer: _Layer, name: str, node: Any, origin: Origin) -> None:
         if name == "cpulaunch":
             self._check_schema(node, origin)
         elif name in SETTINGS:
@@ -194,7 +192,7 @@ class _YamlReader:
             ]
             self._unknown(name, "", valid, origin)
 
-    def _read_section(self, layer: _Layer, section: str, node: Any, origin: str) -> None:
+    def _read_section(self, layer: _Layer, section: str, node: Any, origin: Origin) -> None:
         if node.tag == "tag:yaml.org,2002:null":
             return  # a section whose lines are all commented out
         if node.id != "mapping":
@@ -206,16 +204,16 @@ class _YamlReader:
                     self._unknown(name, section, list(valid), where)
                 self._put(layer, valid[name], value, where)
 
-    def _entries(self, node: Any, section: str) -> Iterator[tuple[str, Any, str]]:
-        seen: dict[str, str] = {}
+    def _entries(self, node: Any, section: str) -> Iterator[tuple[str, Any, Origin]]:
+        seen: dict[str, Origin] = {}
         for key, value in node.value:
-            origin = f"{self.shown}:{key.start_mark.line + 1}"
+            origin = Origin(Source.FILE, f"{self.shown}:{key.start_mark.line + 1}")
             with _noted(self.problems):
                 name = self._key(key, section, origin, seen)
                 seen[name] = origin
                 yield name, value, origin
 
-    def _key(self, key: Any, section: str, origin: str, seen: Mapping[str, str]) -> str:
+    def _key(self, key: Any, section: str, origin: Origin, seen: Mapping[str, Origin]) -> str:
         name = self._plain(key)
         if not isinstance(name, str):
             raise ConfigError(f"{origin}: a key must be text, not {name!r}")
@@ -227,7 +225,7 @@ class _YamlReader:
             )
         return name
 
-    def _put(self, layer: _Layer, setting: Setting, node: Any, origin: str) -> None:
+    def _put(self, layer: _Layer, setting: Setting[Any], node: Any, origin: Origin) -> None:
         if node.id == "mapping":
             value: Any = {name: self._text(entry) for name, entry, _ in self._entries(node, setting.key)}
         else:
@@ -245,7 +243,7 @@ class _YamlReader:
                 part=str(value),
             ) from None
 
-    def _check_schema(self, node: Any, origin: str) -> None:
+    def _check_schema(self, node: Any, origin: Origin) -> None:
         schema = self._plain(node)
         if type(schema) is int and schema > SCHEMA:
             raise ConfigError(
@@ -255,7 +253,7 @@ class _YamlReader:
         if schema != SCHEMA or type(schema) is not int:
             raise ConfigError(f"{origin}: {schema!r} is not a schema: expected `cpulaunch: {SCHEMA}`")
 
-    def _unknown(self, name: str, section: str, valid: Sequence[str], origin: str) -> None:
+    def _unknown(self, name: str, section: str, valid: Sequence[str], origin: Origin) -> None:
         inside = f" in {section!r}" if section else ""
         raise ConfigError(
             f"{origin}: unknown key {name!r}{inside}{did_you_mean(name, valid)}",
@@ -284,7 +282,8 @@ def _noted(problems: list[ConfigError] | None) -> Iterator[None]:
 
 def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:
     layer = _Layer()
-    for key, text, origin in given:
+    for key, text, option in given:
+        origin = Origin.of_option(option)
         setting = known_setting(key, origin)
         # A repeated flag adds one argument; only a variable's text is split as a shell would.
         value = (text,) if isinstance(setting.kind, Words) else read_setting(key, text, origin)
@@ -300,17 +299,18 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
             told = layer is fields and setting.rank_variable and environ.get(setting.rank_variable)
             # A variable that is set to nothing counts as unset, as it does for most programs.
             if name and environ.get(name) and not told:
-                layer.put(setting, read_setting(setting.key, environ[name], f"${name}"), f"${name}")
+                origin = Origin.of_variable(name)
+                layer.put(setting, read_setting(setting.key, environ[name], origin), origin)
     return ours, fields
 
 
-def _in_layer(layer: _Layer, setting: Setting) -> tuple[Any, str] | None:
-    if setting.key in layer.found:
-        return layer.found[setting.key]
-    variables, origin = layer.found.get("env", ({}, ""))
-    if setting.variable and setting.variable in variables:
-        origin = f"{origin} {setting.variable}"
-        return read_setting(setting.key, variables[setting.variable], origin), origin
+def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
+    if setting in layer.found:
+        return layer.found[setting]
+    env = layer.found.get(Config.env)
+    if env and setting.variable and setting.variable in env.value:
+        origin = replace(env.origin, text=f"{env.origin} {setting.variable}")
+        return Given(read_setting(setting.key, env.value[setting.variable], origin), origin)
     return None
 
 
@@ -336,12 +336,6 @@ def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
             yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, settings)}"
         elif name in told and not in_job:
             yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${told[name]}"
-
-
-def _joined(before: str, origin: str) -> str:
-    if before in (DEFAULT, origin):
-        return origin
-    return f"{before}, {origin}"
 
 
 def _shown(path: Path) -> str:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import UsageError
 
+T = TypeVar("T")
 
-def rank_settings(config: Config, decided: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that tell ranks the settings ``decided`` (by key), and all that are not defaults."""
+
+def rank_settings(config: Config, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
+    """The variables that tell ranks the settings ``decided``, and all that are not defaults."""
     told = {}
-    for key, setting in SETTINGS.items():
-        name = setting.rank_variable
+    for setting in SETTINGS.values():
+        name, value = setting.rank_variable, decided.get(setting, config.value(setting))
         # One that is in the environment comes from a job in which this launcher runs.
-        if name and (key in decided or config[key] != setting.default or name in config.environ):
-            told[name] = setting.kind.to_text(decided.get(key, config[key]))
+        if name and (setting in decided or value != setting.default or name in config.environ):
+            told[name] = setting.kind.to_text(value)
     return told
 
 
-def rank_setting(key: str, environ: Mapping[str, str]) -> Any:
+def rank_setting(setting: Setting[T], environ: Mapping[str, str]) -> T:
     """The value of a setting in a rank; its default where the rank was told nothing.
 
     Raises UsageError where its variable holds what isn't a value of this setting.
     """
-    setting = SETTINGS[key]
     text = environ.get(setting.rank_variable or "")
     if not text:
         return setting.default
-    if text in setting.decided:
-        return text
+    for value in setting.decided:
+        if value == text:
+            return value
     try:
         return setting.kind.from_text(text)
     except ValueError:

@@ -1,11 +1,40 @@
-"""What a row of the table of settings is."""
+"""What the table of settings is made of: sections, and their settings.
+
+A setting is an attribute of its section.  On an instance of the section it is the setting's value, and mypy
+knows its type.  On the class it is the setting itself, by which one asks for more than its value::
+
+    config.hosts.nproc                    int | Literal["auto"]
+    config.where(Config.hosts.nproc)      "hosts.nproc (cpulaunch.yaml:7)"
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, overload
 
 from cpulaunch.config.kinds import Kind
+from cpulaunch.config.origin import Origin
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
+
+
+class Given(NamedTuple):
+    """A value, and its origin."""
+
+    value: Any
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings that belong together.  ``given``: the values of those that are set."""
+
+    section: ClassVar[str]
+    title: ClassVar[str]
+
+    given: Mapping[Setting[Any], Given] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -18,38 +47,61 @@ class Ask:
     why: str
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(eq=False)
+class Setting(Generic[T]):
     """One setting.
 
     ``flags`` are its options of ``cpulaunch run``; ``variable`` is the name by which the field
     already knows it, if there is one: set in the environment, it counts as the user's wish.
     ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
     ``rank_variable`` is the variable by which ranks are told its value, where they are, and ``decided`` are
-    the words that they may be told besides those that a user may say.
+    the values that they may be told besides those that a user may give.
     """
 
-    key: str
-    kind: Kind
-    default: Any
+    kind: Kind[T]
+    default: T
     help: str
     flags: tuple[str, ...] = ()
     variable: str | None = None
     ask: Ask | None = None
     rank_variable: str | None = None
-    decided: tuple[str, ...] = ()
+    decided: tuple[T, ...] = ()
+    section: str = field(init=False)
+    name: str = field(init=False)
+
+    def __set_name__(self, owner: type[Section], name: str) -> None:
+        self.section, self.name = owner.section, name
+
+    @overload
+    def __get__(self, instance: None, owner: type[Section]) -> Setting[T]: ...
+    @overload
+    def __get__(self, instance: Section, owner: type[Section]) -> T: ...
+    def __get__(self, instance: Section | None, owner: type[Section]) -> Setting[T] | T:
+        if instance is None:
+            return self
+        given = instance.given.get(self)
+        return cast(T, given.value) if given else self.default
 
     @property
-    def section(self) -> str:
-        """``"ccl"`` for ``ccl.worker_count``; ``""`` for a setting of the top level."""
-        return self.key.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The key within its section."""
-        return self.key.rpartition(".")[2]
+    def key(self) -> str:
+        """``ccl.worker_count``; its name alone for a setting of the top level."""
+        return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def environment_name(self) -> str:
         """Our own variable for it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
         return "CPULAUNCH_" + self.key.upper().replace(".", "_")
+
+
+class Nested(Generic[S]):
+    """A section within the top level."""
+
+    def __init__(self, of: type[S]) -> None:
+        self.of = of
+
+    @overload
+    def __get__(self, instance: None, owner: type[Section]) -> type[S]: ...
+    @overload
+    def __get__(self, instance: Section, owner: type[Section]) -> S: ...
+    def __get__(self, instance: Section | None, owner: type[Section]) -> type[S] | S:
+        return self.of if instance is None else self.of(instance.given)

@@ -6,51 +6,54 @@ YAML files, ``config show``, the wizard and ``docs/settings.md``.  To add a sett
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
 from cpulaunch import plugins, variables
 from cpulaunch.config.kinds import (
     Choice,
     ChoiceOrPlugin,
     Destinations,
-    Interval,
+    Every,
     Nodes,
     Number,
     Numbers,
-    Ranks,
+    Seconds,
     Steps,
     Switch,
     Text,
     Variables,
     Words,
 )
-from cpulaunch.config.setting import Ask, Setting
+from cpulaunch.config.setting import Ask, Nested, Section, Setting
+from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
+from cpulaunch.model.cores import CoreSet
 
 SCHEMA = 1
 
-SECTIONS = {
-    "": "How ranks are started",
-    "hosts": "Hosts and number of ranks",
-    "instances": "Independent programs, instead of ranks",
-    "mpi": "The MPI that starts the ranks",
-    "ccl": "Collectives of the backend ccl",
-    "cpu": "Cores, memory, threads",
-    "training": "Backend and precision",
-    "watch": "Watching the job",
-    "output": "Logs and terminal",
-}
+Auto: TypeAlias = Literal["auto"]
+AllOrNone: TypeAlias = Literal["all", "none"]
+Allocator: TypeAlias = Literal["auto", "tcmalloc", "jemalloc", "default"]
+Backend: TypeAlias = Literal["auto", "ccl", "gloo"]
+CclBinding: TypeAlias = Literal["auto", "cpulaunch", "oneccl_bind_pt"]
+Compression: TypeAlias = Literal["none", "bf16"]
+OpenMP: TypeAlias = Literal["auto", "intel", "default"]
+Precision: TypeAlias = Literal["auto", "bf16", "fp32"]
+RestartOn: TypeAlias = Literal["failure", "error", "never"]
+StallAction: TypeAlias = Literal["report", "abort", "restart"]
+Strategy: TypeAlias = Literal["scatter", "close"]
+Transport: TypeAlias = Literal["auto", "tcp", "ofi", "mpi"]
+DecidedTransport: TypeAlias = Literal["shm", "shm+tcp", "shm+ofi"]
 
 # Those that ``mpirun`` doesn't stand for.
 _OTHER_LAUNCHERS = [name for name in plugins.BUILT_IN[plugins.LAUNCHERS] if name not in plugins.MPIS]
 
-_TABLE = (
-    Setting(
-        "launcher",
-        ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
-        "auto",
-        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec, slurm by srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
-        ("--launcher",),
-    ),
-    Setting(
-        "hosts.hostfile",
+
+class HostsSection(Section):
+    section = "hosts"
+    title = "Hosts and number of ranks"
+
+    hostfile = Setting(
         Text("FILE"),
         "",
         "file with one host per line: host, host:N or host slots=N; relative to the directory in which cpulaunch is started",
@@ -60,18 +63,16 @@ _TABLE = (
             "Where should the ranks run?",
             "Several machines are named in a hostfile and started through MPI over ssh.",
         ),
-    ),
-    Setting("hosts.list", Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",)),
-    Setting("hosts.exclude", Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",)),
-    Setting(
-        "hosts.nnodes",
+    )
+    list = Setting(Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",))
+    exclude = Setting(Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",))
+    nnodes: Setting[HostCount | Literal["all"]] = Setting(
         Nodes("all"),
         "all",
         "number of hosts to use, from the start of the list; MIN:MAX: a restart may leave out hosts that fail",
         ("--nnodes",),
-    ),
-    Setting(
-        "hosts.nproc_per_node",
+    )
+    nproc_per_node: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
         "ranks per host; auto: the slots in the hostfile, else one rank per NUMA node",
@@ -81,46 +82,46 @@ _TABLE = (
             "How many ranks per host?",
             "One per NUMA node keeps memory local.  auto: hostfile slots, else that.",
         ),
-    ),
-    Setting(
-        "hosts.nproc",
+    )
+    nproc: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
         "total number of ranks, divided evenly over the hosts",
         ("-n", "-np", "--nproc"),
-    ),
-    Setting(
-        "hosts.master_addr",
+    )
+    master_addr = Setting(
         Text("ADDR"),
         "auto",
         "address for the ranks' rendezvous; auto: the first host's",
         ("--master-addr",),
         "MASTER_ADDR",
-    ),
-    Setting(
-        "hosts.master_port",
+    )
+    master_port: Setting[int | Auto] = Setting(
         Number(1, "auto", maximum=65535, metavar="PORT"),
         "auto",
         "TCP port for the ranks' rendezvous; auto: a free one",
         ("--master-port",),
         "MASTER_PORT",
-    ),
-    Setting(
-        "hosts.oversubscribe",
+    )
+    oversubscribe = Setting(
         Switch(),
         False,
         "allow more ranks than cores; ranks then share cores",
         ("--oversubscribe",),
-    ),
-    Setting(
-        "hosts.skip_preflight",
+    )
+    skip_preflight = Setting(
         Switch(),
         False,
         "start without checking the hosts first",
         ("--skip-preflight",),
-    ),
-    Setting(
-        "instances.count",
+    )
+
+
+class InstancesSection(Section):
+    section = "instances"
+    title = "Independent programs, instead of ranks"
+
+    count: Setting[int | Literal["auto", "none"]] = Setting(
         Number(1, "auto", "none"),
         "none",
         "number of instances on all hosts together, instead of ranks: independent programs without a process group; auto: one per NUMA node, or as many of instances.cores_per_instance as fit; --throughput-mode is auto",
@@ -130,9 +131,8 @@ _TABLE = (
             "How many independent instances, as for inference?",
             "none: the ranks of one job, as for training.  auto: one per NUMA node.",
         ),
-    ),
-    Setting(
-        "instances.cores_per_instance",
+    )
+    cores_per_instance: Setting[int | Literal["auto", "max"]] = Setting(
         Number(1, "auto", "max"),
         "auto",
         "physical cores per instance; auto: the cores are shared out evenly; max: leftover cores are distributed, too; --latency-mode is 4",
@@ -142,23 +142,26 @@ _TABLE = (
             "How many cores per instance?",
             "All of them: most samples a second; 4: quick answers; auto: an even share.",
         ),
-    ),
-    Setting(
-        "instances.only",
+    )
+    only: Setting[int | Literal["all"]] = Setting(
         Number(0, "all"),
         "all",
         "number of the one instance to run, where all of them would be placed, counted from 0",
         ("--instance",),
-    ),
-    Setting(
-        "instances.fail_fast",
+    )
+    fail_fast = Setting(
         Switch(),
         False,
         "end all instances when one fails, instead of letting the others go on",
         ("--fail-fast",),
-    ),
-    Setting(
-        "mpi.flavour",
+    )
+
+
+class MpiSection(Section):
+    section = "mpi"
+    title = "The MPI that starts the ranks"
+
+    flavour = Setting(
         Choice("auto", *plugins.MPIS),
         "auto",
         "MPI whose mpiexec starts the ranks; auto: Intel MPI of this environment, else the first on PATH",
@@ -168,19 +171,25 @@ _TABLE = (
             "Which MPI starts them?",
             "MPI only starts them; cpulaunch binds and watches.  auto: the first found.",
         ),
-    ),
-    Setting("mpi.path", Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",)),
-    Setting("mpi.args", Words(), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)),
-    Setting(
-        "ccl.binding",
-        Choice("auto", "cpulaunch", "oneccl_bind_pt"),
+    )
+    path = Setting(Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",))
+    args: Setting[tuple[str, ...]] = Setting(
+        Words(), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)
+    )
+
+
+class CclSection(Section):
+    section = "ccl"
+    title = "Collectives of the backend ccl"
+
+    binding: Setting[CclBinding] = Setting(
+        Choice(*get_args(CclBinding)),
         "auto",
         "implementation of the backend ccl: cpulaunch's own (auto), or Intel's oneccl_bind_pt",
         ("--ccl-binding",),
         rank_variable=variables.CCL_BINDING,
-    ),
-    Setting(
-        "ccl.worker_count",
+    )
+    worker_count: Setting[int | Auto] = Setting(
         Number(0, "auto"),
         "auto",
         "oneCCL worker threads per rank, each with a core of its own; auto: 1, but 0 where a rank has fewer than 4 cores",
@@ -191,27 +200,24 @@ _TABLE = (
             "How many oneCCL worker threads per rank?",
             "A worker uses one core to communicate.  auto: 1, but 0 on small ranks.",
         ),
-    ),
-    Setting(
-        "ccl.transport",
-        Choice("auto", "tcp", "ofi", "mpi"),
+    )
+    transport: Setting[Transport | DecidedTransport] = Setting(
+        Choice(*get_args(Transport)),
         "auto",
         "transport of ccl's collectives; tcp: cpulaunch itself, by shared memory within a host and TCP between hosts; ofi, mpi: oneCCL, over libfabric (with cpulaunch's shared memory within hosts) or MPI; auto: tcp, but ofi over fast network cards of several hosts, with several oneCCL workers, or where a oneCCL algorithm is set (CCL_ALLREDUCE, CCL_BCAST, …)",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,
-        decided=("shm", "shm+tcp", "shm+ofi"),
-    ),
-    Setting(
-        "ccl.provider",
+        decided=get_args(DecidedTransport),
+    )
+    provider = Setting(
         Text("auto|tcp|psm3|verbs"),
         "auto",
         "libfabric provider; auto: that of a network card that works on all hosts, else tcp",
         ("--provider",),
         "FI_PROVIDER",
-    ),
-    Setting(
-        "ccl.interface",
+    )
+    interface = Setting(
         Text("IF"),
         "auto",
         "network interface to the other hosts; auto: on each host, the one on the route to the first host",
@@ -221,71 +227,81 @@ _TABLE = (
             "Which network interface connects the hosts?",
             "The wrong one makes the job hang.  auto: the route to the first host.",
         ),
-    ),
-    Setting(
-        "ccl.logical_cores",
+    )
+    logical_cores = Setting(
         Switch(),
         False,
         "run oneCCL's workers on hyperthread siblings of the ranks' cores",
         ("--ccl-logical-cores",),
-    ),
-    Setting(
-        "cpu.cores_per_rank",
+    )
+
+
+class CpuSection(Section):
+    section = "cpu"
+    title = "Cores, memory, threads"
+
+    cores_per_rank: Setting[int | Literal["auto", "max"]] = Setting(
         Number(1, "auto", "max"),
         "auto",
         "physical cores per rank, including its workers' cores; max: leftover cores are distributed, too",
         ("--cores-per-rank",),
-    ),
-    Setting("cpu.cores", Numbers(), "auto", "CPUs to use; auto: all that this process may use", ("--cores",)),
-    Setting("cpu.numa_nodes", Numbers(), "auto", "NUMA nodes to use; auto: all", ("--numa-nodes",)),
-    Setting("cpu.bind_numa", Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",)),
-    Setting(
-        "cpu.logical_cores",
+    )
+    cores: Setting[CoreSet | Auto] = Setting(
+        Numbers("LIST", "0-13,28", "auto"),
+        "auto",
+        "CPUs to use; auto: all that this process may use",
+        ("--cores",),
+    )
+    numa_nodes: Setting[CoreSet | Auto] = Setting(
+        Numbers("LIST", "0-13,28", "auto"), "auto", "NUMA nodes to use; auto: all", ("--numa-nodes",)
+    )
+    bind_numa = Setting(Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",))
+    logical_cores = Setting(
         Switch(),
         False,
         "let ranks also use the hyperthread siblings of their cores",
         ("--use-logical-cores",),
-    ),
-    Setting("cpu.e_cores", Switch(), False, "also use efficiency cores", ("--use-e-cores",)),
-    Setting(
-        "cpu.strategy",
-        Choice("scatter", "close"),
+    )
+    e_cores = Setting(Switch(), False, "also use efficiency cores", ("--use-e-cores",))
+    strategy: Setting[Strategy] = Setting(
+        Choice(*get_args(Strategy)),
         "scatter",
         "scatter spreads ranks over NUMA nodes, close fills one node after another",
         ("--strategy",),
-    ),
-    Setting(
-        "cpu.threads",
+    )
+    threads: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
         "OpenMP threads per rank; auto: one per compute core",
         ("--threads",),
         "OMP_NUM_THREADS",
-    ),
-    Setting(
-        "cpu.lenient",
+    )
+    lenient = Setting(
         Switch(),
         False,
         "only warn if a rank does not have its planned cores, threads, memory policy or libraries",
         ("--lenient",),
-    ),
-    Setting(
-        "cpu.allocator",
-        Choice("auto", "tcmalloc", "jemalloc", "default"),
+    )
+    allocator: Setting[Allocator] = Setting(
+        Choice(*get_args(Allocator)),
         "auto",
         "memory allocator to preload; auto: tcmalloc where it is installed; default: none, so libc's malloc",
         ("--allocator",),
-    ),
-    Setting(
-        "cpu.openmp",
-        Choice("auto", "intel", "default"),
+    )
+    openmp: Setting[OpenMP] = Setting(
+        Choice(*get_args(OpenMP)),
         "auto",
         "OpenMP runtime; intel: Intel's (package intel-openmp), preloaded; default and auto: the one that ships with torch",
         ("--openmp",),
-    ),
-    Setting(
-        "training.backend",
-        Choice("auto", "ccl", "gloo"),
+    )
+
+
+class TrainingSection(Section):
+    section = "training"
+    title = "Backend and precision"
+
+    backend: Setting[Backend | Literal["none"]] = Setting(
+        Choice(*get_args(Backend)),
         "auto",
         "backend of torch.distributed; auto: ccl where it can be used, else gloo",
         ("--backend",),
@@ -295,10 +311,9 @@ _TABLE = (
             "ccl is faster, gloo works everywhere.  auto: ccl where it can be used.",
         ),
         rank_variable=variables.BACKEND,
-    ),
-    Setting(
-        "training.precision",
-        Choice("auto", "bf16", "fp32"),
+    )
+    precision: Setting[Precision] = Setting(
+        Choice(*get_args(Precision)),
         "auto",
         "precision of the forward and backward pass; auto: bf16 where it was measured to be 1.2 times faster than fp32, else fp32",
         ("--precision",),
@@ -308,9 +323,8 @@ _TABLE = (
             "bf16 is far faster on CPUs with AMX, and slower on others.  auto measures.",
         ),
         rank_variable=variables.PRECISION,
-    ),
-    Setting(
-        "training.engine",
+    )
+    engine = Setting(
         ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
         "auto",
         "what computes in bf16: Intel's extension (ipex), or PyTorch itself (native); auto: the faster one, where it was measured",
@@ -321,135 +335,130 @@ _TABLE = (
             "PyTorch itself (native) or Intel's extension.  auto: the faster one.",
         ),
         rank_variable=variables.ENGINE,
-    ),
-    Setting(
-        "training.compile",
+    )
+    compile = Setting(
         Switch(),
         False,
         "compile the models given to cpulaunch.prepare with torch.compile",
         ("--compile",),
         rank_variable=variables.COMPILE,
-    ),
-    Setting(
-        "training.compress_gradients",
-        Choice("none", "bf16"),
+    )
+    compress_gradients: Setting[Compression] = Setting(
+        Choice(*get_args(Compression)),
         "none",
         "precision of the gradients sent between hosts; gloo and oneCCL also sum in it",
         ("--compress-gradients",),
         rank_variable=variables.COMPRESS_GRADIENTS,
-    ),
-    Setting(
-        "training.bucket_mb",
+    )
+    bucket_mb: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
         "size of DDP's gradient buckets, MB",
         ("--bucket-mb",),
         rank_variable=variables.BUCKET_MB,
-    ),
-    Setting(
-        "training.static_graph",
+    )
+    static_graph = Setting(
         Switch(),
         False,
         "tell DDP that every step uses the same parameters in the same way",
         ("--static-graph",),
         rank_variable=variables.STATIC_GRAPH,
-    ),
-    Setting(
-        "training.as_written",
+    )
+    as_written = Setting(
         Switch(),
         False,
         "run scripts as they are written, with their own backend and precision instead of the planned ones",
         ("--as-written",),
         rank_variable=variables.AS_WRITTEN,
-    ),
-    Setting(
-        "watch.heartbeat_timeout",
-        Number(1, decimal=True, metavar="S"),
+    )
+
+
+class WatchSection(Section):
+    section = "watch"
+    title = "Watching the job"
+
+    heartbeat_timeout: Setting[float] = Setting(
+        Seconds(1),
         30,
         "seconds without a heartbeat after which a host counts as lost",
         ("--heartbeat-timeout",),
-    ),
-    Setting(
-        "watch.grace_period",
-        Number(0, decimal=True, metavar="S"),
+    )
+    grace_period: Setting[float] = Setting(
+        Seconds(0),
         10,
         "seconds that ranks get to end by themselves before they are killed",
         ("--grace-period",),
         rank_variable=variables.GRACE_PERIOD,
-    ),
-    Setting(
-        "watch.stall_timeout",
-        Number(0, "auto", decimal=True, metavar="S"),
+    )
+    stall_timeout: Setting[float | Auto] = Setting(
+        Seconds(0, "auto"),
         "auto",
         "seconds without progress after which a job counts as stalled; 0: never; "
         "auto: ten times the longest time so far, and at least 60",
         ("--stall-timeout",),
-    ),
-    Setting(
-        "watch.stall_action",
-        Choice("report", "abort", "restart"),
+    )
+    stall_action: Setting[StallAction] = Setting(
+        Choice(*get_args(StallAction)),
         "report",
         "what is done about a stalled job, besides showing where it is; restart: it is ended, and started "
         "again as watch.max_restarts allows",
         ("--stall-action",),
-    ),
-    Setting(
-        "watch.max_restarts",
+    )
+    max_restarts: Setting[int] = Setting(
         Number(0),
         0,
         "how often a job that fails is started again; restarts before its last progress don't count",
         ("--max-restarts",),
-    ),
-    Setting(
-        "watch.restart_on",
-        Choice("failure", "error", "never"),
+    )
+    restart_on: Setting[RestartOn] = Setting(
+        Choice(*get_args(RestartOn)),
         "failure",
         "what a job is started again after; failure: signals, lost hosts, a network that failed; error: "
         "exceptions of the script and its exit codes, too",
         ("--restart-on",),
-    ),
-    Setting(
-        "watch.restart_always",
+    )
+    restart_always = Setting(
         Switch(),
         False,
         "start a job again even if it failed before its first optimizer step",
         ("--restart-always",),
-    ),
-    Setting(
-        "watch.restartable",
+    )
+    restartable = Setting(
         Switch(),
         False,
         "SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step ends the job with exit code 75, as after "
         "a save: nothing is lost, and it can be started again",
         ("--restartable",),
-    ),
-    Setting(
-        "watch.checkpoint_every",
-        Interval("auto"),
+    )
+    checkpoint_every: Setting[Interval | Auto] = Setting(
+        Every("auto"),
         "auto",
         "how often cpulaunch.Checkpoint saves, in steps (500) or time (90s, 10m, 2h); auto: as the script says, "
         "else every 10m",
         ("--checkpoint-every",),
         rank_variable=variables.CHECKPOINT_EVERY,
-    ),
-    Setting(
-        "watch.telemetry",
+    )
+    telemetry: Setting[Sinks | Literal["none"]] = Setting(
         Destinations(),
-        "file",
+        Sinks(),
         "where each step's times and sizes go: file: telemetry.jsonl alone; none: nowhere; others beside the file: "
         "tensorboard, prometheus:9100 (on loopback), prometheus:ADDRESS:PORT",
         ("--telemetry",),
         rank_variable=variables.TELEMETRY,
-    ),
-    Setting(
-        "watch.profile",
+    )
+    profile: Setting[StepRange | Literal["none"]] = Setting(
         Steps(),
         "none",
         "optimizer steps that all ranks trace by torch's profiler, counted from the start",
         ("--profile",),
-    ),
-    Setting(
-        "output.log_dir",
+    )
+
+
+class OutputSection(Section):
+    section = "output"
+    title = "Logs and terminal"
+
+    log_dir = Setting(
         Text("DIR"),
         "runs",
         "directory in which each job gets a directory of its own",
@@ -459,26 +468,64 @@ _TABLE = (
             "Where do logs go?",
             "Each job gets a directory in it: plan, command, a log per rank, outcome.",
         ),
-    ),
-    Setting(
-        "output.tee",
-        Ranks(),
+    )
+    tee: Setting[CoreSet | AllOrNone] = Setting(
+        Numbers("RANKS|all|none", "0,4-7", *get_args(AllOrNone)),
         "all",
         "ranks whose output is shown; identical lines from three or more ranks are folded into one, unless all is set explicitly",
         ("--tee",),
-    ),
-    Setting(
-        "output.verbose",
+    )
+    verbose = Setting(
         Switch(),
         False,
         "print more: every event, and all notes on the plan",
         ("--verbose", "-v"),
-    ),
-    Setting("env", Variables(), {}, "environment variables set for the ranks", ("--env",)),
-    Setting(
-        "forward", Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)
-    ),
-)
+    )
 
-SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _TABLE}
+
+class Table(Section):
+    """All settings: those of the top level, and the sections."""
+
+    section = ""
+    title = "How ranks are started"
+
+    launcher = Setting(
+        ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
+        "auto",
+        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec, slurm by srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
+        ("--launcher",),
+    )
+    hosts = Nested(HostsSection)
+    instances = Nested(InstancesSection)
+    mpi = Nested(MpiSection)
+    ccl = Nested(CclSection)
+    cpu = Nested(CpuSection)
+    training = Nested(TrainingSection)
+    watch = Nested(WatchSection)
+    output = Nested(OutputSection)
+    env: Setting[Mapping[str, str]] = Setting(
+        Variables(), {}, "environment variables set for the ranks", ("--env",)
+    )
+    forward: Setting[tuple[str, ...]] = Setting(
+        Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)
+    )
+
+
+def _sections() -> Iterator[type[Section]]:
+    yield Table
+    yield from (entry.of for entry in vars(Table).values() if isinstance(entry, Nested))
+
+
+def _settings(section: type[Section]) -> Iterator[Setting[Any]]:
+    for entry in vars(section).values():
+        if isinstance(entry, Nested):
+            yield from _settings(entry.of)
+        elif isinstance(entry, Setting):
+            yield entry
+
+
+SECTIONS = {section.section: section.title for section in _sections()}
+"""The titles of all sections, by name; the top level has none."""
+
+SETTINGS = {setting.key: setting for setting in _settings(Table)}
 """All settings by key, in the order of the reference page."""

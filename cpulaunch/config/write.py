@@ -7,10 +7,12 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SCHEMA, SECTIONS, SETTINGS
+
+T = TypeVar("T")
 
 WIDTH = 80
 
@@ -27,8 +29,8 @@ _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
-def yaml_text(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
-    """A YAML file that says ``values`` (by key), each with its meaning, and shows all defaults as comments.
+def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -> str:
+    """A YAML file that says ``values``, each with its meaning, and shows all defaults as comments.
 
     ``heading`` are lines of comment to begin with.  Reading the text back gives the same values.
     """
@@ -38,8 +40,13 @@ def yaml_text(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
     return "\n".join(parts)
 
 
-def scalar(value: Any) -> str:
+def shown_value(setting: Setting[T], value: T) -> str:
     """A setting's value in YAML, on one line."""
+    return scalar(setting.kind.to_yaml(value))
+
+
+def scalar(value: Any) -> str:
+    """A value of YAML's types as YAML, on one line."""
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
         return value if plain else _quoted(value)
@@ -54,16 +61,16 @@ def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
-def _section(section: str, rows: Sequence[Setting], values: Mapping[str, Any]) -> str:
+def _section(section: str, rows: Sequence[Setting[Any]], values: Mapping[Setting[Any], Any]) -> str:
     indent = "  " if section else ""
     lines = [f"# {SECTIONS[section]}", f"{section}:"] if section else []
     for setting in rows:
-        if setting.key in values:
+        if setting in values:
             lines += textwrap.wrap(setting.help, WIDTH, initial_indent=f"{indent}# ",
                                    subsequent_indent=f"{indent}# ")  # fmt: skip
-            lines.append(f"{indent}{setting.name}: {scalar(values[setting.key])}")
+            lines.append(f"{indent}{setting.name}: {shown_value(setting, values[setting])}")
     for setting in rows:
-        if setting.key not in values:
-            shown = scalar(setting.default) if setting.default != "" else "(none)"
+        if setting not in values:
+            shown = shown_value(setting, setting.default) if setting.default != "" else "(none)"
             lines.append(f"{indent}# {setting.name}: {shown}")
     return "\n".join(lines) + "\n"

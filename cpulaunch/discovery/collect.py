@@ -53,7 +53,7 @@ def collect_facts(
     """
     named = named_hosts(config, tell)
     listed = first_hosts(config, named) if named else ()
-    here = facts_here(environ={**config.environ, **config["env"]})
+    here = facts_here(environ={**config.environ, **config.env})
     names = names_here() if listed else here.names
     elsewhere = any(host.name not in names for host in listed)
     if not elsewhere:  # else preflight asks all hosts
@@ -64,13 +64,13 @@ def collect_facts(
     demand_inside(config, listed, names)
     if program:
         demand_step(config, listed)
-    mpis = find_mpis(config["mpi.flavour"], config["mpi.path"]) if uses_mpi(config, listed, names) else ()
+    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if uses_mpi(config, listed, names) else ()
     why_srun = _why_srun(config, listed, mpis, tell) if elsewhere else ""
     facts = Facts(
         like=here,
         listed=listed,
         spares=named[len(listed) :],
-        shares=cpus_of_nodes(config.environ) if why_srun or config["launcher"] == BY_STEP else {},
+        shares=cpus_of_nodes(config.environ) if why_srun or config.launcher == BY_STEP else {},
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
@@ -114,7 +114,7 @@ def ask_hosts(
     here_alone = all_here(listed, names)
     launcher = expected_launcher(config, here_alone=here_alone, why_srun=facts.why_srun)
     elsewhere = any(host.name not in names for host in listed)
-    if not elsewhere or config["hosts.skip_preflight"] or launcher.this_host_only:
+    if not elsewhere or config.hosts.skip_preflight or launcher.this_host_only:
         return replace(facts, free_port=None)
     # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
@@ -159,19 +159,20 @@ def recorded_facts(config: Config, file: Path) -> Facts:
 def _demand_interface(config: Config) -> None:
     """ConfigError where the interface that was asked for isn't there."""
     there = sorted({interface.name for interface in interfaces_here()})
-    if config["ccl.interface"] not in ("auto", *there):
+    chosen = config.ccl.interface
+    if chosen not in ("auto", *there):
         raise ConfigError(
-            f"{config.where('ccl.interface')}: this machine has no interface {config['ccl.interface']}",
+            f"{config.where(Config.ccl.interface)}: this machine has no interface {chosen}",
             hint=f"it has {', '.join(there)}",
         )
 
 
 def _demand_master_address(config: Config) -> None:
     """ConfigError where the address at which the ranks are to meet isn't one of this machine."""
-    chosen = config["hosts.master_addr"]
+    chosen = config.hosts.master_addr
     if chosen == "auto":
         return
-    where = config.where("hosts.master_addr")
+    where = config.where(Config.hosts.master_addr)
     try:
         found = socket.getaddrinfo(chosen, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as e:
@@ -221,26 +222,26 @@ def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bo
 
 
 def _named(config: Config) -> tuple[Host, ...]:
-    hostfile, inline = config["hosts.hostfile"], config["hosts.list"]
+    hostfile, inline = config.hosts.hostfile, config.hosts.list
     if hostfile and inline:
         raise ConfigError(
-            f"{config.where('hosts.hostfile')} and {config.where('hosts.list')} both name hosts",
+            f"{config.where(Config.hosts.hostfile)} and {config.where(Config.hosts.list)} both name hosts",
             hint="give one of them",
         )
     if hostfile:
         hosts = read_hostfile(Path(hostfile))
     elif inline:
-        hosts = parse_hosts(inline, config.origins["hosts.list"])
+        hosts = parse_hosts(inline, config.origin(Config.hosts.list).text)
     else:
         return ()
     return _excluded(config, hosts)
 
 
 def _excluded(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    if config["hosts.exclude"]:
-        hosts = without(hosts, config["hosts.exclude"], config.origins["hosts.exclude"])
+    if excluded := config.hosts.exclude:
+        hosts = without(hosts, excluded, config.origin(Config.hosts.exclude).text)
         if not hosts:
-            raise ConfigError(f"{config.where('hosts.exclude')}: no host is left")
+            raise ConfigError(f"{config.where(Config.hosts.exclude)}: no host is left")
     return hosts
 
 

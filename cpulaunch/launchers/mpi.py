@@ -126,7 +126,7 @@ class Mpiexec(Launcher):
             files,
             watched_env=_unless_users(plan, self.watched_env),
             when_orphaned=self.when_orphaned,
-            orphaned_for=0 if self.when_orphaned else plan.setting("watch.grace_period") + ORPHAN_MARGIN,
+            orphaned_for=0 if self.when_orphaned else plan.settings.watch.grace_period + ORPHAN_MARGIN,
             leaves=self.leaves,
             unset=() if per_host else self.count_variables,
         )

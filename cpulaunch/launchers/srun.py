@@ -130,7 +130,7 @@ class Srun(Launcher):
             {**shared, **placement},
             {HOSTS: "".join(f"{host.host}\n" for host in plan.hosts for _ in host.ranks)},
             unset=NOT_HANDED_ON,
-            orphaned_for=plan.setting("watch.grace_period") + ORPHAN_MARGIN,
+            orphaned_for=plan.settings.watch.grace_period + ORPHAN_MARGIN,
         )
         return (command,)
 

@@ -81,10 +81,10 @@ def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, .
 
 
 MOST_NAMES = 4
-"""Names and ranges that ``folded`` lists."""
+"""Names and ranges that ``fold_hosts`` lists."""
 
 
-def folded(names: Iterable[str]) -> str:
+def fold_hosts(names: Iterable[str]) -> str:
     """Names as lists of hosts have them, in their order: ``"node[1-4,7], login"``.
 
     Of more than MOST_NAMES names and ranges, the first ones and how many hosts are left.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch import launchers, variables
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.plan.plan import Plan
 from cpulaunch.wording import counted
 
@@ -21,7 +21,7 @@ def size(plan: Plan) -> str:
     else:
         programs = counted(plan.world_size, plan.noun)
     names = [host.host for host in plan.hosts]
-    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({folded(names)})"
+    where = "this machine" if plan.here_alone else f"{counted(len(names), 'host')} ({fold_hosts(names)})"
     return f"{programs} on {where}"
 
 
@@ -44,9 +44,9 @@ def _trains_with(plan: Plan) -> str:
         return f"no process group, {plan.precision}" if plan.program.python else "no process group"
     if not plan.program.python:
         return ""
-    if plan.setting("training.as_written"):
+    if plan.settings.training.as_written:
         return "as written"
     backend = plan.env[variables.BACKEND]
-    if backend == "ccl" and plan.setting("ccl.binding") == "oneccl_bind_pt":
+    if backend == "ccl" and plan.settings.ccl.binding == "oneccl_bind_pt":
         backend = "ccl from oneccl_bind_pt"
     return f"planned: {backend}, {plan.precision}"

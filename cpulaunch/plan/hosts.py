@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cpulaunch.config.config import Config
-from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.config.origin import Source
+from cpulaunch.config.setting import Setting
+from cpulaunch.errors import CpulaunchError, PlanError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, Host
 from cpulaunch.plan.binding import Binding, bind
@@ -29,45 +30,39 @@ class BoundHost(NamedTuple):
 
 def user_environment(config: Config) -> dict[str, str]:
     """The variables that the user has set for the ranks."""
-    return {**config.environ, **config["env"]}
+    return {**config.environ, **config.env}
 
 
 def host_request(config: Config, backend: str) -> HostRequest:
     """What the settings ask of every host."""
-
-    def cores(key: str) -> CoreSet | None:
-        try:
-            return None if config[key] == "auto" else CoreSet.parse(config[key])
-        except ConfigError as e:
-            raise ConfigError(f"{config.where(key)}: {e}", hint=e.hint, part=e.part) from None
-
+    cpu = config.cpu
     binding = BindingRequest(
-        cores_per_rank=config["cpu.cores_per_rank"],
-        cores=cores("cpu.cores"),
-        numa_nodes=cores("cpu.numa_nodes"),
-        bind_numa=config["cpu.bind_numa"],
-        logical_cores=config["cpu.logical_cores"],
-        e_cores=config["cpu.e_cores"],
-        strategy=config["cpu.strategy"],
-        worker_count=config["ccl.worker_count"],
-        ccl_logical_cores=config["ccl.logical_cores"],
+        cores_per_rank=cpu.cores_per_rank,
+        cores=None if cpu.cores == "auto" else cpu.cores,
+        numa_nodes=None if cpu.numa_nodes == "auto" else cpu.numa_nodes,
+        bind_numa=cpu.bind_numa,
+        logical_cores=cpu.logical_cores,
+        e_cores=cpu.e_cores,
+        strategy=cpu.strategy,
+        worker_count=config.ccl.worker_count,
+        ccl_logical_cores=config.ccl.logical_cores,
         dedicate_workers=backend == "ccl",
-        oversubscribe=config["hosts.oversubscribe"],
-        threads=config["cpu.threads"],
+        oversubscribe=config.hosts.oversubscribe,
+        threads=cpu.threads,
         instances=are_wanted(config),
     )
-    return HostRequest(binding, _library(config, "allocator"), _library(config, "openmp"))
+    allocator = _library(config, Config.cpu.allocator, cpu.allocator)
+    return HostRequest(binding, allocator, _library(config, Config.cpu.openmp, cpu.openmp))
 
 
-def _library(config: Config, what: str) -> str:
+def _library(config: Config, setting: Setting[Any], wanted: str) -> str:
     """The allocator, or the OpenMP runtime, that is asked for.
 
     The environment is stronger than a file: an allocator in LD_PRELOAD stands in for the file's.
     """
     preloaded = user_environment(config).get(PRELOAD, "").replace(":", " ").split()
-    weak = not config.origins[f"cpu.{what}"].startswith(("-", "$"))
-    wanted: str = config[f"cpu.{what}"]
-    return "auto" if weak and library_among(what, preloaded) else wanted
+    weak = config.origin(setting).source < Source.ENVIRONMENT
+    return "auto" if weak and library_among(setting.name, preloaded) else wanted
 
 
 def host_inputs(

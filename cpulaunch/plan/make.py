@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cpulaunch import launchers, variables
-from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.config import Config, Settings
 from cpulaunch.config.rank_settings import rank_settings
+from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
@@ -57,7 +58,7 @@ from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend
 from cpulaunch.wording import shortened
 
 # The settings that have a variable of the field: a stronger source may overrule what the user has set by it.
-_FIELD_VARIABLES = [(setting.key, setting.variable) for setting in SETTINGS.values() if setting.variable]
+_FIELD_VARIABLES = [(setting, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
 
 def make_plan(
@@ -74,18 +75,18 @@ def make_plan(
     backend = decide_backend(config, facts)
     launcher = launchers.load(chosen.name)
     job = _plan_all(config, facts, listed, launcher, backend.backend)
-    precision = precision or decide_precision(config["training.precision"], _speeds(job))
+    precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
-    hidden = foreign_claims(() if instances else launcher.identity, config["forward"])
-    warning = "" if config["training.as_written"] else precision.warning  # as the precision is the script's
+    hidden = foreign_claims(() if instances else launcher.identity, config.forward)
+    warning = "" if config.training.as_written else precision.warning  # as the precision is the script's
     notes = (_srun_note(facts, chosen), backend.note, warning, *job.notes, _hidden_note(config, hidden))
     world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
-    decided = {
-        **({} if instances else {"hosts.master_addr": master_addr, "training.backend": backend.backend}),
-        "training.precision": precision.precision,
-        **({"ccl.transport": job.transport} if job.transport else {}),
-    }
+    meeting = (
+        {} if instances else {Config.hosts.master_addr: master_addr, Config.training.backend: backend.backend}
+    )
+    transport = {Config.ccl.transport: job.transport} if job.transport else {}
+    decided = {Config.training.precision: precision.precision, **meeting, **transport}
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
@@ -96,14 +97,15 @@ def make_plan(
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
         env=env,
-        private=tuple(sorted(config["env"])),
+        private=tuple(sorted(config.env)),
         forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
         hidden=hidden,
         program=program,
         mpiexec=chosen.mpiexec,
-        mpi_args=config["mpi.args"],
+        mpi_args=config.mpi.args,
         request=job.request,
-        settings=_settings(config, {**decided, **_found(config, chosen, job)}),
+        settings=Settings(config.given),
+        found={**decided, **_found(config, chosen, job)},
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
         user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
@@ -194,9 +196,10 @@ def _instances(
         return job, listed, None
     count = sum(len(host.ranks) for host in job.hosts)
     check_lines(program, count)
-    if config["instances.only"] == "all":
+    number = config.instances.only
+    if number == "all":
         return job, listed, Instances(count)
-    hosts, request, number = only_one(config, job.hosts, job.request)
+    hosts, request = only_one(config, number, job.hosts, job.request)
     left = tuple(host for host in listed if host.name == hosts[0].host)
     bound = [each for each in job.bound if each.input.name == hosts[0].host]
     # Of cores that no instance has, and of the other hosts, this job is not about.
@@ -229,7 +232,7 @@ def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], t
 
 def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str, str]:
     """``variables`` with the user's own values, which belong into the plan, too."""
-    decided = {name for key, name in _FIELD_VARIABLES if config.is_set(key)}
+    decided = {name for setting, name in _FIELD_VARIABLES if config.is_set(setting)}
     return {
         name: value if name in decided else config.environ.get(name, value)
         for name, value in variables.items()
@@ -243,17 +246,17 @@ def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
     return f"started by srun: {facts.why_srun}" if facts.why_srun and chosen.name == "slurm" else ""
 
 
-def _environment(config: Config, job: _PlannedHosts, decided: Mapping[str, Any]) -> dict[str, str]:
+def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
     """What all programs get; instances nothing of how ranks meet."""
     told = rank_settings(config, decided)
     if are_wanted(config):
         del told[variables.BACKEND]
         group = {}
     else:
-        group = {"MASTER_ADDR": decided["hosts.master_addr"]}
-    if config["training.precision"] == "auto":
+        group = {"MASTER_ADDR": decided[Config.hosts.master_addr]}
+    if config.training.precision == "auto":
         told[variables.PRECISION_IS_PLANNED] = "1"
-    return dict(sorted({**job.env, **told, **config["env"], **group}.items()))
+    return dict(sorted({**job.env, **told, **config.env, **group}.items()))
 
 
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
@@ -266,51 +269,38 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
-def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[str, Any]:
-    """What was found for settings that are ``auto``, by key."""
-    found = {
-        "launcher": chosen.setting,
-        **({"hosts.nnodes": len(job.hosts)} if config["hosts.nnodes"] == "all" else {}),
-        "cpu.threads": _one_or_list([rank.threads for host in job.hosts for rank in host.ranks]),
+def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[Setting[Any], Any]:
+    """What was found for settings that are ``auto``."""
+    found: dict[Setting[Any], Any] = {
+        Config.launcher: chosen.setting,
+        **({Config.hosts.nnodes: len(job.hosts)} if config.hosts.nnodes == "all" else {}),
+        Config.cpu.threads: _one_or_list([rank.threads for host in job.hosts for rank in host.ranks]),
         **({} if are_wanted(config) else _found_for_ranks(config, job)),
     }
     if chosen.mpiexec:
-        found.update({"mpi.flavour": chosen.name, "mpi.path": chosen.mpiexec})
+        found.update({Config.mpi.flavour: chosen.name, Config.mpi.path: chosen.mpiexec})
     if all(each.input.facts.libraries is not None for each in job.bound):
-        for key, names in (
-            ("cpu.allocator", {host.allocator for host in job.hosts}),
-            ("cpu.openmp", {host.openmp for host in job.hosts}),
-        ):
+        libraries: dict[Setting[Any], set[str]] = {
+            Config.cpu.allocator: {host.allocator for host in job.hosts},
+            Config.cpu.openmp: {host.openmp for host in job.hosts},
+        }
+        for setting, names in libraries.items():
             if len(names) == 1 and names <= {"default", *FILES}:
-                found[key] = names.pop()
+                found[setting] = names.pop()
     return found
 
 
-def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[str, Any]:
+def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """The same for settings that mean nothing to instances."""
     ranks = [len(host.ranks) for host in job.hosts]
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     return {
-        "hosts.nproc": sum(ranks),
-        "hosts.nproc_per_node": _one_or_list(ranks),
-        "ccl.provider": job.provider or config["ccl.provider"],
-        "ccl.transport": (config["ccl.transport"] == "auto" and job.transport) or config["ccl.transport"],
-        "ccl.worker_count": workers if config["ccl.worker_count"] == "auto" else config["ccl.worker_count"],
+        Config.hosts.nproc: sum(ranks),
+        Config.hosts.nproc_per_node: _one_or_list(ranks),
+        Config.ccl.provider: job.provider or config.ccl.provider,
+        Config.ccl.transport: (config.ccl.transport == "auto" and job.transport) or config.ccl.transport,
+        Config.ccl.worker_count: workers if config.ccl.worker_count == "auto" else config.ccl.worker_count,
     }
-
-
-def _settings(config: Config, found: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    rows = []
-    for key, value in config.values.items():
-        origin = config.origins[key]
-        if origin == DEFAULT:
-            value = SETTINGS[key].default  # also where instances are planned with another one
-        if key in found and found[key] != value:
-            value, origin = found[key], "detected"
-        rows.append(
-            {"key": key, "value": list(value) if isinstance(value, tuple) else value, "origin": origin}
-        )
-    return tuple(rows)
 
 
 def _one_or_list(numbers: list[int]) -> int | list[int]:

@@ -42,10 +42,10 @@ class Communication(NamedTuple):
 
 def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) -> Provider:
     """The provider that the user chose, else that of a card which works on all hosts."""
-    chosen: str = config["ccl.provider"]
+    chosen = config.ccl.provider
     if chosen != "auto":
         return Provider(chosen)
-    if len(hosts) == 1 or config["ccl.transport"] not in ("auto", "ofi"):
+    if len(hosts) == 1 or config.ccl.transport not in ("auto", "ofi"):
         return Provider(None)
     provider, complaints = common_provider(
         {host.name: None if host.assumed else host.facts.fabrics for host in hosts}
@@ -60,8 +60,8 @@ def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, p
     """What carries the collectives of ccl; empty with another backend."""
     if backend != "ccl":
         return ""
-    requested: str = config["ccl.transport"]
-    if config["ccl.binding"] == "oneccl_bind_pt":
+    requested = config.ccl.transport
+    if config.ccl.binding == "oneccl_bind_pt":
         return "mpi" if requested == "mpi" else "ofi"  # Intel's bindings know nothing of ours
     user_variables = user_environment(config)
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
@@ -77,7 +77,7 @@ def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, p
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
     """The interfaces of a host with these facts; ``several``: the job has more hosts than one."""
-    chosen = config["ccl.interface"]
+    chosen = config.ccl.interface
     found = facts.interface if several else None
     cards = (card for card in facts.fabrics or () if card.provider == provider and not card.unusable)
     card = next((card.interface for card in cards), "")
@@ -98,9 +98,9 @@ def plan_communication(
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),
         intel_mpi=launcher.is_intel_mpi,
-        transport="mpi" if config["ccl.transport"] == "mpi" else "ofi",
+        transport="mpi" if config.ccl.transport == "mpi" else "ofi",
         provider=provider,
-        bindings=config["ccl.binding"] == "oneccl_bind_pt",
+        bindings=config.ccl.binding == "oneccl_bind_pt",
     )
     several = len(bound) > 1
     each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}

@@ -1,17 +1,20 @@
-"""The plan: where each rank runs, in which environment, started by what.  Values, with a JSON round trip."""
+"""The plan: where each rank runs, in which environment, started by what.  Values, with JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.model.network import Interface
 from cpulaunch.plan.request import HostRequest
-from cpulaunch.plan.training import PrecisionDecision
+
+if TYPE_CHECKING:  # agents, which plan a host anew, needn't know of settings
+    from cpulaunch.config.config import SettingRow, Settings
+    from cpulaunch.config.setting import Setting
+    from cpulaunch.plan.training import PrecisionDecision
 
 SCHEMA = 1
 
@@ -61,12 +64,6 @@ class RankPlan:
         raw = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: str(value) if isinstance(value, CoreSet) else value for name, value in raw.items()}
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> RankPlan:
-        """What ``to_json`` gave."""
-        cores = {name: CoreSet.parse(raw[name]) for name in ("cores", "comm_cores", "numa_nodes")}
-        return cls(**{**raw, **cores})
-
 
 @dataclass(frozen=True)
 class HostPlan:
@@ -89,15 +86,9 @@ class HostPlan:
         ranks = [rank.to_json() for rank in self.ranks]
         return {"host": self.host, "assumed": self.assumed, "env": dict(self.env), "ranks": ranks}
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> HostPlan:
-        """What ``to_json`` gave."""
-        return cls(raw["host"], raw["assumed"], raw["env"], tuple(map(RankPlan.from_json, raw["ranks"])))
-
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_NESTED = ("hosts", "request", "program", "egress_interface", "instances", "precision")
 _ONLY_IF_THERE = ("instances", "each")  # what most plans don't have
 
 
@@ -111,7 +102,8 @@ class Plan:
     must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
     to hand on.  ``hidden`` are names that no rank gets: they would tell it that it is another rank.
     ``here_alone``: the job stays on the host that it is started from.
-    ``request`` is what every host was planned by.  ``settings`` are rows of key, value and origin.
+    ``request`` is what every host was planned by.  ``settings`` are those of the job, and ``found`` is what
+    was found or decided for some of them, in the types of JSON: a list where it differs by host.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
     ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
@@ -133,7 +125,8 @@ class Plan:
     mpi_args: tuple[str, ...]
     request: HostRequest
     precision: PrecisionDecision
-    settings: tuple[Mapping[str, Any], ...]
+    settings: Settings
+    found: Mapping[Setting[Any], Any]
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
     user_mpi_variables: tuple[str, ...] = ()
@@ -149,9 +142,9 @@ class Plan:
         """What one of its programs is called."""
         return self.names.noun
 
-    def setting(self, key: str) -> Any:
-        """The value of a setting by its key."""
-        return next(row["value"] for row in self.settings if row["key"] == key)
+    def setting_rows(self) -> Iterator[SettingRow]:
+        """Every setting with what was found for it."""
+        return self.settings.rows(self.found)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--dry-run --format json``, without its ``commands``."""
@@ -164,37 +157,12 @@ class Plan:
                 document["precision"] = value.to_json()
             elif f.name == "hosts":
                 document["hosts"] = [host.to_json() for host in value]
-            elif f.name != "program":
+            elif f.name == "settings":
+                document["settings"] = [row.to_json() for row in self.setting_rows()]
+            elif f.name not in ("program", "found"):
                 document[_JSON_NAMES.get(f.name, f.name)] = (
                     asdict(value) if isinstance(value, Interface | Instances) else value
                 )
         program = asdict(self.program)
         document.update({"program": program.pop("argv"), **program})
         return {name: value for name, value in document.items() if value or name not in _ONLY_IF_THERE}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Plan:
-        """What ``to_json`` gave."""
-        if document.get("schema") != SCHEMA:
-            raise ConfigError(f"not a plan of schema {SCHEMA}: {document.get('schema')!r}")
-        raw = {
-            name: document[_JSON_NAMES.get(name, name)]
-            for name in cls.__dataclass_fields__
-            if name not in _NESTED
-        }
-        for name in ("private", "forward", "hidden", "mpi_args", "settings", "notes", "user_mpi_variables"):
-            raw[name] = tuple(document[name])
-        raw["hosts"] = tuple(map(HostPlan.from_json, document["hosts"]))
-        raw["request"] = HostRequest.from_json(document)
-        raw["program"] = Program(
-            tuple(document["program"]),
-            document["python"],
-            document["directory"],
-            document["interpreter"],
-            tuple(map(tuple, document.get("each", ()))),
-        )
-        raw["instances"] = Instances(**document["instances"]) if "instances" in document else None
-        raw["precision"] = PrecisionDecision.from_json(document["precision"])
-        interface = document["egress_interface"]
-        raw["egress_interface"] = Interface(**interface) if interface else None
-        return cls(**raw)

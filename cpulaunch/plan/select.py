@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from cpulaunch import launchers
 from cpulaunch.config.config import Config
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, folded
+from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, fold_hosts
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted
@@ -26,36 +27,33 @@ def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
 
 def check_restarts(config: Config) -> None:
     """ConfigError where something should be done about a stalled job, and nothing would be."""
-    action, where = config["watch.stall_action"], config.where("watch.stall_action")
-    if action != "report" and config["watch.stall_timeout"] == 0:
-        never = config.where("watch.stall_timeout")
+    action, where = config.watch.stall_action, config.where(Config.watch.stall_action)
+    if action != "report" and config.watch.stall_timeout == 0:
+        never = config.where(Config.watch.stall_timeout)
         raise ConfigError(f"{where}: {never} is 0, so no job counts as stalled", hint="--stall-timeout auto")
-    if action == "restart" and not config["watch.max_restarts"]:
+    if action == "restart" and not config.watch.max_restarts:
         raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N says how many may be")
-    if action == "restart" and config["watch.restart_on"] == "never":
-        never = config.where("watch.restart_on")
+    if action == "restart" and config.watch.restart_on == "never":
+        never = config.where(Config.watch.restart_on)
         raise ConfigError(f"{where}: {never} is never", hint="leave it out, or take --stall-action abort")
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     """As many of ``hosts`` as the user wants.  Raises PlanError where he wants more than there are."""
-    least, most = wanted_hosts(config, len(hosts))
-    if least > len(hosts):
+    wanted = wanted_hosts(config, len(hosts))
+    if wanted.least > len(hosts):
         raise PlanError(
-            f"{config.where('hosts.nnodes')}: {counted(least, 'host')}, but only {len(hosts)} named",
+            f"{config.where(Config.hosts.nnodes)}: {counted(wanted.least, 'host')}, "
+            f"but only {len(hosts)} named",
             hint="name as many, by -f HOSTFILE or --hosts a,b; those of a Slurm job are as many as it was "
-            f"submitted with: --nodes={least}",
+            f"submitted with: --nodes={wanted.least}",
         )
-    return hosts[:most]
+    return hosts[: wanted.most]
 
 
-def wanted_hosts(config: Config, named: int) -> tuple[int, int]:
-    """How many hosts the job takes, at least and at most, where so many are ``named``."""
-    wanted = config["hosts.nnodes"]
-    if wanted == "all":
-        return named, named
-    least, _, most = str(wanted).partition(":")
-    return int(least), int(most or least)
+def wanted_hosts(config: Config, named: int) -> HostCount:
+    """How many hosts the job takes where so many are ``named``."""
+    return HostCount(named, named) if config.hosts.nnodes == "all" else config.hosts.nnodes
 
 
 def remaining_hosts(
@@ -65,14 +63,15 @@ def remaining_hosts(
 
     Those to ``avoid`` are among them only where there would be too few.  Raises HostError where there are.
     """
-    least, most = wanted_hosts(config, len(named))
+    wanted = wanted_hosts(config, len(named))
     usable = [host for host in named if host.name not in unusable]
-    good = [host.name for host in usable if host.name not in avoid][:most]
-    if missing := max(0, least - len(good)):
+    good = [host.name for host in usable if host.name not in avoid][: wanted.most]
+    if missing := max(0, wanted.least - len(good)):
         good += [host.name for host in usable if host.name in avoid][:missing]
-    if len(good) < least:
+    if len(good) < wanted.least:
         why = "; ".join(f"{host}: {reason}" for host, reason in list(unusable.items())[:FEW])
-        left = f"{counted(len(good), 'host')} of at least {least} {'is' if len(good) == 1 else 'are'} left"
+        verb = "is" if len(good) == 1 else "are"
+        left = f"{counted(len(good), 'host')} of at least {wanted.least} {verb} left"
         hint = "--nnodes MIN:MAX goes on with fewer hosts, and further hosts in the list are spares"
         raise HostError(f"{left} ({why})", hint=hint)
     return tuple(host for host in usable if host.name in good)
@@ -99,14 +98,14 @@ def _check_total(ranks: int, how: str) -> None:
 def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
     if are_wanted(config):
         return _instances_on(config, hosts)
-    ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
+    ppn, total = config.hosts.nproc_per_node, config.hosts.nproc
     if ppn != "auto":
         counts: dict[str, int | None] = {host.name: ppn for host in hosts}
     elif any(host.slots for host in hosts):
         counts = {host.name: host.slots for host in hosts}
     elif total != "auto":
         if total % len(hosts):
-            where = config.where("hosts.nproc")
+            where = config.where(Config.hosts.nproc)
             raise PlanError(
                 f"{where}: {counted(total, 'rank')} can't be divided evenly over {len(hosts)} hosts",
                 hint="give each host its number: slots=N in the hostfile, -ppn N, or --ntasks of Slurm",
@@ -116,9 +115,9 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
         return {host.name: None for host in hosts}
     known = sum(count or 0 for count in counts.values())
     if total != "auto" and None not in counts.values() and known != total:
-        source = config.where("hosts.nproc_per_node") if ppn != "auto" else "the hosts' slots"
+        source = config.where(Config.hosts.nproc_per_node) if ppn != "auto" else "the hosts' slots"
         raise PlanError(
-            f"{config.where('hosts.nproc')}: {counted(total, 'rank')}, but {source} make {known} on "
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, but {source} make {known} on "
             f"{counted(len(hosts), 'host')}",
             hint="give one of the two, or make them agree",
         )
@@ -127,14 +126,14 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
     """As many instances on each host; a hostfile's slots are those of ranks."""
-    count = config["instances.count"]
-    if count == "auto":
+    count = config.instances.count
+    if not isinstance(count, int):
         return {host.name: None for host in hosts}
     if count % len(hosts):
         fits = max(number for number in range(1, len(hosts)) if count % number == 0)
         raise PlanError(
-            f"{config.where('instances.count')}: {counted(count, 'instance')} can't be divided evenly over "
-            f"{len(hosts)} hosts",
+            f"{config.where(Config.instances.count)}: {counted(count, 'instance')} can't be divided evenly "
+            f"over {len(hosts)} hosts",
             hint=f"--nnodes {fits} takes {counted(fits, 'host')} of these, and --cores-per-instance C alone "
             "starts as many as fit on each",
         )
@@ -144,8 +143,9 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 def checked_world_size(config: Config, world_size: int) -> int:
     """``world_size``; PlanError where it is too large, or the user wants another number of ranks."""
     _check_total(world_size, "planned, by the hosts' topologies")
-    if config["hosts.nproc"] not in ("auto", world_size):
-        wanted = f"{config.where('hosts.nproc')}: {counted(config['hosts.nproc'], 'rank')}"
+    total = config.hosts.nproc
+    if total != "auto" and total != world_size:
+        wanted = f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}"
         raise PlanError(
             f"{wanted}, but slots and topologies make {world_size}",
             hint="give every host its slots, or use -ppn N",
@@ -170,10 +170,10 @@ def launcher_setting(config: Config, *, here_alone: bool, why_srun: str = "") ->
 
     ``here_alone``: all ranks are on this host; ``why_srun``: why srun has to start them elsewhere, if it has.
     """
-    setting: str = config["launcher"]
+    setting = config.launcher
     if setting != "auto":
         return setting
-    asks_for_mpi = config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto"
+    asks_for_mpi = config.mpi.flavour != "auto" or config.mpi.path != "auto"
     if asks_for_mpi:
         return "mpirun"
     return "local" if here_alone else "slurm" if why_srun else "mpirun"
@@ -182,7 +182,7 @@ def launcher_setting(config: Config, *, here_alone: bool, why_srun: str = "") ->
 def expected_launcher(config: Config, *, here_alone: bool, why_srun: str = "") -> Launcher:
     """The launcher, as far as it is known before anybody has looked which MPIs there are."""
     setting = launcher_setting(config, here_alone=here_alone, why_srun=why_srun)
-    return launchers.load_mpi(config["mpi.flavour"]) if setting == "mpirun" else launchers.load(setting)
+    return launchers.load_mpi(config.mpi.flavour) if setting == "mpirun" else launchers.load(setting)
 
 
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
@@ -193,8 +193,8 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Ch
         return ChosenLauncher(setting, *chosen_mpi(config, facts))
     if not here_alone and launchers.load(setting).this_host_only:
         raise PlanError(
-            f"{config.where('launcher')}: {setting} starts ranks on this machine only, but the hosts are "
-            f"{folded(host.name for host in hosts)}",
+            f"{config.where(Config.launcher)}: {setting} starts ranks on this machine only, but the hosts "
+            f"are {fold_hosts(host.name for host in hosts)}",
             hint="--launcher mpirun, or slurm in an allocation",
         )
     return ChosenLauncher(setting, setting)
@@ -202,7 +202,7 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> Ch
 
 def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     """The MPI's flavour, and the path of its mpiexec."""
-    flavour: str = config["mpi.flavour"]
+    flavour, path = config.mpi.flavour, config.mpi.path
     if facts.mpis is None:
         preferred = launchers.load_mpi(flavour)
         return preferred.name, preferred.executables[0]
@@ -210,8 +210,8 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
         if flavour in ("auto", mpi.flavour):
             return mpi.flavour, mpi.path
     found = "; found: " + ", ".join(f"{m.flavour} ({m.path})" for m in facts.mpis) if facts.mpis else ""
-    place = "" if config["mpi.path"] == "auto" else f" in {config['mpi.path']} ({config.origins['mpi.path']})"
-    what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origins['mpi.flavour']})"
+    place = "" if path == "auto" else f" in {path} ({config.origin(Config.mpi.path)})"
+    what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origin(Config.mpi.flavour)})"
     raise PlanError(
         f"{what} was found{place}{found}",
         hint=f"{launchers.load_mpi(flavour).install_hint}; --mpi-path names its directory",
@@ -222,7 +222,7 @@ def chosen_master_addr(
     config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
 ) -> str:
     """The address at which the ranks meet: the user's, else the first host's."""
-    chosen: str = config["hosts.master_addr"]
+    chosen = config.hosts.master_addr
     if chosen != "auto":
         return chosen
     found, assumed = facts.of(hosts[0].name)
@@ -240,13 +240,13 @@ def forwarded_names(
     They are those that the user named and, where the launcher hands on nothing by itself, all that make
     sense on other hosts.
     """
-    for name in config["forward"]:
+    for name in config.forward:
         if name not in config.environ:
             raise ConfigError(
-                f"{config.where('forward')}: {name} is not set in this environment",
+                f"{config.where(Config.forward)}: {name} is not set in this environment",
                 hint=f"--env {name}=VALUE sets it for the ranks",
                 part=name,
             )
     passes = launchers.load(launcher.name).passes_environment
     needed = to_forward(config.environ) if not passes and not all_here(hosts, facts.here) else []
-    return list(dict.fromkeys((*config["forward"], *needed)))
+    return list(dict.fromkeys((*config.forward, *needed)))

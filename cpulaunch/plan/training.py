@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.rates import Cpu, ProductRates
 
 WORTH_IT = 1.2
@@ -46,12 +46,6 @@ class PrecisionDecision(NamedTuple):
         """As plain data."""
         return {**self._asdict(), "measured": self.measured and self.measured._asdict()}
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PrecisionDecision:
-        """What ``to_json`` gave."""
-        measured = raw["measured"] and ProductRates.from_json(raw["measured"])
-        return cls(raw["precision"], raw["why"], raw["warning"], measured)
-
 
 class HostSpeed(NamedTuple):
     """What is known of a host's speed; ``rates`` are those with as many threads as its ranks have."""
@@ -67,10 +61,10 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 
     Raises PlanError where the user chose ccl and it can't be used.
     """
-    chosen: str = config["training.backend"]  # NO_BACKEND where the ranks are instances
+    chosen = config.training.backend  # NO_BACKEND where the ranks are instances
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
-            f"{config.where('training.backend')}: ccl can't be used: {facts.ccl_missing}",
+            f"{config.where(Config.training.backend)}: ccl can't be used: {facts.ccl_missing}",
             hint="--backend gloo works everywhere",
         )
     if chosen != "auto":
@@ -96,7 +90,7 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
         if ratio >= WORTH_IT if requested == "fp32" else ratio < NO_FASTER:
             warning = f"bf16 is {_comparison(slowest, hosts)}"
     elif requested == "bf16" and (lacking := [host.host for host in hosts if host.flags == ()]):
-        whose = f"the CPU of {folded(lacking)}" if len(hosts) > 1 else "the CPU"
+        whose = f"the CPU of {fold_hosts(lacking)}" if len(hosts) > 1 else "the CPU"
         warning = f"{whose} has no instructions for bf16"
     if warning:
         warning = f"precision {requested} is slow here: {warning}"

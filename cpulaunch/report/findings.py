@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cpulaunch.config.settings import Table
 from cpulaunch.report.buckets import Floats
 from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds, of_and_others, size
 from cpulaunch.wording import counted
@@ -108,7 +109,7 @@ def _input(share: Floats | None) -> Iterator[Finding]:
 def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
     if share is not None and (mean := float(np.mean(share))) >= NOTABLE:
         do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
-        do = "--backend ccl is faster" if numbers.job.setting("training.backend") == "gloo" else do
+        do = "--backend ccl is faster" if numbers.job.setting(Table.training.backend) == "gloo" else do
         yield Finding(mean, f"{_percent(mean)} in communication that no computing hides: {do}")
 
 

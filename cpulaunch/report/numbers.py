@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from cpulaunch.config.settings import Table
 from cpulaunch.report.buckets import BUCKETS, MOST, Buckets, Floats
 from cpulaunch.report.read import Job
 from cpulaunch.supervise.job.status import duration
@@ -176,7 +177,7 @@ class Numbers:
         steps = job.buckets.last_step or (end.steps if end else None)
         if steps:
             yield "steps", f"{steps:,}", float(steps)
-        if job.setting("watch.telemetry") == "none":
+        if job.setting(Table.watch.telemetry) == "none":
             yield "telemetry", "switched off (--telemetry none)", None
         if typical := self.typical:
             yield "a step", milliseconds(typical), typical

@@ -9,6 +9,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from cpulaunch.config.settings import Table
 from cpulaunch.errors import UsageError
 from cpulaunch.model.names import INSTANCE
 from cpulaunch.report import figures
@@ -102,7 +103,7 @@ def _one(page: Page, numbers: Numbers) -> None:
     )
     page.add(f'<dl class="cards">{cards}</dl>')
     stated = bool(job.end and job.end.metrics)
-    if not job.buckets.last_step and not stated and job.setting("watch.telemetry") != "none":
+    if not job.buckets.last_step and not stated and job.setting(Table.watch.telemetry) != "none":
         page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
     _marks(page, job)
     _stated(page, job)

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cpulaunch.config.setting import Setting
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.report.buckets import Buckets
 from cpulaunch.report.secrets import masked, masked_command
@@ -79,9 +80,9 @@ class Job:
     notes: tuple[str, ...] = field(default=())
     names: Names = RANKS
 
-    def setting(self, key: str) -> str | None:
+    def setting(self, setting: Setting[Any]) -> str | None:
         """The value of a setting, as text; None where it isn't known."""
-        return next((text for name, text, _ in self.settings if name == key), None)
+        return next((text for name, text, _ in self.settings if name == setting.key), None)
 
 
 def read_job(directory: Path) -> Job:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from cpulaunch import variables
 from cpulaunch.ccl.installed import BINDINGS
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.runtime.change.base import apply_changes
 from cpulaunch.runtime.change.import_hook import after_import
 from cpulaunch.runtime.log import log_once
@@ -89,7 +90,7 @@ def _keep_ccl(bindings: ModuleType) -> None:
     from cpulaunch.ccl.register import take_name_back
 
     take_name_back()
-    if rank_setting("ccl.binding", os.environ) != "oneccl_bind_pt":
+    if rank_setting(Table.ccl.binding, os.environ) != "oneccl_bind_pt":
         log_once(
             f"this script imports {bindings.__name__}, but ccl stays cpulaunch's own "
             "(--ccl-binding oneccl_bind_pt takes Intel's)"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cpulaunch import variables
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,17 @@ class TrainingSettings:
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
     """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
-    precision = rank_setting("training.precision", environ)
-    backend, bucket = rank_setting("training.backend", environ), rank_setting("training.bucket_mb", environ)
+    precision = rank_setting(Table.training.precision, environ)
+    bucket = rank_setting(Table.training.bucket_mb, environ)
     return TrainingSettings(
         in_job=variables.JOB_ID in environ,
-        backend=backend if environ.get(variables.BACKEND) else None,
+        backend=rank_setting(Table.training.backend, environ) if environ.get(variables.BACKEND) else None,
         precision=None if precision == "auto" else precision,
-        engine=rank_setting("training.engine", environ),
-        compile=rank_setting("training.compile", environ),
-        compress_gradients=rank_setting("training.compress_gradients", environ),
+        engine=rank_setting(Table.training.engine, environ),
+        compile=rank_setting(Table.training.compile, environ),
+        compress_gradients=rank_setting(Table.training.compress_gradients, environ),
         bucket_mb=None if bucket == "auto" else bucket,
-        static_graph=rank_setting("training.static_graph", environ),
-        as_written=rank_setting("training.as_written", environ),
+        static_graph=rank_setting(Table.training.static_graph, environ),
+        as_written=rank_setting(Table.training.as_written, environ),
         precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
     )

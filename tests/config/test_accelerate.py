@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from cpulaunch.config.accelerate import Imported, from_accelerate
+from cpulaunch.config.settings import Table
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError
 
 NEW_MULTI_CPU = """\
@@ -80,24 +82,25 @@ def reasons(imported: Imported) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
-        (NEW_MULTI_CPU, {"hosts.nproc_per_node": 2, "training.precision": "bf16"}),
+        (NEW_MULTI_CPU, {Table.hosts.nproc_per_node: 2, Table.training.precision: "bf16"}),
         (
             IPEX_AND_MPIRUN,
             {
-                "hosts.hostfile": "/home/user/hostfile", "hosts.nnodes": 4, "hosts.nproc_per_node": 4,
-                "ccl.worker_count": 1, "training.precision": "bf16", "training.engine": "ipex",
+                Table.hosts.hostfile: "/home/user/hostfile", Table.hosts.nnodes: HostCount(4, 4),
+                Table.hosts.nproc_per_node: 4,
+                Table.ccl.worker_count: 1, Table.training.precision: "bf16", Table.training.engine: "ipex",
             },
         ),
-        (VERY_OLD, {"hosts.nproc_per_node": 4, "training.precision": "fp32"}),
-        (ONE_PROCESS, {"hosts.nproc_per_node": 1, "training.precision": "fp32"}),
+        (VERY_OLD, {Table.hosts.nproc_per_node: 4, Table.training.precision: "fp32"}),
+        (ONE_PROCESS, {Table.hosts.nproc_per_node: 1, Table.training.precision: "fp32"}),
         ('{"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": true}',
-         {"hosts.nproc_per_node": 1, "training.precision": "fp32"}),
-        (BASE + "mixed_precision: no\nnum_processes: -1\n", {"training.precision": "fp32"}),
+         {Table.hosts.nproc_per_node: 1, Table.training.precision: "fp32"}),
+        (BASE + "mixed_precision: no\nnum_processes: -1\n", {Table.training.precision: "fp32"}),
         (BASE + "ipex_config: {ipex: false}\ndynamo_config: {dynamo_backend: INDUCTOR}\n",
-         {"training.precision": "fp32", "training.engine": "native", "training.compile": True}),
+         {Table.training.precision: "fp32", Table.training.engine: "native", Table.training.compile: True}),
         (BASE + "mpirun_hostfile: hosts\nmpirun_ccl: 2\nnum_machines: 2\nnum_processes: 2\n",
-         {"hosts.hostfile": "hosts", "hosts.nnodes": 2, "hosts.nproc_per_node": 1, "ccl.worker_count": 2,
-          "training.precision": "fp32"}),
+         {Table.hosts.hostfile: "hosts", Table.hosts.nnodes: HostCount(2, 2), Table.hosts.nproc_per_node: 1,
+          Table.ccl.worker_count: 2, Table.training.precision: "fp32"}),
     ],
 )  # fmt: skip
 def test_every_version_of_accelerate(text: str, settings: dict[str, Any]) -> None:
@@ -171,5 +174,5 @@ def test_what_is_left_to_do_is_said() -> None:
     uneven = from_accelerate(
         BASE + "num_machines: 2\nnum_processes: 5\nmpirun_config: {mpirun_hostfile: h}", "a"
     )
-    assert uneven.settings["hosts.nproc"] == 5
+    assert uneven.settings[Table.hosts.nproc] == 5
     assert "evenly" in uneven.advice[0]

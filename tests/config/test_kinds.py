@@ -9,6 +9,8 @@ from support.packages import install
 
 from cpulaunch.config.load import load
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
 from cpulaunch.errors import ConfigError
 from cpulaunch.plugins import ENGINES, LAUNCHERS
 
@@ -22,14 +24,14 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-@pytest.mark.parametrize("key", ["launcher", "training.engine"])
-def test_the_name_of_a_plug_in_is_a_value(key: str) -> None:
-    assert load([(key, "theirs", "--set")], environ={})[key] == "theirs"
+@pytest.mark.parametrize("setting", [Table.launcher, Table.training.engine])
+def test_the_name_of_a_plug_in_is_a_value(setting: Setting[str]) -> None:
+    assert load([(setting.key, "theirs", "--set")], environ={}).value(setting) == "theirs"
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_rank_reads_the_name_of_a_plug_in() -> None:
-    assert rank_setting("training.engine", {"CPULAUNCH_ENGINE": "theirs"}) == "theirs"
+    assert rank_setting(Table.training.engine, {"CPULAUNCH_ENGINE": "theirs"}) == "theirs"
 
 
 @pytest.mark.parametrize(("key", "group"), [("launcher", LAUNCHERS), ("training.engine", ENGINES)])

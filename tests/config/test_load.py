@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.config.config import Config
 from cpulaunch.config.load import load
+from cpulaunch.config.origin import DEFAULT, Origin, Source
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
 from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +68,36 @@ class TestPrecedence:
         if yaml:
             write(yaml)
         config = load(given, environ=environ)
-        assert (config["ccl.worker_count"], config.origins["ccl.worker_count"]) == (value, origin)
+        assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (value, origin)
+
+    @pytest.mark.parametrize("name", ["c.yaml", "-c.yaml", "$c.yaml", "default"])
+    def test_a_source_is_no_matter_of_its_name(self, name) -> None:
+        config = load(file=write(self.YAML, name), environ={"OMP_NUM_THREADS": "5"})
+        assert config.origin(Config.ccl.worker_count) == Origin(Source.FILE, f"{name}:2")
+        assert config.origin(Config.cpu.threads).source is Source.ENVIRONMENT
+        assert config.origin(Config.hosts.nproc) == DEFAULT
+
+    def test_a_merged_value_has_the_strongest_source_and_all_variables(self) -> None:
+        write("env: {A: 1}\n")
+        config = load([("env", "C=3", "--env")], environ={"CPULAUNCH_ENV": "B=2"})
+        origin = config.origin(Config.env)
+        assert (origin.source, origin.text) == (
+            Source.COMMAND_LINE,
+            "cpulaunch.yaml:1, $CPULAUNCH_ENV, --env",
+        )
+        assert origin.variables == ("CPULAUNCH_ENV",)
 
     def test_a_variable_of_the_field_counts_as_said(self) -> None:
         config = load(environ={"OMP_NUM_THREADS": "5"})
-        assert (config["cpu.threads"], config.origins["cpu.threads"]) == (5, "$OMP_NUM_THREADS")
+        assert (config.cpu.threads, str(config.origin(Config.cpu.threads))) == (5, "$OMP_NUM_THREADS")
 
     def test_env_is_merged_by_name_and_lists_are_replaced(self) -> None:
         write("env: {A: 1, B: 2}\nmpi: {args: [-x]}\n")
         config = load(
             [("env", "B=3", "--env"), ("env", "C=4", "--env"), ("mpi.args", "-y z", "--mpi-args")], environ={}
         )
-        assert config["env"] == {"A": "1", "B": "3", "C": "4"}
-        assert config["mpi.args"] == ("-y z",)
+        assert config.env == {"A": "1", "B": "3", "C": "4"}
+        assert config.mpi.args == ("-y z",)
 
     @pytest.mark.parametrize(
         ("environ", "file", "worker_count"),
@@ -99,13 +120,13 @@ class TestPrecedence:
         )
         for number, name in enumerate(names, 1):
             write(f"ccl: {{worker_count: {number}}}", name)
-        assert load(file=Path(file) if file else None, environ=environ)["ccl.worker_count"] == worker_count
+        assert load(file=Path(file) if file else None, environ=environ).ccl.worker_count == worker_count
 
     def test_the_file_of_this_directory_beats_the_users(self) -> None:
         Path("xdg/cpulaunch").mkdir(parents=True)
         write("ccl: {worker_count: 3}", "xdg/cpulaunch/config.yaml")
         write("ccl: {worker_count: 8}")
-        assert load(environ={"XDG_CONFIG_HOME": "xdg"})["ccl.worker_count"] == 8
+        assert load(environ={"XDG_CONFIG_HOME": "xdg"}).ccl.worker_count == 8
 
 
 BAD_FILES = [
@@ -206,12 +227,21 @@ def test_a_bad_file_is_refused_with_its_line_and_what_is_valid(text, message, hi
     ("text", "key", "value"),
     [
         ("cpulaunch: 1\nlauncher: local\n", "launcher", "local"),
-        ("hosts: {nnodes: 4}", "hosts.nnodes", 4),
-        ("hosts: {nnodes: '4'}", "hosts.nnodes", 4),
-        ("hosts: {nnodes: 3:4}", "hosts.nnodes", "3:4"),
-        ("hosts: {nnodes: '4:4'}", "hosts.nnodes", 4),
-        ("cpu: {cores: 0-13}", "cpu.cores", "0-13"),
-        ("cpu: {cores: 7}", "cpu.cores", "7"),
+        ("hosts: {nnodes: 4}", "hosts.nnodes", HostCount(4, 4)),
+        ("hosts: {nnodes: '4'}", "hosts.nnodes", HostCount(4, 4)),
+        ("hosts: {nnodes: 3:4}", "hosts.nnodes", HostCount(3, 4)),
+        ("hosts: {nnodes: '4:4'}", "hosts.nnodes", HostCount(4, 4)),
+        ("cpu: {cores: 0-13}", "cpu.cores", CoreSet(range(14))),
+        ("cpu: {cores: 7}", "cpu.cores", CoreSet([7])),
+        ("cpu: {numa_nodes: auto}", "cpu.numa_nodes", "auto"),
+        ("output: {tee: '0,4-7'}", "output.tee", CoreSet([0, 4, 5, 6, 7])),
+        ("output: {tee: none}", "output.tee", "none"),
+        ("watch: {profile: 10-14}", "watch.profile", StepRange(10, 14)),
+        ("watch: {profile: 2}", "watch.profile", StepRange(2, 2)),
+        ("watch: {checkpoint_every: 500}", "watch.checkpoint_every", Interval(500)),
+        ("watch: {checkpoint_every: 90s}", "watch.checkpoint_every", Interval(90, "s")),
+        ("watch: {telemetry: file}", "watch.telemetry", Sinks()),
+        ("watch: {telemetry: 'tensorboard,file'}", "watch.telemetry", Sinks(tensorboard=True)),
         ("cpu: {bind_numa: yes}", "cpu.bind_numa", True),
         ("watch: {grace_period: 2.5}", "watch.grace_period", 2.5),
         ("watch: {grace_period: 3}", "watch.grace_period", 3),
@@ -224,7 +254,7 @@ def test_a_bad_file_is_refused_with_its_line_and_what_is_valid(text, message, hi
 )
 def test_a_good_file_is_read(text, key, value) -> None:
     write(text)
-    assert load(environ={})[key] == value
+    assert load(environ={}).value(SETTINGS[key]) == value
 
 
 def test_a_missing_file_is_an_error_only_when_it_was_named() -> None:
@@ -288,7 +318,8 @@ class TestTable:
     def test_every_default_fits_its_own_kind(self) -> None:
         for setting in SETTINGS.values():
             if setting.default not in ("", ()):
-                assert setting.kind.from_yaml(setting.default) == setting.default, setting.key
+                written = setting.kind.to_yaml(setting.default)
+                assert setting.kind.from_yaml(written) == setting.default, setting.key
 
     def test_flags_and_variables_are_not_shared(self) -> None:
         flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
@@ -299,7 +330,7 @@ class TestTable:
 
 def test_values_of_env_are_taken_as_they_are_written() -> None:
     write("env: {A: 010, B: off, C: 1.10, D: 12:30, E: '', F: 0x10}\n")
-    assert load(environ={})["env"] == {
+    assert load(environ={}).env == {
         "A": "010",
         "B": "off",
         "C": "1.10",

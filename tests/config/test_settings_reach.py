@@ -19,9 +19,11 @@ from support.machines import machine
 
 from cpulaunch import launchers
 from cpulaunch.config.config import Config
+from cpulaunch.config.kinds import Every
 from cpulaunch.config.load import load
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.config.values import Interval
 from cpulaunch.config.write import yaml_text
 from cpulaunch.discovery.collect import Ccl, collect_facts, listed_hosts
 from cpulaunch.errors import CpulaunchError
@@ -149,7 +151,7 @@ EFFECTS = {
     "watch.stall_action": Effect("abort", lambda config: stall_settings(planned(config)).action, "abort"),
     "watch.max_restarts": Effect("3", lambda config: restart_rules(planned(config)).max_restarts, 3),
     "watch.restart_on": Effect("error", lambda config: restart_rules(planned(config)).on, "error"),
-    "watch.restartable": Effect("true", lambda config: planned(config).setting("watch.restartable"), True),
+    "watch.restartable": Effect("true", lambda config: planned(config).settings.watch.restartable, True),
     "watch.profile": Effect("10-14", lambda config: profiled_steps(planned(config)), (10, 14)),
     "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
@@ -167,7 +169,7 @@ TOLD = {
     "training.bucket_mb": 7,
     "training.static_graph": True,
     "training.as_written": True,
-    "watch.checkpoint_every": "90s",
+    "watch.checkpoint_every": Interval(90, "s"),
     "watch.grace_period": 3,
     "watch.telemetry": "none",
 }
@@ -192,7 +194,7 @@ def both_ways(key: str, value: str, given: Mapping[str, str] | None = None) -> t
     """The settings with ``key`` set on the command line, and in a file."""
     others = [(name, text, "--set") for name, text in (given or {}).items()]
     by_option = load([*others, (key, value, "--set")], environ=ENVIRON)
-    text = yaml_text({key: by_option[key]})
+    text = yaml_text({SETTINGS[key]: by_option.value(SETTINGS[key])})
     return by_option, load(others, file=Path("written.yaml"), text=text, environ=ENVIRON)
 
 
@@ -222,18 +224,21 @@ def test_what_ranks_are_told_is_read_there_as_it_was_set(key: str) -> None:
     value = TOLD[key]
     assert value != SETTINGS[key].default
     for config in both_ways(key, SETTINGS[key].kind.to_text(value)):
-        assert rank_setting(key, planned(config).env) == value
+        assert rank_setting(SETTINGS[key], planned(config).env) == value
 
 
 SCRIPT = """
 import json, os
 from dataclasses import asdict
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.runtime.settings import training_settings
-binding = rank_setting("ccl.binding", os.environ)
-transport = rank_setting("ccl.transport", os.environ)
-keys = ("checkpoint_every", "grace_period", "telemetry")
-watch = {key: rank_setting(f"watch.{key}", os.environ) for key in keys}
+binding = rank_setting(Table.ccl.binding, os.environ)
+transport = rank_setting(Table.ccl.transport, os.environ)
+every = str(rank_setting(Table.watch.checkpoint_every, os.environ))
+grace = rank_setting(Table.watch.grace_period, os.environ)
+telemetry = rank_setting(Table.watch.telemetry, os.environ)
+watch = {"checkpoint_every": every, "grace_period": grace, "telemetry": telemetry}
 told = {"binding": binding, "transport": transport, **watch, "port": os.environ["MASTER_PORT"]}
 print(json.dumps({**asdict(training_settings()), **told}))
 """
@@ -256,5 +261,6 @@ def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> Non
     assert "rank 0 on localhost: type=exit code=0" in done.stderr
     (log,) = directory.glob("elsewhere/*/rank-0.log")
     told = json.loads(log.read_text())
+    told["checkpoint_every"] = Every().from_text(told["checkpoint_every"])
     assert {key: told[key.partition(".")[2]] for key in TOLD} == TOLD
     assert (told["in_job"], told["port"]) == (True, str(port))

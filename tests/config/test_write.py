@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from cpulaunch.config.kinds import (
     Choice,
     Destinations,
-    Interval,
+    Every,
+    Nodes,
     Number,
     Numbers,
-    Ranks,
+    Seconds,
     Steps,
     Switch,
     Text,
@@ -30,7 +31,7 @@ from cpulaunch.config.write import scalar, yaml_text
 ANY_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
-def values_of(setting: Setting) -> st.SearchStrategy[Any]:
+def values_of(setting: Setting[Any]) -> st.SearchStrategy[Any]:
     kind = setting.kind
     if isinstance(kind, Switch):
         return st.booleans()
@@ -38,31 +39,31 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(kind.words)
     if isinstance(kind, Number):
         numbers: st.SearchStrategy[Any] = st.integers(kind.minimum, kind.maximum or 10**9)
-        if kind.decimal:
+        if isinstance(kind, Seconds):
             numbers |= st.floats(kind.minimum, 1e6).map(lambda n: int(n) if n == int(n) else n)
         return numbers | st.sampled_from(kind.words) if kind.words else numbers
     if isinstance(kind, Words):
         return st.lists(ANY_TEXT).map(tuple)
     if isinstance(kind, Variables):
         return st.dictionaries(ANY_TEXT.filter(lambda name: name and "=" not in name), ANY_TEXT)
-    if isinstance(kind, Interval):
-        return st.sampled_from(["auto", "90s", "10m", "2h"]) | st.integers(1, 10**8)
-    if isinstance(kind, Destinations):
-        return st.sampled_from(["none", "file", "tensorboard,prometheus:9100"])
-    if isinstance(kind, Steps):
-        return st.sampled_from(["none", "2", "10-14", "100000-100999"])
-    if isinstance(kind, Ranks):
-        return st.sampled_from(["all", "none", "0", "0,4-7", "0-6:2, 9"])
+    texts = {
+        Nodes: ["all", "4", "3:4"],
+        Every: ["auto", "90s", "10m", "2h", "1", "500"],
+        Destinations: ["none", "file", "tensorboard", "tensorboard,prometheus:9100", "prometheus:[::1]:1"],
+        Steps: ["none", "2", "10-14", "100000-100999"],
+    }
     if isinstance(kind, Numbers):
-        return st.sampled_from(["auto", "0", "0-13,28", "0-6:2, 9"])
+        return st.sampled_from([*map(kind.from_text, (*kind.words, "0", "0-13,28", "0-6:2, 9"))])
+    if type(kind) in texts:
+        return st.sampled_from([*map(kind.from_text, texts[type(kind)])])
     assert isinstance(kind, Text)
     return ANY_TEXT.filter(str.strip)
 
 
-@given(st.fixed_dictionaries({}, optional={key: values_of(setting) for key, setting in SETTINGS.items()}))
-def test_what_is_written_reads_back_the_same(values: dict[str, Any]) -> None:
+@given(st.fixed_dictionaries({}, optional={setting: values_of(setting) for setting in SETTINGS.values()}))
+def test_what_is_written_reads_back_the_same(values: dict[Setting[Any], Any]) -> None:
     config = load(file=Path("cpulaunch.yaml"), text=yaml_text(values), environ={})
-    assert {key: config[key] for key in SETTINGS if config.is_set(key)} == values
+    assert {setting: given.value for setting, given in config.given.items()} == values
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     # Three ways to name hosts stand there to choose from.
     uncommented = [line for line in uncommented if not line.startswith("  list:")]
     config = load(file=Path("cpulaunch.yaml"), text="\n".join(["cpulaunch: 1", *uncommented]), environ={})
-    unchanged = {key for key in SETTINGS if config[key] == SETTINGS[key].default}
+    unchanged = {key for key, setting in SETTINGS.items() if config.value(setting) == setting.default}
     assert set(SETTINGS) - unchanged == {"hosts.hostfile", "hosts.exclude"}
-    assert (config["hosts.hostfile"], config["hosts.exclude"]) == ("(none)", "(none)")
+    assert (config.hosts.hostfile, config.hosts.exclude) == ("(none)", "(none)")
 
 
 def test_what_the_wizard_asks_is_in_the_table() -> None:

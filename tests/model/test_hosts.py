@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host, folded, parse_hostfile, parse_hosts, without
+from cpulaunch.model.hosts import Host, fold_hosts, parse_hostfile, parse_hosts, without
 
 
 def shown(hosts: tuple[Host, ...]) -> str:
@@ -133,10 +133,10 @@ def test_exclude() -> None:
     ],
 )
 def test_names_are_folded_as_lists_have_them(names: str, text: str) -> None:
-    assert folded(names.split()) == text
+    assert fold_hosts(names.split()) == text
     if "more" not in text:
         assert [host.name for host in parse_hosts(text, "list")] == names.split()
 
 
 def test_a_thousand_names_are_one() -> None:
-    assert folded(f"node{number}" for number in range(1, 1001)) == "node[1-1000]"
+    assert fold_hosts(f"node{number}" for number in range(1, 1001)) == "node[1-1000]"

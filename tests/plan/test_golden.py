@@ -65,7 +65,7 @@ def dry_run(*options: str, format: str) -> str:
     if format == "shell":
         return shell(commands, None)
     picture = picture_of_first_host(plan, facts, width=80, colour=False, unicode=True, table=False)
-    return plan_as_text(plan, commands, picture, like=like, verbose=config["output.verbose"])
+    return plan_as_text(plan, commands, picture, like=like, verbose=config.output.verbose)
 
 
 @pytest.mark.parametrize("case", CASES)

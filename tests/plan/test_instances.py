@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.machines import machine
-from support.plans import BIG, PROGRAM, make
+from support.plans import BIG, PROGRAM, make, setting
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.run.plan_text import crowded, plan_as_json
+from cpulaunch.cli.run.plan_text import crowded
 from cpulaunch.config.load import load
+from cpulaunch.config.origin import DETECTED
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
 from cpulaunch.config.write import yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.launchers.command import Installation
@@ -142,7 +145,6 @@ class TestArgumentsOfEach:
     def test_reach_the_agents(self) -> None:
         plan = self.planned(("instances.count", "3", "--instances"))
         assert told(plan).each == (("--a", "0"), ("--a", "1"), ("--a", "2"))
-        assert Plan.from_json(json.loads(plan_as_json(plan, ()))) == plan
 
     def test_are_those_of_the_only_one(self) -> None:
         plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
@@ -176,15 +178,15 @@ class TestContradictions:
         assert e.value.hint
 
     def test_are_none_where_one_is_weaker(self, tmp_path) -> None:
-        restarts = {"watch.max_restarts": 2, "watch.stall_action": "restart"}
-        text = yaml_text({"hosts.nproc_per_node": 4, "training.backend": "gloo", **restarts})
+        restarts = {Table.watch.max_restarts: 2, Table.watch.stall_action: "restart"}
+        text = yaml_text({Table.hosts.nproc_per_node: 4, Table.training.backend: "gloo", **restarts})
         config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
         plan = make_plan(config, Facts(like=BIG), PROGRAM)
-        assert (plan.world_size, plan.setting("watch.max_restarts")) == (2, 0)
-        assert plan.setting("watch.stall_action") == "report"
+        assert (plan.world_size, plan.settings.watch.max_restarts) == (2, 0)
+        assert plan.settings.watch.stall_action == "report"
 
     def test_are_none_where_a_file_says_what_is_the_default(self, tmp_path) -> None:
-        said = {"hosts.nproc_per_node": "auto", "training.backend": "gloo", "instances.count": 2}
+        said = {Table.hosts.nproc_per_node: "auto", Table.training.backend: "gloo", Table.instances.count: 2}
         config = load([], file=tmp_path / "c.yaml", text=yaml_text(said), environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
@@ -197,32 +199,39 @@ class TestContradictions:
             as_instances(load(modes, environ={}))
 
     def test_of_a_mode_with_a_file_are_the_modes_to_decide(self, tmp_path) -> None:
-        text = yaml_text({"instances.cores_per_instance": 4})
+        text = yaml_text({Table.instances.cores_per_instance: 4})
         mode = [("instances.count", "auto", "--throughput-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
-    @pytest.mark.parametrize("said", [{"instances.count": 2}, {"instances.count": "auto"}])
-    def test_of_latency_mode_with_a_weaker_number_are_none(self, tmp_path, said: dict[str, Any]) -> None:
-        text = yaml_text({**said, "instances.cores_per_instance": 7})
+    @pytest.mark.parametrize("said", [{Table.instances.count: 2}, {Table.instances.count: "auto"}])
+    def test_of_latency_mode_with_a_weaker_number_are_none(
+        self, tmp_path, said: dict[Setting[Any], Any]
+    ) -> None:
+        text = yaml_text({**said, Table.instances.cores_per_instance: 7})
         mode = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "3"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
-        assert as_instances(config, 5)["instances.count"] == 5  # a line of --each for each
+        assert as_instances(config, 5).instances.count == 5  # a line of --each for each
+
+    def test_with_a_file_are_not_about_its_name(self) -> None:
+        text = yaml_text({Table.hosts.nproc_per_node: 4})
+        config = load([], file=Path("-n.yaml"), text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "2"})
+        assert make_plan(config, Facts(like=BIG), PROGRAM).instances == Instances(2)
 
     def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
-        text = yaml_text({"instances.cores_per_instance": 4})
+        text = yaml_text({Table.instances.cores_per_instance: 4})
         none = [("instances.count", "none", "--instances")]
         config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances is None
 
     def test_none_of_a_file_is_weaker_than_an_option(self, tmp_path) -> None:
-        text = yaml_text({"instances.count": "none"})
+        text = yaml_text({Table.instances.count: "none"})
         cores = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(cores, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
         each = as_instances(load([], file=tmp_path / "c.yaml", text=text, environ={}), 3)
-        assert each["instances.count"] == 3
+        assert each.instances.count == 3
 
     def test_are_found_once(self) -> None:
         config = as_instances(load([COUNT, ("instances.cores_per_instance", "4", "-c")], environ={}))
@@ -231,7 +240,7 @@ class TestContradictions:
 
 def test_ranks_are_planned_as_ever_where_there_are_no_instances() -> None:
     config = load([], environ={"CPULAUNCH_INSTANCES_FAIL_FAST": "1"})
-    assert config["instances.fail_fast"]
+    assert config.instances.fail_fast
     assert as_instances(config) is config
 
 
@@ -243,7 +252,9 @@ def test_fail_fast_needs_instances_as_the_only_one_does() -> None:
 
 @pytest.mark.parametrize("key", ["hosts.nproc", "hosts.nproc_per_node"])
 def test_ranks_that_are_asked_for_are_stronger_than_a_file_with_instances(tmp_path, key: str) -> None:
-    text = yaml_text({"instances.count": 2, "instances.cores_per_instance": 4, "instances.only": 1})
+    text = yaml_text(
+        {Table.instances.count: 2, Table.instances.cores_per_instance: 4, Table.instances.only: 1}
+    )
     config = load([(key, "3", "-n")], file=tmp_path / "c.yaml", text=text, environ={})
     plan = make_plan(config, Facts(like=BIG), PROGRAM)
     assert (plan.instances, plan.world_size) == (None, 3)
@@ -292,13 +303,10 @@ def test_a_hint_suggests_what_fits(settings: list[str], hint: str) -> None:
 
 
 def test_what_instances_change_is_no_default_of_a_setting() -> None:
-    rows = {row["key"]: row for row in make("instances.cores_per_instance=1").settings}
+    made = make("instances.cores_per_instance=1")
     for key in ("cpu.cores_per_rank", "training.backend"):
-        assert rows[key] == {"key": key, "value": "auto", "origin": "default"}
-    assert (rows["instances.count"]["value"], rows["instances.count"]["origin"]) == (
-        "auto",
-        "--instances.cores_per_instance",
-    )
+        assert setting(made, key) == ("auto", "default")
+    assert setting(made, "instances.count") == ("auto", "--instances.cores_per_instance")
 
 
 def test_the_only_one_has_notes_of_its_own_alone() -> None:
@@ -317,7 +325,7 @@ def test_a_backend_that_is_not_there_is_no_matter() -> None:
 
 
 def test_nothing_about_ranks_was_detected() -> None:
-    found = {row["key"] for row in make("instances.count=2").settings if row["origin"] == "detected"}
+    found = {row.key for row in make("instances.count=2").setting_rows() if row.origin == DETECTED}
     assert {
         key for key in found if key.startswith(("hosts.nproc", "hosts.master", "ccl.", "training.b"))
     } == set()

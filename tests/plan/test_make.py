@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.plans import BIG, MPICH, PROGRAM, SMALL, make
+from support.plans import BIG, MPICH, PROGRAM, SMALL, make, setting
 
 from cpulaunch.config.load import load
 from cpulaunch.errors import CpulaunchError, HostError, PlanError
@@ -139,7 +139,7 @@ class TestEnvironment:
         assert made.env["CCL_ATL_SHM"] == "0"
         assert made.env["OMP_NUM_THREADS"] == "5"
         assert "UNRELATED" not in made.env
-        assert {"key": "cpu.threads", "value": 5, "origin": "$OMP_NUM_THREADS"} in made.settings
+        assert setting(made, "cpu.threads") == (5, "$OMP_NUM_THREADS")
 
     def test_a_flag_wins_over_the_fields_variable(self) -> None:
         made = make(
@@ -208,14 +208,14 @@ class TestLibrariesAndMemory:
         made = make(hosts="a,b", hosts_known=known)
         preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
         assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
-        assert made.setting("cpu.allocator") == "tcmalloc"
+        assert setting(made, "cpu.allocator")[0] == "tcmalloc"
         assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
 
     def test_a_host_that_lacks_one_does_without_or_is_an_error_that_names_it(self) -> None:
         known = {"a": self.DEBIAN, "b": self.BARE}
         made = make(hosts="a,b", hosts_known=known)
         assert ["LD_PRELOAD" in host.env for host in made.hosts] == [True, False]
-        assert made.setting("cpu.allocator") == "auto"
+        assert setting(made, "cpu.allocator")[0] == "auto"
         with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
             make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
 
@@ -231,7 +231,7 @@ class TestLibrariesAndMemory:
         facts = Facts(like=self.DEBIAN, here=frozenset({"localhost"}), mpis=())
         made = make_plan(load((), environ=environ, file=file), facts, PROGRAM)
         assert "LD_PRELOAD" not in made.hosts[0].env
-        assert made.setting("cpu.allocator") == "jemalloc"
+        assert setting(made, "cpu.allocator")[0] == "jemalloc"
         assert "allocator: jemalloc, of your LD_PRELOAD" in made.notes
         asked = load([("cpu.allocator", "tcmalloc", "--allocator")], environ=environ)
         with pytest.raises(PlanError, match="allocator tcmalloc is asked for, but LD_PRELOAD has jemalloc"):
@@ -269,7 +269,7 @@ class TestLibrariesAndMemory:
         made = make("ccl.worker_count=0")
         assert [rank.comm_cores for rank in made.hosts[0].ranks] == [CoreSet(), CoreSet()]
         assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_WORKER_OFFLOAD"]) == ("1", "0")
-        assert made.setting("ccl.worker_count") == 0
+        assert setting(made, "ccl.worker_count")[0] == 0
 
 
 class TestHosts:
@@ -316,7 +316,7 @@ class TestBackendAndPrecision:
     def test_the_faster_precision_unless_the_user_chooses(self, settings, rates, precision) -> None:
         threads = make(facts=SMALL).hosts[0].ranks[0].threads
         made = make(*settings, facts=replace(SMALL, rates=(ProductRates(threads, *rates),)))
-        assert made.env["CPULAUNCH_PRECISION"] == made.setting("training.precision") == precision
+        assert made.env["CPULAUNCH_PRECISION"] == setting(made, "training.precision")[0] == precision
         assert made.precision.measured == ProductRates(threads, *rates)
         assert made.notes == tuple(filter(None, [made.precision.warning]))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make
+from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make, setting
 
 from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.facts import HostFacts, read_record, record
@@ -50,7 +50,7 @@ def test_a_card_that_works_everywhere_is_used_by_its_own_interface() -> None:
         {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"},
         {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib7"},
     ]
-    assert {"key": "ccl.provider", "value": "verbs", "origin": "detected"} in made.settings
+    assert setting(made, "ccl.provider") == ("verbs", "detected")
     assert not made.notes
 
 
@@ -116,8 +116,7 @@ def test_the_master_is_the_first_hosts_address() -> None:
 
 def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
     """What carries the collectives: of the plan, as the ranks are told, and the setting with its origin."""
-    (row,) = [row for row in plan.settings if row["key"] == "ccl.transport"]
-    return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), (row["value"], row["origin"])
+    return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), setting(plan, "ccl.transport")
 
 
 @pytest.mark.parametrize(

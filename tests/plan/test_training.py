@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from cpulaunch.model.rates import Cpu, ProductRates
-from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_precision
+from cpulaunch.plan.training import HostSpeed, decide_precision
 
 INTEL, AMD = Cpu("GenuineIntel", "Xeon"), Cpu("AuthenticAMD", "EPYC")
 AMX, AVX, NO_FLAGS = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",), ()
@@ -76,8 +74,3 @@ def test_the_users_choice_holds_with_a_warning_where_it_is_slower(
     assert (decision.precision, decision.why) == (requested, "")
     assert decision.warning == (f"precision {requested} is slow here: {warning}" if warning else "")
     assert str(decision) == f"precision {requested}"
-
-
-def test_a_decision_survives_the_way_through_json() -> None:
-    for decision in (decide_precision("auto", [host(160, 84)]), decide_precision("bf16", [host()])):
-        assert PrecisionDecision.from_json(json.loads(json.dumps(decision.to_json()))) == decision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cpulaunch.config.load import load
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
@@ -46,6 +47,12 @@ def make(
         **more,
     }
     return make_plan(config, Facts(like=facts, listed=listed, **known), PROGRAM)
+
+
+def setting(plan: Plan, key: str) -> tuple[Any, str]:
+    """The value that the plan shows for a setting, and where it is from."""
+    (row,) = [row for row in plan.setting_rows() if row.key == key]
+    return row.value, str(row.origin)
 
 
 def thousand_different_hosts(last: HostFacts | None = None) -> Plan:

@@ -17,8 +17,9 @@ from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.load import find_file, load, read_yaml
-from cpulaunch.config.settings import SCHEMA, SETTINGS
-from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
+from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, UsageError
 from cpulaunch.plan.instances import with_their_number
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
@@ -71,11 +72,11 @@ def _configure(arguments: list[str]) -> int:
     if path.is_dir():
         raise UsageError(f"{path} is a directory", hint=f"--config-file {path / 'cpulaunch.yaml'}")
     config = load(options.given, file=path, text=f"cpulaunch: {SCHEMA}\n", environ={})
-    fixed = {key: config[key] for key in SETTINGS if config.is_set(key)}
+    fixed = {setting: given.value for setting, given in config.given.items()}
     return _write_defaults(path, fixed, options.force) if options.defaults else _ask(path, fixed)
 
 
-def _write_defaults(path: Path, fixed: Mapping[str, Any], force: bool) -> int:
+def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) -> int:
     from cpulaunch.cli.config.wizard import Draft, plan_lines
     from cpulaunch.cli.files import diff, read_if_there
 
@@ -102,14 +103,15 @@ def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
     except ConfigError as e:
         yield f"{e}: its values are not kept"
         return
-    for key, setting in SETTINGS.items():
-        new = draft.values.get(key, setting.default)
-        if old[key] != new:
-            by = scalar(new) if key in draft.values else f"the default, {scalar(new)}"
-            yield f"{old.where(key)}: {scalar(old[key])} is replaced by {by}"
+    for setting in SETTINGS.values():
+        before, new = old.value(setting), draft.values.get(setting, setting.default)
+        if before != new:
+            by = shown_value(setting, new)
+            by = by if setting in draft.values else f"the default, {by}"
+            yield f"{old.where(setting)}: {shown_value(setting, before)} is replaced by {by}"
 
 
-def _ask(path: Path, fixed: Mapping[str, Any]) -> int:
+def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
     from cpulaunch.cli.terminal import drop_keys, fold, is_interactive
 
     if not is_interactive():
@@ -149,8 +151,8 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     from cpulaunch.cli.files import write_file
 
     if draft.hostfile_text:
-        write_file(Path(draft.values["hosts.hostfile"]), draft.hostfile_text)
-        tell(f"Written: {draft.values['hosts.hostfile']}")
+        write_file(Path(draft.values[Table.hosts.hostfile]), draft.hostfile_text)
+        tell(f"Written: {draft.values[Table.hosts.hostfile]}")
     if old == draft.text():
         tell(f"Unchanged: {draft.path}")
     else:
@@ -160,16 +162,16 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
     by_itself = found and found.absolute() == draft.path.absolute()
     option = "" if by_itself else f"--config-file {shlex.quote(str(draft.path))} "
     script = "infer.py" if has_instances(draft.values) else "train.py"
-    if hostfile := draft.values.get("hosts.hostfile"):
+    if hostfile := draft.values.get(Table.hosts.hostfile):
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
         tell(f"then:    cpulaunch run {option}{script}")
         return
     submits = which("sbatch") and "SLURM_JOB_ID" not in os.environ
-    if submits and draft.values.get("launcher") == "slurm":
+    if submits and draft.values.get(Table.launcher) == "slurm":
         tell(f"Next:    cpulaunch submit --nodes 4 {option}{script}")
         return
     tell(f"Next:    cpulaunch run {option}{script}")
-    if submits and draft.values.get("launcher") != "local":
+    if submits and draft.values.get(Table.launcher) != "local":
         tell(f"or, on nodes of Slurm: cpulaunch submit --nodes 4 {option}{script}")
 
 
@@ -189,12 +191,12 @@ def _show(arguments: list[str]) -> int:
         if section:
             lines.append(f"{section}:")
         for setting in settings:
-            value = config[setting.key]
-            line = f"{'  ' if section else ''}{setting.name}: {scalar(value)}"
+            value = config.value(setting)
+            line = f"{'  ' if section else ''}{setting.name}: {shown_value(setting, value)}"
             if value == "":
                 line = f"{'  ' if section else ''}# {setting.name}: not set"
-            comments = [config.origins[setting.key]] if options.origin else []
-            comments += [notes[setting.key]] if setting.key in notes else []
+            comments = [str(config.origin(setting))] if options.origin else []
+            comments += [notes[setting]] if setting in notes else []
             lines.append(f"{line:40}  # {', '.join(comments)}" if comments else line)
     print("\n".join(lines))
     for warning in config.warnings:
@@ -202,13 +204,13 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
-def _decided(config: Config) -> Iterator[tuple[str, str]]:
-    """What settings that are ``auto`` come to on this machine, by key."""
+def _decided(config: Config) -> Iterator[tuple[Setting[Any], str]]:
+    """What settings that are ``auto`` come to on this machine."""
     from cpulaunch.cli.run.preview import preview
 
-    if config["training.precision"] == "auto":
+    if config.training.precision == "auto":
         with suppress(CpulaunchError):  # as `cpulaunch config validate` says
-            yield "training.precision", str(preview(config)[1].precision)
+            yield Config.training.precision, str(preview(config)[1].precision)
 
 
 def _validate(arguments: list[str]) -> int:
@@ -257,8 +259,8 @@ def _import(arguments: list[str]) -> int:
         raise UsageError("no file to import", hint=hint)
     imported = from_accelerate(_read(options.file, hint), str(options.file))
     settings = dict(imported.settings)
-    if hostfile := settings.get("hosts.hostfile"):
-        settings["hosts.hostfile"] = _checked_hostfile(hostfile)
+    if hostfile := settings.get(Table.hosts.hostfile):
+        settings[Table.hosts.hostfile] = _checked_hostfile(hostfile)
     text = yaml_text(settings, [f"Converted from {options.file}, an accelerate configuration."])
     load(file=options.output or options.file, text=text, environ={})  # what we write must be right
     for dropped in imported.dropped:

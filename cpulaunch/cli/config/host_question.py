@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cpulaunch.cli.config.machine import Machine, hosts_in_short
 from cpulaunch.cli.config.questions import Asker, BackError, Option, Question
 from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
 from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.discovery.batch.step import NAME as STEPS
 from cpulaunch.errors import CpulaunchError
@@ -22,10 +23,10 @@ HERE, ALLOCATION, QUEUE, OTHER, TYPED = "here", "allocation", "queue", "other", 
 HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, host:N or host slots=N\n"
 
 
-def several(values: Mapping[str, Any], machine: Machine) -> bool:
+def several(values: Mapping[Setting[Any], Any], machine: Machine) -> bool:
     """Whether ranks run on named hosts or those of an allocation, and not just on this machine."""
-    named = values.get("hosts.hostfile") or values.get("hosts.list")
-    return bool(named or (machine.allocation and values.get("launcher") != "local"))
+    named = values.get(Table.hosts.hostfile) or values.get(Table.hosts.list)
+    return bool(named or (machine.allocation and values.get(Table.launcher) != "local"))
 
 
 class HostPrompt:
@@ -34,7 +35,7 @@ class HostPrompt:
     def __init__(self, machine: Machine, asker: Asker, draft: Draft) -> None:
         self.machine, self.asker, self.draft = machine, asker, draft
 
-    def ask(self, setting: Setting) -> None:
+    def ask(self, setting: Setting[Any]) -> None:
         assert setting.ask
         options = list(self.options())
         while True:
@@ -54,7 +55,7 @@ class HostPrompt:
             options.append(Option(ALLOCATION, "the job's own hosts", about))
         files = dict(self.machine.hostfiles)
         options += [Option(("file", name), name, hosts_in_short(hosts)) for name, hosts in files.items()]
-        known = self.draft.values.get("hosts.hostfile")
+        known = self.draft.values.get(Table.hosts.hostfile)
         if known and known not in files and not self.draft.typed:
             options.append(Option(("file", known), known, "as before"))
         if self.machine.submits and not self.machine.allocation:
@@ -64,9 +65,9 @@ class HostPrompt:
     def default(self) -> Any:
         if self.draft.typed:
             return TYPED
-        if known := self.draft.values.get("hosts.hostfile"):
+        if known := self.draft.values.get(Table.hosts.hostfile):
             return ("file", known)
-        if self.draft.values.get("launcher") == STEPS and not self.machine.allocation:
+        if self.draft.values.get(Table.launcher) == STEPS and not self.machine.allocation:
             return QUEUE
         return ALLOCATION if several(self.draft.values, self.machine) else HERE
 
@@ -79,9 +80,9 @@ class HostPrompt:
         elif answer in (HERE, ALLOCATION, QUEUE):
             self.set()
             if answer == QUEUE:
-                self.draft.values["launcher"] = STEPS  # so that a run on this machine is refused
+                self.draft.values[Table.launcher] = STEPS  # so that a run on this machine is refused
             if answer == HERE and self.machine.allocation:
-                self.draft.values["launcher"] = "local"  # or a job's hosts would be taken
+                self.draft.values[Table.launcher] = "local"  # or a job's hosts would be taken
         else:
             self.set(hostfile=answer[1])
 
@@ -100,20 +101,26 @@ class HostPrompt:
 
     def free_name(self) -> str:
         if self.draft.typed:
-            return str(self.draft.values["hosts.hostfile"])
+            return str(self.draft.values[Table.hosts.hostfile])
         names = ("hostfile", *(f"hostfile-{i}" for i in range(2, 1000)))
         return next(name for name in names if not Path(name).exists())
 
     def set(self, hostfile: str = "") -> None:
         """Note the hosts; what narrowed down other hosts goes."""
         values = self.draft.values
-        if values.get("hosts.hostfile", "") != hostfile or "hosts.list" in values:
-            for key in ("hosts.hostfile", "hosts.list", "hosts.exclude", "hosts.nnodes", "hosts.master_addr"):
+        if values.get(Table.hosts.hostfile, "") != hostfile or Table.hosts.list in values:
+            for key in (
+                Table.hosts.hostfile,
+                Table.hosts.list,
+                Table.hosts.exclude,
+                Table.hosts.nnodes,
+                Table.hosts.master_addr,
+            ):
                 values.pop(key, None)
-        if values.get("launcher") in ("local", STEPS):
-            del values["launcher"]
+        if values.get(Table.launcher) in ("local", STEPS):
+            del values[Table.launcher]
         if hostfile:
-            values["hosts.hostfile"] = hostfile
+            values[Table.hosts.hostfile] = hostfile
         self.draft.typed, self.draft.hostfile_text = "", None
 
 

@@ -15,7 +15,7 @@ from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import HostFacts, Mpi
-from cpulaunch.model.hosts import Host, folded
+from cpulaunch.model.hosts import Host, fold_hosts
 from cpulaunch.plugins import ENGINE_PACKAGES
 from cpulaunch.wording import counted
 
@@ -74,15 +74,12 @@ class Machine:
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine and this directory; takes a few tenths of a second."""
     from cpulaunch.cli.backend import ensure_ccl
-    from cpulaunch.config.config import DEFAULT, Config
-    from cpulaunch.config.settings import SETTINGS
+    from cpulaunch.config.config import Config
     from cpulaunch.discovery.host.installation import all_mpis
     from cpulaunch.discovery.host.this_host import facts_here
 
-    values = {key: setting.default for key, setting in SETTINGS.items()}
-    config = Config(values, dict.fromkeys(SETTINGS, DEFAULT), environ)
     notes: list[str] = []
-    missing = ensure_ccl(config, build=False, tell=notes.append)
+    missing = ensure_ccl(Config(environ=environ), build=False, tell=notes.append)
     mpis: dict[str, Mpi] = {}
     for mpi in all_mpis("auto"):
         mpis.setdefault(mpi.flavour, mpi)
@@ -136,4 +133,4 @@ def _version(package: str) -> str | None:
 
 def hosts_in_short(hosts: tuple[Host, ...]) -> str:
     """``"4 hosts (node[1-4])"``."""
-    return f"{counted(len(hosts), 'host')} ({folded(host.name for host in hosts)})"
+    return f"{counted(len(hosts), 'host')} ({fold_hosts(host.name for host in hosts)})"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from cpulaunch import launchers
 from cpulaunch.cli.config.host_question import HostPrompt, several
@@ -22,9 +22,10 @@ from cpulaunch.cli.terminal import has_colour, has_unicode, width
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Choice, Switch, Variables, Words
 from cpulaunch.config.load import load
-from cpulaunch.config.setting import Setting
-from cpulaunch.config.settings import SECTIONS, SETTINGS
-from cpulaunch.config.write import scalar, yaml_text
+from cpulaunch.config.origin import Origin, Source
+from cpulaunch.config.setting import Given, Setting
+from cpulaunch.config.settings import SECTIONS, SETTINGS, Table
+from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.discovery.batch.step import NAME as STEPS
 from cpulaunch.errors import ConfigError, CpulaunchError, PlanError
 from cpulaunch.plan.training import PrecisionDecision
@@ -32,40 +33,48 @@ from cpulaunch.plan.training import PrecisionDecision
 ASKED = sorted((s for s in SETTINGS.values() if s.ask), key=lambda s: s.ask.place if s.ask else 0)
 """The settings that are asked for one by one, in order."""
 
-OF_RANKS = ("hosts.nproc_per_node", "ccl.worker_count", "training.backend")
+OF_RANKS: tuple[Setting[Any], ...] = (
+    Table.hosts.nproc_per_node,
+    Table.ccl.worker_count,
+    Table.training.backend,
+)
 """Settings that instances don't have."""
 
-OF_INSTANCES = ("instances.count", "instances.cores_per_instance")
+OF_INSTANCES: tuple[Setting[Any], ...] = (Table.instances.count, Table.instances.cores_per_instance)
 """The settings that make the ranks instances.  Where they are as by default, the file doesn't say them."""
 
-DRAWN = ("hosts.nproc_per_node", "instances.cores_per_instance")
+DRAWN: tuple[Setting[Any], ...] = (Table.hosts.nproc_per_node, Table.instances.cores_per_instance)
 """After these, it is shown who sits where."""
 
 Say = Callable[[str], None]
+
+Values: TypeAlias = dict[Setting[Any], Any]
 
 
 @dataclass
 class Draft:
     """What the file at ``path`` is going to say.
 
-    ``values`` by key.  For hosts that were typed in, ``hostfile_text`` is the hostfile that goes with it, and
-    ``typed`` what was typed.
+    For hosts that were typed in, ``hostfile_text`` is the hostfile that goes with it, and ``typed`` what was
+    typed.
     """
 
     path: Path
-    values: dict[str, Any]
+    values: Values
     hostfile_text: str | None = None
     typed: str = ""
 
     def text(self) -> str:
         return yaml_text(self.values)
 
-    def config(self, environ: Mapping[str, str], changed: Mapping[str, Any] = MappingProxyType({})) -> Config:
+    def config(
+        self, environ: Mapping[str, str], changed: Mapping[Setting[Any], Any] = MappingProxyType({})
+    ) -> Config:
         """The configuration that ``run`` would have, with ``changed`` values (None: not said)."""
         values = {**self.values, **changed}
         if self.typed:
-            values.update({"hosts.hostfile": None, "hosts.list": self.typed})
-        said = {key: value for key, value in values.items() if value is not None}
+            values.update({Table.hosts.hostfile: None, Table.hosts.list: self.typed})
+        said = {setting: value for setting, value in values.items() if value is not None}
         return load(file=self.path, text=yaml_text(said), environ=environ)
 
 
@@ -78,7 +87,7 @@ class Wizard:
     draft: Draft
     environ: Mapping[str, str]
     say: Say
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[Setting[Any], Any] = field(default_factory=dict)
     drawn: str = ""
 
     def run(self) -> bool:
@@ -86,18 +95,18 @@ class Wizard:
 
         Raises KeyboardInterrupt or EOFError where the user leaves.
         """
-        questions = [s for s in ASKED if s.key not in self.fixed]
+        questions = [s for s in ASKED if s not in self.fixed]
         asked: list[int] = []
         i = 0
         while True:
             try:
                 if i == len(questions):
                     return self.finish()
-                if self.applies(questions[i].key):
+                if self.applies(questions[i]):
                     self.ask(questions[i])
                     asked.append(i)
                 else:
-                    self.draft.values.pop(questions[i].key, None)
+                    self.draft.values.pop(questions[i], None)
                 i += 1
             except BackError:
                 if asked:
@@ -106,46 +115,46 @@ class Wizard:
                 else:
                     self.say("  (this is the first question)\n")
 
-    def applies(self, key: str) -> bool:
+    def applies(self, setting: Setting[Any]) -> bool:
         """Whether an answer could make a difference, after the answers so far."""
         values = self.draft.values
-        if key in OF_RANKS and has_instances(values):
+        if setting in OF_RANKS and has_instances(values):
             return False
-        if key == "instances.count":
+        if setting is Table.instances.count:
             return not any(said in self.fixed for said in (*OF_RANKS, *OF_INSTANCES))
-        if key == "instances.cores_per_instance":
+        if setting is Table.instances.cores_per_instance:
             return has_instances(values)
-        if key == "hosts.hostfile":
-            return "hosts.list" not in self.fixed
-        if key in ("mpi.flavour", "ccl.interface"):
+        if setting is Table.hosts.hostfile:
+            return Table.hosts.list not in self.fixed
+        if setting in (Table.mpi.flavour, Table.ccl.interface):
             return several(values, self.machine)
-        if key == "ccl.worker_count":
-            backend = values.get("training.backend", "auto")
+        if setting is Table.ccl.worker_count:
+            backend = values.get(Table.training.backend, "auto")
             return backend == "ccl" or (backend == "auto" and not self.machine.ccl_missing)
-        if key == "training.engine":
+        if setting is Table.training.engine:
             chosen = self.precision()
             return chosen is not None and chosen.precision == "bf16"
         return True
 
-    def ask(self, setting: Setting) -> None:
+    def ask(self, setting: Setting[Any]) -> None:
         """Ask for one setting, and note the answer."""
-        if setting.key == "hosts.hostfile":
+        if setting is Table.hosts.hostfile:
             HostPrompt(self.machine, self.asker, self.draft).ask(setting)
             self.draft.values.update(self.fixed)
             return
         self.put(setting, self.question(setting))
-        if setting.key in (*DRAWN, "ccl.worker_count"):
-            self.picture(setting, always=setting.key in DRAWN)
+        if setting in (*DRAWN, Table.ccl.worker_count):
+            self.picture(setting, always=setting in DRAWN)
 
-    def question(self, setting: Setting) -> Question:
+    def question(self, setting: Setting[Any]) -> Question:
         """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
         text = setting.ask.question if setting.ask else setting.key
         why = setting.ask.why if setting.ask else f"{setting.help[0].upper()}{setting.help[1:]}."
-        now = self.draft.values.get(setting.key, setting.default)
+        now = self.draft.values.get(setting, setting.default)
         options = self.options(setting)
         if options:
             return Question(text, why, now, options)
-        if setting.key == "hosts.nproc_per_node" and (auto := self.ranks_per_host(setting)):
+        if setting is Table.hosts.nproc_per_node and (auto := self.ranks_per_host(setting)):
             why += f"  Here auto is {auto}."
         default = _typed(setting, now)
         if refused := self.wrong(setting, default):
@@ -153,65 +162,65 @@ class Wizard:
             default = self.valid_default(setting)
         return Question(text, why, default, check=lambda text: self.wrong(setting, text))
 
-    def valid_default(self, setting: Setting) -> str:
+    def valid_default(self, setting: Setting[Any]) -> str:
         """What Enter stands for where the value so far is refused."""
         default = _typed(setting, setting.default)
-        others = (f"{default}-{i}" for i in range(2, 1000)) if setting.key == "output.log_dir" else ()
+        others = (f"{default}-{i}" for i in range(2, 1000)) if setting is Table.output.log_dir else ()
         return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
     def precision(self, value: str | None = None) -> PrecisionDecision | None:
         """The precision after the answers so far, or with another ``value``; None where there is no plan."""
-        changed = {"training.precision": value} if value else {}
+        changed = {Table.training.precision: value} if value else {}
         try:
             return preview(self.draft.config(self.environ, changed))[1].precision
         except CpulaunchError:
             return None
 
-    def options(self, setting: Setting) -> Sequence[Option]:
+    def options(self, setting: Setting[Any]) -> Sequence[Option]:
         """The answers to choose from; none where the answer is typed."""
         if isinstance(setting.kind, Switch):
             words: Sequence[Any] = (True, False)
         elif isinstance(setting.kind, Choice):
             words = setting.kind.words
-        elif setting.key == "ccl.interface" and self.machine.interfaces:
+        elif setting is Table.ccl.interface and self.machine.interfaces:
             return (Option("auto", "auto"), *(Option(name, name, ip) for name, ip in self.machine.interfaces))
         else:
             return ()
-        return [Option(word, scalar(word), self.about(setting.key, word)) for word in words]
+        return [Option(word, scalar(word), self.about(setting, word)) for word in words]
 
-    def about(self, key: str, word: Any) -> str:
+    def about(self, setting: Setting[Any], word: Any) -> str:
         """What an answer means on this machine."""
         machine = self.machine
-        if key == "mpi.flavour":
+        if setting is Table.mpi.flavour:
             mpi = machine.mpi(word)
             name = launchers.load(mpi.flavour if mpi else word).title if mpi or word in launchers.MPIS else ""
             return f"{name} {mpi.version}" if mpi else f"{name} not found here".strip()
-        if key == "training.backend":
+        if setting is Table.training.backend:
             taken = "gloo" if machine.ccl_missing else "ccl"
             ccl = f"not usable: {machine.ccl_missing}" if machine.ccl_missing else "oneCCL"
             return {"auto": f"{taken} here", "ccl": ccl, "gloo": "comes with PyTorch"}.get(word, "")
-        if key == "training.precision" and (chosen := self.precision(word)):
+        if setting is Table.training.precision and (chosen := self.precision(word)):
             return f"{chosen.precision} here: {chosen.why}" if chosen.why else chosen.warning
-        if key == "training.engine":
+        if setting is Table.training.engine:
             ipex = f"IPEX {machine.ipex} is installed" if machine.ipex else "IPEX is not installed"
             return {"native": "PyTorch itself, through oneDNN", "ipex": ipex}.get(word, "")
         return ""
 
     # ---- answers that are typed
 
-    def put(self, setting: Setting, question: Question) -> None:
+    def put(self, setting: Setting[Any], question: Question) -> None:
         """Ask, and note the answer; an empty one means that the file says nothing."""
         values, answer = self.draft.values, self.asker.ask(question)
         if question.options:
-            values[setting.key] = answer
-        elif not answer or (setting.key in OF_INSTANCES and answer == _typed(setting, setting.default)):
-            values.pop(setting.key, None)
+            values[setting] = answer
+        elif not answer or (setting in OF_INSTANCES and answer == _typed(setting, setting.default)):
+            values.pop(setting, None)
         elif isinstance(setting.kind, Variables):
-            values[setting.key] = {**values.get(setting.key, {}), **setting.kind.from_text(answer)}
+            values[setting] = {**values.get(setting, {}), **setting.kind.from_text(answer)}
         else:
-            values[setting.key] = setting.kind.from_text(answer)
+            values[setting] = setting.kind.from_text(answer)
 
-    def wrong(self, setting: Setting, text: str) -> str | None:
+    def wrong(self, setting: Setting[Any], text: str) -> str | None:
         """What is wrong with a typed answer, as far as can be known before the job runs."""
         if not text:
             return None
@@ -219,38 +228,38 @@ class Wizard:
             value = setting.kind.from_text(text)
         except ValueError:
             return f"expected {setting.kind.expected(text)}"
-        if setting.key == "output.log_dir":
+        if setting is Table.output.log_dir:
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):
             return None
         # What was wrong before is not this answer's fault, and other hosts may well be larger.
         later = self.later(setting)
-        before = self.trouble({**later, setting.key: None})
-        after = self.trouble({**later, setting.key: value})
+        before = self.trouble({**later, setting: None})
+        after = self.trouble({**later, setting: value})
         if after is None or str(after) == str(before):
             return None
         if isinstance(after, PlanError) and several(self.draft.values, self.machine):
             return None
         return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
 
-    def later(self, setting: Setting) -> dict[str, None]:
+    def later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
         """The settings that are asked for after this one, as not said: old answers may not fit any more."""
-        after = [s.key for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
-        return {key: None for key in after if key not in self.fixed}
+        after = [s for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
+        return {other: None for other in after if other not in self.fixed}
 
-    def trouble(self, changed: Mapping[str, Any]) -> CpulaunchError | None:
+    def trouble(self, changed: Mapping[Setting[Any], Any]) -> CpulaunchError | None:
         """Why no plan can be made with ``changed`` values."""
         try:
             config = self.draft.config(self.environ, changed)
-            preview(dataclasses.replace(config, origins=dict.fromkeys(config.origins, "your answer")))
+            preview(dataclasses.replace(config, given=dict(_as_answers(config))))
         except CpulaunchError as e:
             return e
         return None
 
-    def ranks_per_host(self, setting: Setting) -> str | None:
+    def ranks_per_host(self, setting: Setting[Any]) -> str | None:
         """How many ranks ``auto`` means."""
         try:
-            _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting.key: None}))
+            _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting: None}))
         except CpulaunchError:
             return None
         counts = sorted({len(host.ranks) for host in plan.hosts})
@@ -258,7 +267,7 @@ class Wizard:
 
     # ---- what comes of it
 
-    def picture(self, setting: Setting, *, always: bool) -> None:
+    def picture(self, setting: Setting[Any], *, always: bool) -> None:
         """Where ranks would be placed after the answer; only if ``always``, or if that has changed."""
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
@@ -316,13 +325,20 @@ class Wizard:
         rows = [s for s in SETTINGS.values() if s.section == section]
         while True:
             values = self.draft.values
-            options = [Option(s.key, s.name, scalar(values.get(s.key, s.default))) for s in rows]
+            options = [Option(s.key, s.name, shown_value(s, values.get(s, s.default))) for s in rows]
             setting = SETTINGS[self.asker.ask(Question("Which setting?", "", rows[0].key, options))]
             try:
                 self.put(setting, dataclasses.replace(self.question(setting), text=setting.key))
             except BackError:
                 continue
             return
+
+
+def _as_answers(config: Config) -> Iterator[tuple[Setting[Any], Given]]:
+    """The settings, where what the file is going to say is called an answer: it has no lines yet."""
+    answer = Origin(Source.FILE, "your answer")
+    for setting, given in config.given.items():
+        yield setting, given._replace(origin=answer) if given.origin.source is Source.FILE else given
 
 
 def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
@@ -339,24 +355,25 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
     line = sentence(plan)
     yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
     yield from (f"note: {note}" for note in plan.notes)
-    for key, value in draft.values.items():
-        if config[key] != value and config.origins[key].startswith("$"):
-            origin = config.origins[key]
-            yield f"note: {origin} takes precedence over this file: {key} is {scalar(config[key])}"
+    for setting, value in draft.values.items():
+        taken, origin = config.value(setting), config.origin(setting)
+        if taken != value and origin.source is Source.ENVIRONMENT:
+            shown = shown_value(setting, taken)
+            yield f"note: {origin} takes precedence over this file: {setting.key} is {shown}"
 
 
-def has_instances(values: Mapping[str, Any]) -> bool:
+def has_instances(values: Mapping[Setting[Any], Any]) -> bool:
     """Whether instances are to run, by these settings."""
-    return any(values.get(key, SETTINGS[key].default) != SETTINGS[key].default for key in OF_INSTANCES)
+    return any(values.get(setting, setting.default) != setting.default for setting in OF_INSTANCES)
 
 
-def draft_from(path: Path, fixed: Mapping[str, Any], say: Say) -> Draft:
+def draft_from(path: Path, fixed: Mapping[Setting[Any], Any], say: Say) -> Draft:
     """A draft that begins with what the file at ``path`` says already, if it can be read."""
-    values: dict[str, Any] = {}
+    values: Values = {}
     if read_if_there(path) is not None:
         try:
             config = load(file=path, environ={})
-            values = {key: config[key] for key in SETTINGS if config.is_set(key)}
+            values = {setting: given.value for setting, given in config.given.items()}
             say(f"{path} exists: its values are the defaults of the questions.\n")
         except ConfigError as e:
             say(f"{path} exists, but is not valid ({e}): the questions start with the usual defaults.\n")
@@ -371,10 +388,11 @@ def _with_keys(text: str) -> str:
     return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
-def _typed(setting: Setting, value: Any) -> str:
+def _typed(setting: Setting[Any], value: Any) -> str:
     """A value as one would type it."""
     if isinstance(setting.kind, Words):
         return shlex.join(value)
     if isinstance(setting.kind, Variables):
         return ""  # each answer adds one
-    return value if isinstance(value, str) else scalar(value)
+    shown = setting.kind.to_yaml(value)
+    return shown if isinstance(shown, str) else scalar(shown)

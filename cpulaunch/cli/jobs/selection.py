@@ -41,7 +41,7 @@ def runs() -> Path:
     """Where jobs that are run here have their directories: ``output.log_dir``.  Raises ConfigError."""
     from cpulaunch.config.load import load
 
-    return Path(load()["output.log_dir"])
+    return Path(load().output.log_dir)
 
 
 def usual_places() -> list[Path]:

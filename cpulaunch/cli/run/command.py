@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpulaunch.cli import habits
 from cpulaunch.cli.main import say
@@ -25,6 +25,8 @@ from cpulaunch.cli.options import (
 from cpulaunch.cli.run.each import add_each, instances_of
 from cpulaunch.cli.run.misuse import refuse_launcher, refuse_shell_script, refuse_within_a_launcher
 from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.values import HostCount
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
@@ -87,15 +89,15 @@ def main(arguments: list[str]) -> int:
     for warning in config.warnings:
         say(f"warning: {warning}")
     config, each = instances_of(config, options.each)
-    if config["hosts.nnodes"] not in ("all", 1):
+    if config.hosts.nnodes not in ("all", HostCount(1, 1)):
         refuse_restricted(options)
     _tell_of_ranks(config, words)
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
-    if config["watch.profile"] != "none" and not program.python:
-        why = f"{config.where('watch.profile')}: a program that is not Python makes no steps to trace"
+    if config.watch.profile != "none" and not program.python:
+        why = f"{config.where(Config.watch.profile)}: a program that is not Python makes no steps to trace"
         raise UsageError(why, hint="leave out --no-python, or --profile")
     alike = parser.own_options(rest[1:])
-    if config["watch.restartable"] and not options.dry_run:
+    if config.watch.restartable and not options.dry_run:
         with _signals_lose_nothing():
             return _plan_and_run(options, config, program, alike)
     return _plan_and_run(options, config, program, alike)
@@ -103,15 +105,16 @@ def main(arguments: list[str]) -> int:
 
 def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
     """Say that ranks are started where an option is of a program that would start the script as it is."""
-    asked = (
-        "instances.count",
-        "hosts.nproc",
-        "hosts.nproc_per_node",
-        "hosts.nnodes",
-        "hosts.list",
-        "hosts.hostfile",
+    hosts = Config.hosts
+    asked: tuple[Setting[Any], ...] = (
+        Config.instances.count,
+        hosts.nproc,
+        hosts.nproc_per_node,
+        hosts.nnodes,
+        hosts.list,
+        hosts.hostfile,
     )
-    if are_wanted(config) or any(config.is_set(key) for key in asked):
+    if are_wanted(config) or any(map(config.is_set, asked)):
         return
     if found := habits.of_run_cpu(words):
         option, programs = found
@@ -172,14 +175,14 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     if len(plan.hosts) > 1:
         refuse_restricted(options)
     tell_of_restricted(options)
-    if config["cpu.threads"] != "auto":
+    if config.cpu.threads != "auto":
         from cpulaunch.cli.run.plan_text import crowded
 
         for warning in crowded(config, plan):
             say(f"warning: {warning}")
-    package = ENGINE_PACKAGES.get(config["training.engine"])
+    package = ENGINE_PACKAGES.get(config.training.engine)
     if package and find_spec(package) is None:
-        where = config.where("training.engine")
+        where = config.where(Config.training.engine)
         say(f"warning: {where}: {package} is not installed here, so ranks use the engine native")
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
@@ -188,11 +191,11 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
         if options.format == "json":
             print(plan_as_json(plan, commands))
         elif options.format == "shell":
-            port = plan.setting("hosts.master_port")
+            port = plan.settings.hosts.master_port
             print(shell(commands, None if port == "auto" else port), end="")
         else:
             text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
-                                verbose=config["output.verbose"])  # fmt: skip
+                                verbose=config.output.verbose)  # fmt: skip
             print(text, end="")
         return 0
     return _run(plan, commands, config, facts, program, alike)
@@ -309,17 +312,16 @@ def _run(
     from cpulaunch.supervise.output.terminal import Screen
     from cpulaunch.supervise.telemetry.sinks import make_sinks
 
-    tee = next(row for row in plan.settings if row["key"] == "output.tee")
-    shown = shown_ranks(tee["value"], plan.world_size, names=plan.names)
-    verbose: bool = plan.setting("output.verbose")
+    tee, verbose = config.output.tee, config.output.verbose
+    shown = shown_ranks(tee, plan.world_size, names=plan.names)
     attempt = first_attempt(plan, commands, facts.free_port)
-    directory = _job_directory(Path(plan.setting("output.log_dir")), attempt.job_id)
+    directory = _job_directory(Path(config.output.log_dir), attempt.job_id)
     screen = Screen(status=has_last_line())
 
     def tell(line: str) -> None:
         screen.say(f"cpulaunch: {line}\n")
 
-    everything = tee["value"] == "all" and tee["origin"] != "default"  # as somebody has said
+    everything = tee == "all" and config.is_set(Config.output.tee)  # as somebody has said
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
         output.leave_out_figures()  # as the end shows what they come to; a pipe gets all
@@ -328,7 +330,7 @@ def _run(
     console = Console(directory, output, tell, verbose, sinks)
 
     following = None
-    if plan.setting("watch.max_restarts") and plan.setting("watch.restart_on") != "never":
+    if plan.settings.watch.max_restarts and plan.settings.watch.restart_on != "never":
         from cpulaunch.cli.run.replan import Replanner
         from cpulaunch.supervise.attempts.next_attempt import Following
 
@@ -345,7 +347,7 @@ def _run(
 
     try:
         outcome = execute(attempt, console, meanwhile, following)
-        if plan.setting("watch.restartable"):
+        if config.watch.restartable:
             again = outcome.if_restartable()
             if again.began or _may_come_back(outcome.exit_code):
                 outcome = again

@@ -35,7 +35,7 @@ def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple
     each = read_each(path) if path else ()
     config = as_instances(config, len(each))
     if each and not are_wanted(config):
-        why = f"--each: the job has no instances, as {config.where('instances.count')} is none"
+        why = f"--each: the job has no instances, as {config.where(Config.instances.count)} is none"
         raise UsageError(why, hint="leave out one of the two")
     return config, each
 

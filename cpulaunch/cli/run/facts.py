@@ -68,7 +68,7 @@ def measured_plan(config: Config, facts: Facts, program: Program, tell: Callable
     not Python or that decide the precision themselves.
     """
     plan = make_plan(config, facts, program)
-    if config["training.precision"] != "auto" or config["training.as_written"] or not program.python:
+    if config.training.precision != "auto" or config.training.as_written or not program.python:
         return plan
     from cpulaunch.discovery.probe.rates import measure_rates, unmeasured  # takes 20 ms, once per CPU
 
@@ -76,7 +76,7 @@ def measured_plan(config: Config, facts: Facts, program: Program, tell: Callable
     if not hosts:
         return plan
     reach = launchers.load(plan.launcher).reach
-    limits = limits_of_ranks({**config.environ, **config["env"]})
+    limits = limits_of_ranks({**config.environ, **config.env})
     measured = measure_rates(facts, hosts, program.interpreter, reach, limits, tell)
     for host, why in measured.errors.items():
         tell(f"warning: {host}: bf16 and fp32 could not be measured: {why}")

@@ -12,9 +12,10 @@ from typing import Any
 from cpulaunch import variables
 from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
+from cpulaunch.config.origin import DEFAULT
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.plan.describe import describe, size, started
 from cpulaunch.plan.placement import NUMBER, own_arguments
 from cpulaunch.plan.plan import HostPlan, Plan
@@ -45,14 +46,14 @@ def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
     """A warning where somebody wants more threads than a rank or instance has cores."""
-    if config["cpu.threads"] == "auto":
+    if config.cpu.threads == "auto":
         return
     for host in plan.hosts:
         cores = min(len(rank.cores) for rank in host.ranks)
         threads = max(rank.threads for rank in host.ranks)
         if threads > cores:
             each = f"per {plan.noun} of {counted(cores, 'core')}"
-            yield f"{config.where('cpu.threads')}: {threads} threads {each}"
+            yield f"{config.where(Config.cpu.threads)}: {threads} threads {each}"
             return
 
 
@@ -68,7 +69,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     """
     lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
-    lines += [] if plan.setting("training.as_written") else [str(plan.precision)]
+    lines += [] if plan.settings.training.as_written else [str(plan.precision)]
     lines += ["", "Placement", *placement_as_text(plan, like)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]
@@ -154,9 +155,9 @@ def _masks_as_text(plan: Plan) -> Iterator[str]:
 
 def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
     rows = [
-        (f"{row['key']}: {scalar(row['value'])}", row["origin"])
-        for row in plan.settings
-        if verbose or row["origin"] != "default"
+        (f"{row.key}: {scalar(row.value)}", row.origin.text)
+        for row in plan.setting_rows()
+        if verbose or row.origin != DEFAULT
     ]
     width = min(60, max((len(text) for text, _ in rows), default=0))
     yield from (f"  {text:{width}}  {origin}" for text, origin in rows)
@@ -178,7 +179,7 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 def _names(hosts: Iterable[HostPlan]) -> str:
     """``node1``, or ``node[1-4] (4 hosts)``."""
     names = [host.host for host in hosts]
-    return folded(names) + (f" ({len(names)} hosts)" if len(names) > 1 else "")
+    return fold_hosts(names) + (f" ({len(names)} hosts)" if len(names) > 1 else "")
 
 
 def _pairs(env: Mapping[str, str]) -> str:

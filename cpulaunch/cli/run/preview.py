@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from typing import Any
 
+from cpulaunch import variables
 from cpulaunch.cli.run.facts import gather
 from cpulaunch.cli.run.plan_text import crowded
-from cpulaunch.config.config import DEFAULT, Config
+from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
@@ -20,7 +23,7 @@ from cpulaunch.wording import counted
 
 PINNING = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "I_MPI_PIN",
            "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "CCL_WORKER_AFFINITY")  # fmt: skip
-HOSTS = {"hosts.hostfile", "hosts.list"}
+HOSTS: set[Setting[Any]] = {Config.hosts.hostfile, Config.hosts.list}
 SHORT_HEARTBEAT = 5  # seconds
 
 
@@ -48,27 +51,27 @@ def unwise_settings(config: Config) -> Iterator[str]:
     config, obstacles = _settings_that_run(config)
     for e in obstacles:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
-    yield from _pinning_variables(config["env"])
+    yield from _pinning_variables(config.env)
     try:
         _, plan = preview(config)
     except CpulaunchError:
         return  # one of the obstacles
     if plan.precision.warning:
-        yield f"{config.where('training.precision')}: {plan.precision.warning}"
-    workers, backend = config["ccl.worker_count"], plan.setting("training.backend")
+        yield f"{config.where(Config.training.precision)}: {plan.precision.warning}"
+    workers, backend = config.ccl.worker_count, plan.env.get(variables.BACKEND, "")
     for host in plan.hosts:
         smallest = min(len(rank.cores) for rank in host.ranks)
         if workers != "auto" and backend == "ccl" and workers >= smallest:
-            yield (f"{config.where('ccl.worker_count')}: {workers} workers per rank, but only "
+            yield (f"{config.where(Config.ccl.worker_count)}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
     yield from crowded(config, plan)
     without = "on instances" if plan.instances else f"with {backend}"
     if backend != "ccl" and workers != "auto":
-        yield f"{config.where('ccl.worker_count')}: has no effect {without}"
-    if 0 < config["watch.heartbeat_timeout"] < SHORT_HEARTBEAT:
-        yield (f"{config.where('watch.heartbeat_timeout')}: a busy host may well be silent for "
-               f"{config['watch.heartbeat_timeout']} s, and would count as lost")  # fmt: skip
+        yield f"{config.where(Config.ccl.worker_count)}: has no effect {without}"
+    if 0 < (timeout := config.watch.heartbeat_timeout) < SHORT_HEARTBEAT:
+        yield (f"{config.where(Config.watch.heartbeat_timeout)}: a busy host may well be silent for "
+               f"{timeout} s, and would count as lost")  # fmt: skip
 
 
 def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
@@ -78,28 +81,26 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         return config, []
     except CpulaunchError as e:
         first = e
-    taken: set[str] = set()
-    left = [key for key in SETTINGS if config.is_set(key)]
+    taken: set[Setting[Any]] = set()
+    left = [setting for setting in SETTINGS.values() if config.is_set(setting)]
     while True:  # more than once, as hosts.oversubscribe may let in what was refused before it
-        errors: dict[str, CpulaunchError] = {}
-        for key in left:
+        errors: dict[Setting[Any], CpulaunchError] = {}
+        for setting in left:
             try:
-                preview(_with_only(config, {*taken, key}))
-                taken.add(key)
+                preview(_with_only(config, {*taken, setting}))
+                taken.add(setting)
             except CpulaunchError as e:
-                errors[key] = e
+                errors[setting] = e
         if len(errors) == len(left):
             break
         left = list(errors)
     if HOSTS & errors.keys():  # the number of ranks and the like may well suit hosts that aren't known
-        errors = {key: e for key, e in errors.items() if key in HOSTS or not key.startswith("hosts.")}
+        errors = {key: e for key, e in errors.items() if key in HOSTS or key.section != "hosts"}
     return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
 
 
-def _with_only(config: Config, keys: Set[str]) -> Config:
-    values = {key: config[key] if key in keys else setting.default for key, setting in SETTINGS.items()}
-    origins = {key: origin if key in keys else DEFAULT for key, origin in config.origins.items()}
-    return replace(config, values=values, origins=origins)
+def _with_only(config: Config, kept: Set[Setting[Any]]) -> Config:
+    return config.reset(*(setting for setting in SETTINGS.values() if setting not in kept))
 
 
 def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:

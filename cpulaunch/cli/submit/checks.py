@@ -14,7 +14,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import read_hostfile
 from cpulaunch.errors import ConfigError, PlanError, UsageError
 from cpulaunch.manifests.sbatch_options import number, share
-from cpulaunch.model.hosts import Host, folded, parse_hosts
+from cpulaunch.model.hosts import Host, fold_hosts, parse_hosts
 from cpulaunch.plan.select import check_restarts, ranks_per_host
 from cpulaunch.wording import counted
 
@@ -27,17 +27,16 @@ def missing_nodes(config: Config, options: Mapping[str, str]) -> dict[str, str]:
 
     Raises UsageError where both say how many, and Slurm would give too few.
     """
-    wanted = str(config["hosts.nnodes"])
+    wanted = config.hosts.nnodes
     if wanted == "all":
         return {}
-    least, _, most = wanted.partition(":")
     given = number(options, "--nodes")
-    if given and int(least) > given:
+    if given and wanted.least > given:
         raise UsageError(
-            f"{config.where('hosts.nnodes')}: {wanted} of {counted(given, 'node')}",
-            hint=f"--nodes={most or least}, and leave the other one out",
+            f"{config.where(Config.hosts.nnodes)}: {wanted} of {counted(given, 'node')}",
+            hint=f"--nodes={wanted.most}, and leave the other one out",
         )
-    return {} if given else {"--nodes": most or least}
+    return {} if given else {"--nodes": str(wanted.most)}
 
 
 def check_logs(options: Mapping[str, str]) -> None:
@@ -65,21 +64,21 @@ def check_job(options: argparse.Namespace, config: Config, asked: Mapping[str, s
     if len(tasks) > 1:
         refuse_restricted(options)
     _check_hosts(config, asked)
-    for name in config["forward"]:
+    for name in config.forward:
         if name not in config.environ:
             raise UsageError(
-                f"{config.where('forward')}: {name} is not set in this environment, which the job gets",
+                f"{config.where(Config.forward)}: {name} is not set in this environment, which the job gets",
                 hint=f"--env {name}=VALUE sets a variable, and --exclude={name} has Slurm avoid a node",
             )
-    if config["launcher"] == "local" and len(tasks) > 1:
-        where = config.where("launcher")
+    if config.launcher == "local" and len(tasks) > 1:
+        where = config.where(Config.launcher)
         raise UsageError(
             f"{where}: all ranks would be on the first of {len(tasks)} nodes", hint="leave it out"
         )
-    total = config["hosts.nproc"]
-    if sum(tasks) and total not in ("auto", sum(tasks)) and config["hosts.nproc_per_node"] == "auto":
+    total = config.hosts.nproc
+    if sum(tasks) and total != "auto" and total != sum(tasks) and config.hosts.nproc_per_node == "auto":
         raise UsageError(
-            f"{config.where('hosts.nproc')}: {counted(total, 'rank')}, and sbatch's options make "
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, and sbatch's options make "
             f"{counted(sum(tasks), 'task')}, of which each is a rank",
             hint="leave one of the two out",
         )
@@ -92,12 +91,12 @@ def check_job(options: argparse.Namespace, config: Config, asked: Mapping[str, s
 
 def _check_hosts(config: Config, asked: Mapping[str, str]) -> None:
     """UsageError where hosts are named that Slurm may not give the job."""
-    if config["hosts.exclude"]:
-        where = config.where("hosts.exclude")
-        hint = f"--exclude={config['hosts.exclude']} of sbatch has Slurm avoid them"
+    if config.hosts.exclude:
+        where = config.where(Config.hosts.exclude)
+        hint = f"--exclude={config.hosts.exclude} of sbatch has Slurm avoid them"
         raise UsageError(f"{where}: the job's nodes are those that Slurm gives it", hint=hint)
     try:
-        file, named = config["hosts.hostfile"], config["hosts.list"]
+        file, named = config.hosts.hostfile, config.hosts.list
         hosts = read_hostfile(Path(file)) if file else parse_hosts(named, "") if named else ()
         chosen = asked.get("--nodelist", "")
         if "/" in chosen:
@@ -106,9 +105,9 @@ def _check_hosts(config: Config, asked: Mapping[str, str]) -> None:
     except ConfigError as e:
         raise UsageError(str(e), hint="leave it out, as the job takes all nodes that it gets") from None
     if outside := [host.name for host in hosts if host.name not in given]:
-        where = config.where("hosts.hostfile" if file else "hosts.list")
+        where = config.where(Config.hosts.hostfile if file else Config.hosts.list)
         nodes = ",".join(host.name for host in hosts)
         raise UsageError(
-            f"{where}: Slurm may not give the job {folded(outside)}",
+            f"{where}: Slurm may not give the job {fold_hosts(outside)}",
             hint=f"leave it out, as the job takes all nodes that it gets; or --nodelist={nodes}",
         )

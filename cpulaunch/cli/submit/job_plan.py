@@ -56,7 +56,7 @@ def planned_lines(
 
 
 def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iterator[str]:
-    if config["hosts.list"] or config["hosts.hostfile"]:
+    if config.hosts.list or config.hosts.hostfile:
         hosts = listed_hosts(config, lambda line: None)
     else:
         hosts = tuple(Host(f"node{number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
@@ -64,4 +64,4 @@ def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iter
     plan = make_plan(config, facts, program)
     yield sentence(plan)
     yield from placement_as_text(plan, facts.like_what)
-    yield from (f"note: {note}" for note in notes_of(plan, config["output.verbose"]))
+    yield from (f"note: {note}" for note in notes_of(plan, config.output.verbose))

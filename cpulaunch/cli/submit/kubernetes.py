@@ -15,6 +15,7 @@ from cpulaunch.cli.files import keep
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
 from cpulaunch.errors import HostError, UsageError
 from cpulaunch.manifests import mpijob
 from cpulaunch.manifests.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES, Job
@@ -139,7 +140,7 @@ def _job(
         command=["cpulaunch", "run", *run, *program],
         namespace=options.namespace,
         workers=workers,
-        mpi=IMPLEMENTATIONS.get(config["mpi.flavour"], IMPLEMENTATIONS["intel"]),
+        mpi=IMPLEMENTATIONS.get(config.mpi.flavour, IMPLEMENTATIONS["intel"]),
         slots=slots,
         cpus=cpus,
         memory=memory,
@@ -152,14 +153,14 @@ def _job(
 
 def _refuse_settings(config: Config) -> None:
     """UsageError for settings that name hosts, or launchers that don't reach them."""
-    for key in ("hosts.hostfile", "hosts.list", "hosts.exclude"):
-        if config[key]:
+    for setting in (Config.hosts.hostfile, Config.hosts.list, Config.hosts.exclude):
+        if config.value(setting):
             raise UsageError(
-                f"{config.where(key)}: the MPI operator names the hosts", hint="--nodes says how many"
+                f"{config.where(setting)}: the MPI operator names the hosts", hint="--nodes says how many"
             )
-    if config["launcher"] not in ("auto", "mpirun"):
+    if config.launcher not in ("auto", "mpirun"):
         raise UsageError(
-            f"{config.where('launcher')}: {config['launcher']} starts nothing on the workers",
+            f"{config.where(Config.launcher)}: {config.launcher} starts nothing on the workers",
             hint="leave it out",
         )
 
@@ -171,42 +172,47 @@ def _workers(config: Config, sbatch: Sequence[str]) -> int:
             raise UsageError(
                 f"{name} is for --to slurm", hint="--output F keeps the job's YAML, for `kubectl create -f F`"
             )
-    nnodes = str(config["hosts.nnodes"])
-    text = given.get("--nodes") or ("1" if nnodes == "all" else nnodes.rpartition(":")[2])
+    nnodes = config.hosts.nnodes
+    text = given.get("--nodes") or ("1" if nnodes == "all" else str(nnodes.most))
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise UsageError(f"--nodes {text!r} is not a number of workers", hint="such as --nodes 4")
-    if nnodes != "all" and int(nnodes.partition(":")[0]) > int(text):
+    if nnodes != "all" and nnodes.least > int(text):
         raise UsageError(
-            f"{config.where('hosts.nnodes')}: {nnodes} of {text} workers", hint="leave one of them out"
+            f"{config.where(Config.hosts.nnodes)}: {nnodes} of {text} workers", hint="leave one of them out"
         )
     return int(text)
 
 
 def _slots(config: Config, workers: int) -> int | None:
     """Ranks of each worker, where the user has said how many."""
-    ppn, total = config["hosts.nproc_per_node"], config["hosts.nproc"]
-    if ppn != "auto" or total == "auto":
-        return None if ppn == "auto" else int(ppn)
+    ppn, total = config.hosts.nproc_per_node, config.hosts.nproc
+    if ppn != "auto":
+        return ppn
+    if total == "auto":
+        return None
     if total % workers:
         raise UsageError(
-            f"{config.where('hosts.nproc')}: {counted(total, 'rank')} can't be divided evenly over "
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')} can't be divided evenly over "
             f"{counted(workers, 'worker')}",
             hint="-ppn N says how many each has",
         )
-    return int(total) // workers
+    return total // workers
 
 
 def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> None:
     """UsageError where what a worker is to run needs more CPUs than it is to get."""
-    if config["hosts.oversubscribe"]:
+    if config.hosts.oversubscribe:
         return
     if are_wanted(config):
-        what, number, cores = "instance", "instances.count", "instances.cores_per_instance"
-        slots = None if config[number] == "auto" else ceil(config[number] / workers)
+        what, cores, count = "instance", Config.instances.cores_per_instance, config.instances.count
+        number: Setting[Any] = Config.instances.count
+        slots = ceil(count / workers) if isinstance(count, int) else None
     else:
-        what, number, cores = "rank", "hosts.nproc_per_node", "cpu.cores_per_rank"
-        number = "hosts.nproc" if config[number] == "auto" else number
-    each = config[cores] if isinstance(config[cores], int) else 1
+        what, cores = "rank", Config.cpu.cores_per_rank
+        by_host = config.hosts.nproc_per_node != "auto"
+        number = Config.hosts.nproc_per_node if by_host else Config.hosts.nproc
+    per_rank = config.value(cores)
+    each = per_rank if isinstance(per_rank, int) else 1
     needed = (slots or 1) * each
     of_cores = f" of {counted(each, 'core')}" if each > 1 else ""
     if needed > cpus:
@@ -305,7 +311,7 @@ def _check_size(names: Iterable[str], size: int) -> None:
 
 def _variables(config: Config) -> dict[str, str]:
     """The variables of this environment that are settings of the job."""
-    names = {name for origin in config.origins.values() for name in re.findall(r"\$(\w+)", origin)}
+    names = {name for given in config.given.values() for name in given.origin.variables}
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
 
 

@@ -60,8 +60,8 @@ def submit(
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     config = as_instances(config, len(each))
     added = missing_nodes(config, asked)
-    grace = config["watch.grace_period"] if config.is_set("watch.grace_period") else None
-    if warning := warned(asked, grace, by_srun=config["launcher"] == SRUN):
+    grace = config.watch.grace_period if config.is_set(Config.watch.grace_period) else None
+    if warning := warned(asked, grace, by_srun=config.launcher == SRUN):
         added |= {} if "--signal" in asked else {"--signal": warning.signal}
         run = run if grace is not None else [f"--grace-period={warning.grace:g}", *run]
     if "--requeue" in asked:

@@ -12,7 +12,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
 from cpulaunch.discovery.probe.preflight import Report
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.hosts import Host, folded
+from cpulaunch.model.hosts import Host, fold_hosts
 
 NAME = "slurm"
 """What the setting calls this launcher."""
@@ -59,7 +59,7 @@ def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
 
 def can_start(config: Config, hosts: Sequence[Host]) -> bool:
     """Whether the user leaves the launcher to us, and a step can start ranks on ``hosts``."""
-    if config["launcher"] != "auto" or config["mpi.flavour"] != "auto" or config["mpi.path"] != "auto":
+    if config.launcher != "auto" or config.mpi.flavour != "auto" or config.mpi.path != "auto":
         return False
     return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
 
@@ -70,7 +70,7 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
     They are somebody else's: ssh would start ranks there all the same.  ``here`` are this host's names.
     """
     nodes = allocated_nodes(config.environ)
-    if not nodes or config["launcher"] == "local":
+    if not nodes or config.launcher == "local":
         return
     ours = nodes | {name.partition(".")[0] for name in nodes} | (set(here) if nodes & set(here) else set())
     outside = [host.name for host in hosts if not {host.name, host.name.partition(".")[0]} & ours]
@@ -78,11 +78,11 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
         addresses = {address for node in sorted(nodes) for address in _addresses(node)}
         outside = [name for name in outside if name not in addresses]
     if outside:
-        where = config.where("hosts.hostfile" if config["hosts.hostfile"] else "hosts.list")
+        where = config.where(Config.hosts.hostfile if config.hosts.hostfile else Config.hosts.list)
         job = config.environ.get("SLURM_JOB_ID", "?")
         raise ConfigError(
-            f"{where}: {folded(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
-            f"Slurm job {job}, which are {folded(sorted(nodes))}",
+            f"{where}: {fold_hosts(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
+            f"Slurm job {job}, which are {fold_hosts(sorted(nodes))}",
             hint="without --hosts and --hostfile, the job's nodes are taken; --nodelist=… asks Slurm for "
             "others; `env -u SLURM_JOB_NODELIST cpulaunch run …` is no part of the job",
             part=outside[0],
@@ -107,9 +107,9 @@ def _addresses(node: str) -> set[str]:
 
 def demand_step(config: Config, hosts: Sequence[Host]) -> None:
     """ConfigError where the user wants a step, and there can be none on ``hosts``."""
-    if config["launcher"] != NAME:
+    if config.launcher != NAME:
         return
-    where = config.where("launcher")
+    where = config.where(Config.launcher)
     outside = _which_not(config, hosts)
     if outside is None:
         raise ConfigError(
@@ -118,7 +118,7 @@ def demand_step(config: Config, hosts: Sequence[Host]) -> None:
         )
     if outside:  # such as nodes of another component
         raise ConfigError(
-            f"{where}: {folded(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
+            f"{where}: {fold_hosts(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
             hint="without --hosts and --hostfile, the allocation's nodes are taken",
             part=outside[0],
         )

@@ -73,10 +73,7 @@ def _ask(
     reach: Reach,
     progress: Progress,
 ) -> Preflight:
-
-    def chosen(key: str) -> str | None:
-        return None if config[key] == "auto" else str(config[key])
-
+    address, port, interface = config.hosts.master_addr, config.hosts.master_port, config.ccl.interface
     request = ProbeRequest(
         python=required.python,
         directory=required.directory,
@@ -84,10 +81,10 @@ def _ask(
         identical=list(required.identical),
         packages=list(import_directories()),
         libraries=list(library_directories()),
-        master=chosen("hosts.master_addr") or hosts[0].name,
-        port=int(chosen("hosts.master_port") or 0),
-        interface=chosen("ccl.interface"),
-        limits=limits_of_ranks({**config.environ, **config["env"]}),
+        master=hosts[0].name if address == "auto" else address,
+        port=0 if port == "auto" else port,
+        interface=None if interface == "auto" else interface,
+        limits=limits_of_ranks({**config.environ, **config.env}),
     )
     responses = probe_hosts([host.name for host in hosts], here, request, reach, progress)
     first = responses[hosts[0].name].answer

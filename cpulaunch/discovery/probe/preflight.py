@@ -19,7 +19,7 @@ from cpulaunch.discovery.probe.messages import (
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.reach import UNRESOLVED, Reach
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.network import Interface
 from cpulaunch.wording import PORT_IS_TAKEN
 
@@ -121,7 +121,7 @@ def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, 
         if len(group) < MANY:
             yield from group
         else:
-            yield folded(host for host, _ in group), common
+            yield fold_hosts(host for host, _ in group), common
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from cpulaunch.discovery.probe import event_loop
 from cpulaunch.discovery.probe.probe import remote_command
 from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.facts import Facts, HostFacts
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.plan.plan import HostPlan
 
@@ -57,7 +57,7 @@ def measure_rates(
     """
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
-    where = "this machine" if here else folded(names)
+    where = "this machine" if here else fold_hosts(names)
     tell(f"measuring bf16 and fp32 on {where}; this is done once per model of CPU and version of torch")
     answers = event_loop.run(_measure_all(facts, hosts, python, reach, limits))
     found: list[tuple[Cpu | None, ProductRates]] = []

@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from cpulaunch import variables
-from cpulaunch.config.kinds import Interval
+from cpulaunch.config.kinds import Every
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
+from cpulaunch.config.values import Interval
 from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.runtime import distributed, reports
 from cpulaunch.runtime.change.precision import current_precision, keep_precision
@@ -76,7 +78,8 @@ class Checkpoint:
             raise UsageError(f"Checkpoint: loader takes a data loader, not {type(loader).__name__}")
         if not os.fspath(directory):
             raise UsageError("Checkpoint: the directory has no name")
-        self._every_steps, self._every_seconds = _interval(every)
+        interval = _interval(every)
+        self._every_steps, self._every_seconds = interval.steps, interval.seconds
         distributed.init()
         self._rank, self._ranks = distributed.rank(), distributed.world_size()
         self._root, self._loader = Path(directory).absolute(), loader
@@ -289,7 +292,7 @@ class Checkpoint:
         """Seconds after a signal at which rank 0 says that the state isn't saved; None: it doesn't."""
         if self._rank != 0 or variables.JOB_ID not in os.environ:  # nobody says when ranks are killed
             return None
-        grace = float(rank_setting("watch.grace_period", os.environ))
+        grace = rank_setting(Table.watch.grace_period, os.environ)
         return grace - min(1.0, grace / 5)
 
     def _is_late(self, number: int, seconds: float) -> None:
@@ -349,11 +352,13 @@ def _several(given: Any, kind: type, name: str) -> list[Any]:
     return things
 
 
-def _interval(every: int | str | None) -> tuple[int | None, float | None]:
-    """Steps or seconds from one checkpoint to the next: what the launcher says, else ``every``."""
-    kind, told = Interval(), rank_setting("watch.checkpoint_every", os.environ)
+def _interval(every: int | str | None) -> Interval:
+    """From one checkpoint to the next: what the launcher says, else ``every``."""
+    told = rank_setting(Table.watch.checkpoint_every, os.environ)
+    if told != "auto":
+        return told
+    kind: Every[NoReturn] = Every()
     try:
-        value = told if told != "auto" else kind.from_text(str(DEFAULT_EVERY if every is None else every))
+        return kind.from_text(str(DEFAULT_EVERY if every is None else every))
     except ValueError:
         raise UsageError(f"Checkpoint: every is {every!r}: expected {kind.describe}") from None
-    return (value, None) if isinstance(value, int) else (None, Interval.seconds(value))

@@ -13,6 +13,7 @@ from typing import Any
 
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
 from cpulaunch.runtime.observe import records, telemetry, tracing
 from cpulaunch.runtime.observe.communication import Communication
@@ -42,7 +43,7 @@ def keep(torch: Any) -> None:
 
 
 def _is_recorded() -> bool:
-    return bool(rank_setting("watch.telemetry", os.environ) != "none")
+    return rank_setting(Table.watch.telemetry, os.environ) != "none"
 
 
 def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None) -> None:

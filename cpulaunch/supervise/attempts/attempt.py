@@ -52,7 +52,7 @@ class Attempt(NamedTuple):
             variables.JOB_ID: self.job_id,
             variables.LAUNCHER_PID: str(os.getpid()),
             variables.RESTART_COUNT: str(self.restart_count),
-            variables.MAX_RESTARTS: str(self.plan.setting("watch.max_restarts")),
+            variables.MAX_RESTARTS: str(self.plan.settings.watch.max_restarts),
             variables.TOKEN: self.token,
             "MASTER_PORT": str(self.master_port),
         }
@@ -133,11 +133,11 @@ def _new_token() -> str:
 
 def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:
     """The port, and what keeps it, if it can be kept from here."""
-    wanted = plan.setting("hosts.master_port")
-    if not plan.here_alone and (port := free_port if wanted == "auto" else int(wanted)):
+    wanted = plan.settings.hosts.master_port
+    if not plan.here_alone and (port := free_port if wanted == "auto" else wanted):
         return port, None
     try:
-        keeper = master_port.keep(0 if wanted == "auto" else int(wanted), os.environ.get(variables.KEPT_PORT))
+        keeper = master_port.keep(0 if wanted == "auto" else wanted, os.environ.get(variables.KEPT_PORT))
     except OSError as e:
         raise HostError(
             f"port {wanted} of {plan.master_addr}: {e.strerror or e}",
@@ -145,7 +145,7 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
         ) from None
     port = keeper.getsockname()[1]
     taken_over = plan.here_alone and plan.program.python and not plan.instances
-    if taken_over and not plan.setting("training.as_written"):
+    if taken_over and not plan.settings.training.as_written:
         return port, keeper
     keeper.close()  # nobody would take it over
     return port, None

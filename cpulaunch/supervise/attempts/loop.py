@@ -14,7 +14,7 @@ from typing import Any
 from cpulaunch import launchers, messages
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.base import Launcher
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.supervise.attempts.attempt import ENDING, Attempt, RunningAttempt
 from cpulaunch.supervise.attempts.start import at_once, max_strangers
 from cpulaunch.supervise.attempts.stop import end_processes
@@ -389,7 +389,7 @@ class AttemptLoop:
             await asyncio.gather(
                 *self._ending,
                 self._end_launched(untidy, hosts, thorough=thorough),
-                self._timed(f"a look at {folded(sorted(hosts))}", self._sweep(hosts)),
+                self._timed(f"a look at {fold_hosts(sorted(hosts))}", self._sweep(hosts)),
             )
             if unswept := of_ours(self.unswept, self.launcher.reach.program):
                 self.console.tell(unswept)
@@ -399,7 +399,7 @@ class AttemptLoop:
         self._look_at_processes()
         if thorough and (slow := hosts & {left.host for left in self.unswept} - self.job.lost_hosts):
             self.unswept = [left for left in self.unswept if left.host not in slow]
-            what = f"a second look at {folded(sorted(slow))}"
+            what = f"a second look at {fold_hosts(sorted(slow))}"
             await self._timed(what, self._sweep(slow, PATIENCE))
 
     async def _end_launched(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:
@@ -437,12 +437,12 @@ def watching(attempt: Attempt, launcher: Launcher) -> Watching:
         launcher=launcher,
         processes=len(attempt.commands),
         command="the agent" if launcher.agents_are_children else plan.mpiexec or launcher.title,
-        heartbeat_timeout=plan.setting("watch.heartbeat_timeout"),
-        grace_period=plan.setting("watch.grace_period"),
+        heartbeat_timeout=plan.settings.watch.heartbeat_timeout,
+        grace_period=plan.settings.watch.grace_period,
         here_alone=plan.here_alone,
         stalls=stall_settings(plan),
         restarts=attempt.restart_count,
         names=plan.names,
         independent=plan.instances is not None,
-        go_on=plan.instances is not None and not plan.setting("instances.fail_fast"),
+        go_on=plan.instances is not None and not plan.settings.instances.fail_fast,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cpulaunch.launchers.command import Command, shell
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempts.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts.execute import Ended
@@ -81,24 +81,25 @@ class Following:
         hosts = [host.host for host in plan.hosts]
         event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
         output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
-        shown = shown_ranks(plan.setting("output.tee"), plan.world_size, strict=False)
+        shown = shown_ranks(plan.settings.output.tee, plan.world_size, strict=False)
         output.restart(number, shown)
         gone = [host.host for host in before.hosts if host.host not in hosts]
         new = [host for host in hosts if host not in {host.host for host in before.hosts}]
-        where = "this machine" if plan.here_alone else folded(hosts)
-        change = f", without {folded(gone)}" if gone else ""
-        change += f", with {folded(new)}" if new else ""
+        where = "this machine" if plan.here_alone else fold_hosts(hosts)
+        change = f", without {fold_hosts(gone)}" if gone else ""
+        change += f", with {fold_hosts(new)}" if new else ""
         ranks = counted(plan.world_size, "rank")
         self._console.tell(f"{self._restarts.counted}: {ranks} on {where}{change} ({name}){asked}")
 
 
 def restart_rules(plan: Plan) -> Rules:
     """What the user has asked for."""
+    watch = plan.settings.watch
     return Rules(
-        max_restarts=plan.setting("watch.max_restarts"),
-        on=plan.setting("watch.restart_on"),
-        always=plan.setting("watch.restart_always"),
-        stalls=plan.setting("watch.stall_action") == RESTART,
+        max_restarts=watch.max_restarts,
+        on=watch.restart_on,
+        always=watch.restart_always,
+        stalls=watch.stall_action == RESTART,
         python=plan.program.python,
     )
 

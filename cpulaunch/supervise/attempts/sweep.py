@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 
 if TYPE_CHECKING:
     from cpulaunch.launchers.reach import Reach
@@ -89,7 +89,7 @@ def of_ours(unswept: Sequence[Unswept], program: str = "ssh") -> str:
     failed = [left for left in unswept if left.ours]
     if not failed:
         return ""
-    hosts = folded(left.host for left in failed)
+    hosts = fold_hosts(left.host for left in failed)
     return f"processes may be left on {hosts}, as {program} can't be started here: {failed[0].why}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
 
@@ -43,7 +43,7 @@ class Notes:
 
 
 def _line(of_rank: bool, what: str, ranks: list[Rank], names: Names) -> str:
-    hosts = folded(dict.fromkeys(rank.host for rank in ranks))
+    hosts = fold_hosts(dict.fromkeys(rank.host for rank in ranks))
     if not of_rank:
         return f"{hosts}: {what}"
     numbers = {rank.rank for rank in ranks}
@@ -80,7 +80,7 @@ class Failures:
         self._told = True
         others = self._others(sum(map(len, waiting.values())))
         for number, (why, ranks) in enumerate(waiting.items(), 1):
-            hosts = folded(dict.fromkeys(rank.host for rank in ranks))
+            hosts = fold_hosts(dict.fromkeys(rank.host for rank in ranks))
             last = others if number == len(waiting) else ""
             yield f"{self._names.several(rank.rank for rank in ranks)} on {hosts} failed: {why}{last}"
 

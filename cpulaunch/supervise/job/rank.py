@@ -8,7 +8,7 @@ from enum import Enum, auto
 from math import inf
 
 from cpulaunch import messages
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.causes import Candidate
@@ -173,7 +173,7 @@ def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> 
     slow = {number: host for number, (seconds, host) in took.items() if seconds > LONG_WAIT}
     if not slow:
         return []
-    hosts = folded(dict.fromkeys(slow.values()))
+    hosts = fold_hosts(dict.fromkeys(slow.values()))
     seconds = max(seconds for seconds, _ in took.values())
     return [f"{seconds:.0f} s until {names.several(slow)} on {hosts} had ended"]
 

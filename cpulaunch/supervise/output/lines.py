@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
@@ -24,6 +24,9 @@ from cpulaunch.supervise.output.logs import Logs
 from cpulaunch.supervise.output.terminal import Screen
 from cpulaunch.supervise.telemetry.rows import Sink
 
+if TYPE_CHECKING:
+    from cpulaunch.config.settings import AllOrNone
+
 KEPT = 1 << 11
 """Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
 
@@ -38,18 +41,20 @@ ORDER = "output.order"
 of bytes for each piece.  The stream of the line between two attempts is 0."""
 
 
-def shown_ranks(tee: str, world_size: int, *, strict: bool = True, names: Names = RANKS) -> frozenset[int]:
-    """The ranks that ``tee`` names: ``all``, ``none``, or a list such as ``0,4-7``.
+def shown_ranks(
+    tee: CoreSet | AllOrNone, world_size: int, *, strict: bool = True, names: Names = RANKS
+) -> frozenset[int]:
+    """The ranks that ``tee``, a value of the setting ``output.tee``, names.
 
     ``strict``: ConfigError where there aren't as many; else those that there are.
     """
     everybody = frozenset(range(world_size))
-    if tee in ("all", "none"):
+    if not isinstance(tee, CoreSet):
         return everybody if tee == "all" else frozenset()
-    ranks = frozenset(number - names.first for number in CoreSet.parse(tee))
+    ranks = frozenset(number - names.first for number in tee)
     if strict and not ranks <= everybody:
         hint = f"leave it out to see the output of all {names.noun}s"
-        raise ConfigError(f"--tee {tee}: {names.all_of(world_size)}", hint=hint, part=tee)
+        raise ConfigError(f"--tee {tee}: {names.all_of(world_size)}", hint=hint, part=str(tee))
     return ranks & everybody
 
 

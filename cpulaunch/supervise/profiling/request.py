@@ -24,8 +24,8 @@ _STARTING = " (while it starts, ask again a little later)"
 
 def profiled_steps(plan: Plan) -> tuple[int, int] | None:
     """The first and the last step that ``--profile`` names."""
-    first, _, last = plan.setting("watch.profile").partition("-")
-    return None if first == "none" else (int(first), int(last or first))
+    steps = plan.settings.watch.profile
+    return None if steps == "none" else (steps.first, steps.last)
 
 
 class Sample(NamedTuple):

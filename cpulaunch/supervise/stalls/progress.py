@@ -188,6 +188,6 @@ def _counts(beat: Beat) -> tuple[int, int, int, bool]:
 
 def stall_settings(plan: Plan) -> StallSettings:
     """What the user has asked for."""
-    timeout = plan.setting("watch.stall_timeout")
+    timeout = plan.settings.watch.stall_timeout
     python = plan.program.python
-    return StallSettings(None if timeout == "auto" else timeout, plan.setting("watch.stall_action"), python)
+    return StallSettings(None if timeout == "auto" else timeout, plan.settings.watch.stall_action, python)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.stalls import location
 from cpulaunch.supervise.stalls.snapshot import Seen
@@ -55,7 +55,7 @@ class Words:
         """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
         ranks = sorted(ranks)
         hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
-        return f"{self._names.several(ranks)} on {folded(hosts)}"
+        return f"{self._names.several(ranks)} on {fold_hosts(hosts)}"
 
     def at(self, wait: Wait, ranks: Iterable[int]) -> str:
         """``", at train.py:91 main"``: the lines where ranks are that have called it."""

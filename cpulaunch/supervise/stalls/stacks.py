@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.model.hosts import folded
+from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.supervise.control.observer_messages import RankSeen
 
 BACKWARD = "_engine_run_backward"
@@ -337,7 +337,7 @@ def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
     hosts = list(dict.fromkeys(each.host for each in those))
     if len({each.host for each in seen}) == 1 or len(hosts) > MANY_HOSTS:
         return ranks
-    return f"{ranks} on {folded(hosts)}:"
+    return f"{ranks} on {fold_hosts(hosts)}:"
 
 
 def _folded(those: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:

@@ -48,7 +48,7 @@ def asked(questions: list[str]) -> list[str]:
 def said(directory: Path) -> dict[str, object]:
     """What the written file says."""
     config = load(file=directory / "cpulaunch.yaml", environ={})
-    return {key: config[key] for key in SETTINGS if config.is_set(key)}
+    return {setting.key: given.value for setting, given in config.given.items()}
 
 
 def accept(terminal: Terminal, questions: list[str]) -> None:

@@ -15,6 +15,8 @@ from support.terminal import question_of
 from cpulaunch.cli.config.machine import look
 from cpulaunch.cli.config.questions import Question
 from cpulaunch.cli.config.wizard import Draft, Wizard
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import Table
 
 RANKS, WORKERS, BACKEND = map(question_of, ("hosts.nproc_per_node", "ccl.worker_count", "training.backend"))
 
@@ -41,7 +43,9 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
     """Run the wizard with these answers to its end, with the ccl backend as given."""
 
     def run(
-        missing: str | None, answers: Mapping[str, str], old: Mapping[str, Any] = MappingProxyType({})
+        missing: str | None,
+        answers: Mapping[str, str],
+        old: Mapping[Setting[Any], Any] = MappingProxyType({}),
     ) -> tuple[Listed, Draft, str]:
         monkeypatch.chdir(tmp_path)
         for module in ("cli.run.facts", "cli.backend"):
@@ -57,8 +61,9 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
 @needs_two_cores
 def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., Any]) -> None:
     asker, draft, said = finished(None, {RANKS: "1", WORKERS: "1"})
-    assert draft.values["ccl.worker_count"] == 1
-    assert "instances.count" not in draft.values  # that there are none may be said by a stronger source alone
+    assert draft.values[Table.ccl.worker_count] == 1
+    # That there are none may be said by a stronger source alone.
+    assert Table.instances.count not in draft.values
     assert "planned: ccl, " in said
     assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the binding"
     assert "* for oneCCL's workers" in said
@@ -70,9 +75,9 @@ def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., 
 @needs_two_cores
 def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[..., Any]) -> None:
     all_cores = str(len(os.sched_getaffinity(0)))
-    old = {"ccl.worker_count": 1}
+    old = {Table.ccl.worker_count: 1}
     asker, draft, _ = finished(None, {RANKS: all_cores, WORKERS: "auto"}, old)
-    assert draft.values["hosts.nproc_per_node"] == int(all_cores)
+    assert draft.values[Table.hosts.nproc_per_node] == int(all_cores)
     asked = asker.question(WORKERS)
     assert asked.default == "auto"
     assert "1 can't be used: " in asked.why
@@ -80,7 +85,7 @@ def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[...
 
 def test_workers_are_not_asked_for_without_ccl(finished: Callable[..., Any]) -> None:
     asker, draft, said = finished("there is no compiler", {})
-    assert "ccl.worker_count" not in draft.values
+    assert Table.ccl.worker_count not in draft.values
     assert "ccl can't be used: there is no compiler" in said
     about = {option.value: option.about for option in asker.question(BACKEND).options}
     assert about["ccl"] == "not usable: there is no compiler"

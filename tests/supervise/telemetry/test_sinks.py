@@ -14,6 +14,7 @@ from support.jobs import job
 from support.namespaces import until
 
 from cpulaunch.config.kinds import Destinations
+from cpulaunch.config.values import Sinks
 from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.read import read_job
 from cpulaunch.supervise.telemetry.sinks.prometheus import MAX_CLIENTS, Metrics, PrometheusSink
@@ -186,21 +187,20 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("word", "place"),
+    ("text", "place"),
     [
         ("prometheus:9100", ("127.0.0.1", 9100)),
         ("prometheus:0.0.0.0:9100", ("0.0.0.0", 9100)),
         ("prometheus:[::1]:9100", ("::1", 9100)),
-        ("prometheus:0", None),
-        ("prometheus:65536", None),
-        ("prometheus:", None),
         ("tensorboard", None),
     ],
 )
 def test_prometheus_listens_on_loopback_unless_told_otherwise(
-    word: str, place: tuple[str, int] | None
+    text: str, place: tuple[str, int] | None
 ) -> None:
-    assert Destinations.port_of(word) == place
+    sinks = Destinations().from_text(text)
+    assert sinks == Sinks(tensorboard=place is None, prometheus=place)
+    assert str(sinks) == text
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,9 @@ def test_prometheus_listens_on_loopback_unless_told_otherwise(
         "none,file",
         "tensorboard,",
         "prometheus",
+        "prometheus:0",
+        "prometheus:65536",
+        "prometheus:",
         "wandb",
         "prometheus:1:x",
         "tensorboard,tensorboard",

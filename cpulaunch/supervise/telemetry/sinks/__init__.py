@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cpulaunch.config.kinds import Destinations
-
 if TYPE_CHECKING:
     from cpulaunch.plan.plan import Plan
     from cpulaunch.supervise.output.directory import JobDirectory
@@ -18,7 +16,7 @@ def make_sinks(
     plan: Plan, directory: JobDirectory, job_id: str, warn: Callable[[str], None]
 ) -> Sequence[Sink]:
     """Those that the plan's setting names, ready for rows.  Raises CpulaunchError."""
-    wanted = plan.setting("watch.telemetry")
+    wanted = plan.settings.watch.telemetry
     if wanted == "none":
         return ()
     from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile
@@ -26,14 +24,13 @@ def make_sinks(
     began = round(time.time(), 3)
     facts = {"job": job_id, "world_size": plan.world_size, "began": began}
     sinks: list[Sink] = [TelemetryFile(directory, facts, warn)]
-    for word in dict.fromkeys(wanted.split(",")):
-        if word == "tensorboard":
-            from cpulaunch.supervise.telemetry.sinks.tensorboard import Scalars, TensorBoardSink
+    if wanted.tensorboard:
+        from cpulaunch.supervise.telemetry.sinks.tensorboard import Scalars, TensorBoardSink
 
-            sinks.append(TensorBoardSink(directory, Scalars(plan.world_size), began, warn))
-        elif place := Destinations.port_of(word):
-            from cpulaunch.supervise.telemetry.sinks.prometheus import Metrics, PrometheusSink
+        sinks.append(TensorBoardSink(directory, Scalars(plan.world_size), began, warn))
+    if wanted.prometheus:
+        from cpulaunch.supervise.telemetry.sinks.prometheus import Metrics, PrometheusSink
 
-            hosts = [host.host for host in plan.hosts for _ in host.ranks]
-            sinks.append(PrometheusSink(*place, Metrics(job_id, hosts)))
+        hosts = [host.host for host in plan.hosts for _ in host.ranks]
+        sinks.append(PrometheusSink(*wanted.prometheus, Metrics(job_id, hosts)))
     return sinks

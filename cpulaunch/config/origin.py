@@ -1,0 +1,58 @@
+"""Where a value comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Source(IntEnum):
+    """The sources of values, the weakest first."""
+
+    DEFAULT = 0
+    DETECTED = 1
+    FILE = 2
+    ENVIRONMENT = 3
+    COMMAND_LINE = 4
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source of one value, and its name in messages, such as ``--nnodes`` or ``cpulaunch.yaml:7``.
+
+    ``option``: the option of the command line, without its dashes; empty for other sources.
+    ``variables``: the environment variables that the value is from.
+    """
+
+    source: Source
+    text: str
+    option: str = ""
+    variables: tuple[str, ...] = ()
+
+    @classmethod
+    def of_option(cls, option: str) -> Origin:
+        """The origin of a value that is given by an option such as ``--nnodes`` or ``--set hosts.nnodes``."""
+        return cls(Source.COMMAND_LINE, option, option=option.partition(" ")[0].lstrip("-"))
+
+    @classmethod
+    def of_variable(cls, name: str) -> Origin:
+        """The origin of a value in an environment variable."""
+        return cls(Source.ENVIRONMENT, f"${name}", variables=(name,))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def and_then(self, other: Origin) -> Origin:
+        """The origin of a value to which both have contributed."""
+        if self in (DEFAULT, other):
+            return other
+        return Origin(
+            max(self.source, other.source),
+            f"{self}, {other}",
+            variables=(*self.variables, *other.variables),
+        )
+
+
+DEFAULT = Origin(Source.DEFAULT, "default")
+DETECTED = Origin(Source.DETECTED, "detected")
+"""The origin of what cpulaunch has found or decided where the setting leaves it to cpulaunch."""

@@ -1,0 +1,72 @@
+"""What the texts of settings stand for, where that is neither a text nor a number.
+
+The text of each value, by ``str``, is read as the same value again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class HostCount:
+    """How many hosts a job takes, at least and at most."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """Optimizer steps from ``first`` to ``last``, both included, counted from 1."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number of optimizer steps, where ``unit`` is empty, or a time in the unit ``s``, ``m`` or ``h``."""
+
+    number: int
+    unit: str = ""
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps; None for a time."""
+        return None if self.unit else self.number
+
+    @property
+    def seconds(self) -> float | None:
+        """The time in seconds; None for a number of steps."""
+        return self.number * {"s": 1.0, "m": 60.0, "h": 3600.0}[self.unit] if self.unit else None
+
+    def __str__(self) -> str:
+        return f"{self.number}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """What gets a job's telemetry besides the file in the job's directory.
+
+    ``prometheus``: the address and the port at which Prometheus asks for it.
+    """
+
+    tensorboard: bool = False
+    prometheus: tuple[str, int] | None = None
+
+    def __str__(self) -> str:
+        words = ["tensorboard"] if self.tensorboard else []
+        if self.prometheus:
+            address, port = self.prometheus
+            shown = f"[{address}]" if ":" in address else address
+            words.append(f"prometheus:{port}" if address == LOOPBACK else f"prometheus:{shown}:{port}")
+        return ",".join(words) or "file"
