@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cpulaunch.discovery.cgroup import memory_limit
+from cpulaunch.discovery.files import read_file
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.this_host import topology_here
+from cpulaunch.discovery.this_host import libc_here, topology_here
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.environment import AFFINITY, LEFT_OUT, LIBRARY_VARIABLES
 from cpulaunch.plan.host import HostInput, plan_host
@@ -24,7 +26,9 @@ class Rebound(NamedTuple):
 def facts_of_this_host() -> HostFacts:
     """What a plan needs to know of this host."""
     libraries = find_libraries(library_directories(), import_directories())
-    return HostFacts(topology_here(), libraries=libraries)
+    return HostFacts(
+        topology_here(), libraries=libraries, libc=libc_here(), memory_limit=memory_limit(read_file)
+    )
 
 
 def rebind_on_host(

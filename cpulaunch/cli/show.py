@@ -101,6 +101,7 @@ def plan_as_text(
     where = f"{programs(plan)} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
+    lines.append(f"allocator: {plan.allocator}")
     lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]

@@ -271,9 +271,10 @@ _TABLE = (
     ),
     Setting(
         "cpu.allocator",
-        Choice("auto", "tcmalloc", "jemalloc", "default"),
+        Choice("auto", "tcmalloc", "jemalloc", "glibc", "default"),
         "auto",
-        "memory allocator to preload; auto: tcmalloc where it is installed; default: none, so libc's malloc",
+        "memory allocator; glibc: its malloc, tuned to keep freed memory; "
+        "auto: tcmalloc if it is installed, else glibc; default: libc's malloc as it is",
         ("--allocator",),
     ),
     Setting(

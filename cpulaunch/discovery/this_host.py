@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cpulaunch.discovery.cgroup import cgroup_limits
+from cpulaunch.discovery.cgroup import cgroup_limits, memory_limit
 from cpulaunch.discovery.files import Read, read_file
 from cpulaunch.discovery.interfaces import interfaces_here
 from cpulaunch.discovery.libraries import find_libraries, import_directories, library_directories
@@ -49,7 +49,20 @@ def facts_here(libraries: Sequence[str] | None = None, packages: Sequence[str] |
             library_directories() if libraries is None else libraries,
             import_directories() if packages is None else packages,
         ),
+        libc=libc_here(),
+        memory_limit=memory_limit(read_file),
     )
+
+
+def libc_here() -> str:
+    """This process's C library: such as ``glibc 2.36``, ``musl``, or ``no glibc``."""
+    try:
+        if version := os.confstr("CS_GNU_LIBC_VERSION"):
+            return version
+    except (ValueError, OSError):  # a name that only glibc knows
+        pass
+    musl = any(name.startswith("ld-musl-") for name in os.listdir("/lib"))
+    return "musl" if musl else "no glibc"
 
 
 def names_here() -> frozenset[str]:

@@ -24,7 +24,8 @@ class HostFacts:
     ``names``: all names and addresses of the host.  ``cpu_flags``: those of BF16_FLAGS that its CPU has, or
     ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, which
     has the address ``address``.  ``libraries``: the paths of those that ranks can be started with, by their
-    names in `model.libraries`.  ``fabrics``: its fast network cards.
+    names in `model.libraries`.  ``fabrics``: its fast network cards.  ``libc`` is the C library, such as
+    ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes; None where that has none.
     """
 
     topology: Topology
@@ -35,6 +36,8 @@ class HostFacts:
     address: str | None = None
     libraries: Mapping[str, str] | None = None
     fabrics: tuple[Fabric, ...] | None = None
+    libc: str | None = None
+    memory_limit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,6 +49,8 @@ class HostFacts:
             "address": self.address,
             "libraries": None if self.libraries is None else dict(self.libraries),
             "fabrics": None if self.fabrics is None else [card._asdict() for card in self.fabrics],
+            "libc": self.libc,
+            "memory_limit": self.memory_limit,
         }
 
     @classmethod
@@ -60,6 +65,8 @@ class HostFacts:
             address=raw.get("address"),
             libraries=_libraries(raw.get("libraries")),
             fabrics=None if raw.get("fabrics") is None else tuple(Fabric(**card) for card in raw["fabrics"]),
+            libc=raw.get("libc"),
+            memory_limit=raw.get("memory_limit"),
         )
 
 

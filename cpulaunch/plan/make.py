@@ -35,6 +35,7 @@ from cpulaunch.plan.instances import (
     check_lines,
     only_one,
 )
+from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.network import (
     Provider,
     choose_provider,
@@ -93,6 +94,7 @@ def make_plan(config: Config, facts: Facts, program: Program) -> Plan:
         world_size=world_size,
         master_addr=master_addr,
         transport=job.transport,
+        allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
         env=env,
@@ -269,7 +271,7 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[s
             ("cpu.allocator", {host.allocator for host in job.hosts}),
             ("cpu.openmp", {host.openmp for host in job.hosts}),
         ):
-            if len(names) == 1 and names <= {"default", *FILES}:
+            if len(names) == 1 and names <= {"default", GLIBC, *FILES}:
                 found[key] = names.pop()
     return found
 
