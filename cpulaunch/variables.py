@@ -166,6 +166,7 @@ TABLE = (
     Variable("GOMP_CPU_AFFINITY", "<user>", "plan cli <OpenMP>", "CPUs", "CPUs of each thread (GNU)"),
     Variable("LD_PRELOAD", "<user> plan", "agent cli <ld.so>", "paths with colons", "libraries loaded first"),
     Variable("LD_LIBRARY_PATH", "<user>", "cli discovery <ld.so>", "paths with colons", "where libraries are"),
+    Variable("GLIBC_TUNABLES", "<user> plan", "<glibc>", "NAME=VALUE with colons", "how glibc's malloc works"),
     Variable("MALLOC_CONF", "plan", "<jemalloc>", "options", "jemalloc's options"),
     # ---- libraries that train
     Variable("ACCELERATE_USE_CPU", "runtime", "<accelerate>", "true or false", "train on the CPU"),

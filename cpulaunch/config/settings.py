@@ -33,7 +33,7 @@ SCHEMA = 1
 
 Auto: TypeAlias = Literal["auto"]
 AllOrNone: TypeAlias = Literal["all", "none"]
-Allocator: TypeAlias = Literal["auto", "tcmalloc", "jemalloc", "default"]
+Allocator: TypeAlias = Literal["auto", "tcmalloc", "jemalloc", "glibc", "default"]
 Backend: TypeAlias = Literal["auto", "ccl", "gloo"]
 CclBinding: TypeAlias = Literal["auto", "cpulaunch", "oneccl_bind_pt"]
 Compression: TypeAlias = Literal["none", "bf16"]
@@ -285,7 +285,8 @@ class CpuSection(Section):
     allocator: Setting[Allocator] = Setting(
         Choice(*get_args(Allocator)),
         "auto",
-        "memory allocator to preload; auto: tcmalloc where it is installed; default: none, so libc's malloc",
+        "memory allocator; glibc: its malloc, tuned to keep freed memory; "
+        "auto: tcmalloc if it is installed, else glibc; default: libc's malloc as it is",
         ("--allocator",),
     )
     openmp: Setting[OpenMP] = Setting(

@@ -26,7 +26,9 @@ class HostFacts:
     ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, which
     has the address ``address``.  ``libraries``: the paths of those that ranks can be started with, by their
     names in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.
-    ``rates``: the rates of matrix products that were measured there, for some numbers of threads.
+    ``rates``: the rates of matrix products that were measured there, for some numbers of threads.  ``libc``:
+    the C library, such as ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes;
+    None where that has none.
     """
 
     topology: Topology
@@ -39,6 +41,8 @@ class HostFacts:
     fabrics: tuple[Fabric, ...] | None = None
     cpu: Cpu | None = None
     rates: tuple[ProductRates, ...] = ()
+    libc: str | None = None
+    memory_limit: int | None = None
 
     def rates_of(self, threads: int) -> ProductRates | None:
         """The rates that were measured with so many threads."""
@@ -56,6 +60,8 @@ class HostFacts:
             "fabrics": None if self.fabrics is None else [card._asdict() for card in self.fabrics],
             "cpu": None if self.cpu is None else self.cpu._asdict(),
             "rates": [rates._asdict() for rates in self.rates],
+            "libc": self.libc,
+            "memory_limit": self.memory_limit,
         }
 
     @classmethod
@@ -72,6 +78,8 @@ class HostFacts:
             fabrics=None if raw.get("fabrics") is None else tuple(Fabric(**card) for card in raw["fabrics"]),
             cpu=None if raw.get("cpu") is None else Cpu(**raw["cpu"]),
             rates=tuple(map(ProductRates.from_json, raw.get("rates", ()))),
+            libc=raw.get("libc"),
+            memory_limit=raw.get("memory_limit"),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
@@ -10,6 +10,7 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding, RankBinding
+from cpulaunch.plan.malloc import GLIBC, TUNABLES, tunables
 
 AFFINITY = "CCL_WORKER_AFFINITY"
 THREADS = "OMP_NUM_THREADS"
@@ -21,7 +22,7 @@ BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINI
 LEFT_OUT = "is left out, as LD_PRELOAD takes no space or colon"
 """What a note says of a library whose path keeps it from being preloaded."""
 
-LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME")
+LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME", TUNABLES)
 """What `choose_libraries` may set."""
 
 HOW_TO_GET = {
@@ -64,11 +65,12 @@ class Libraries(NamedTuple):
     """The allocator and the OpenMP runtime of a host's ranks.
 
     Both are named as in the settings, ``default`` being libc's and torch's own; or as in _FILE_PREFIXES,
-    where the user preloads them.  ``env`` is to be set on that host.  ``intel_openmp``: the runtime knows
-    ``KMP_*``.
+    where the user preloads them.  ``why_allocator`` says why it is this one.  ``env`` is to be set on that
+    host.  ``intel_openmp``: the runtime knows ``KMP_*``.
     """
 
     allocator: str
+    why_allocator: str
     openmp: str
     intel_openmp: bool
     env: Mapping[str, str]
@@ -76,13 +78,14 @@ class Libraries(NamedTuple):
 
 
 def choose_libraries(
-    found: Mapping[str, str] | None, allocator: str, openmp: str, users: Mapping[str, str]
+    found: Mapping[str, str] | None, allocator: str, openmp: str, users: Mapping[str, str], untuned: str
 ) -> Libraries:
     """What a host's ranks are started with, of the libraries ``found`` there.
 
     ``allocator`` and ``openmp`` are values of the settings.  ``found`` is what `find_libraries` returned, or
     None where the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
-    comes first.  Raises PlanError where a library that is asked for isn't there, or contradicts it.
+    comes first.  ``untuned``, of `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
+    PlanError where a library that is asked for isn't there, or contradicts the user's.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []
@@ -108,15 +111,18 @@ def choose_libraries(
     if runtime == "intel":
         env["KMP_BLOCKTIME"] = "1"
     env = {name: value for name, value in env.items() if name not in users}
+    name, why = _allocator(found, allocator, chosen.get("allocator"), preloaded, untuned)
+    if name == GLIBC:
+        env[TUNABLES] = tunables(users)
+        if own := users.get(TUNABLES):
+            notes.append(f"{TUNABLES}: your {own} stays")
     if paths:
         env[PRELOAD] = ":".join([*preloaded, *paths])
         if preloaded:
             notes.append(f"LD_PRELOAD: your {users[PRELOAD]} comes first")
     if found is None and paths:
         notes.append(f"whether {', '.join(paths)} is there was not checked")
-    return Libraries(
-        chosen.get("allocator", "default"), chosen.get("openmp", "default"), runtime == "intel", env, notes
-    )
+    return Libraries(name, why, chosen.get("openmp", "default"), runtime == "intel", env, notes)
 
 
 def library_among(what: str, paths: Iterable[str]) -> str | None:
@@ -126,9 +132,28 @@ def library_among(what: str, paths: Iterable[str]) -> str | None:
     return next(kinds, None)
 
 
+def _allocator(
+    found: Mapping[str, str] | None, asked: str, library: str | None, preloaded: Sequence[str], untuned: str
+) -> tuple[str, str]:
+    """The allocator and why it is this one; ``library`` is the one that is preloaded."""
+    if library:
+        if library_among("allocator", preloaded):
+            return library, "in your LD_PRELOAD"
+        return library, "it is installed" if asked == "auto" else "asked for"
+    if asked in (GLIBC, "default"):
+        return asked, "asked for"
+    if asked != "auto":
+        return "default", f"{asked} {LEFT_OUT}"
+    if found is None:
+        return "default" if untuned else GLIBC, "what is installed is unknown"
+    best = _AUTO["allocator"]
+    absent = f"{best} {LEFT_OUT}" if best in found else f"{best} is not installed"
+    return ("default", f"{absent}, and {untuned}") if untuned else (GLIBC, absent)
+
+
 def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | None:
     """The one to preload, by its name in FILES; None where there is nothing to do."""
-    if asked == "default" or (
+    if asked in ("default", GLIBC) or (
         what == "openmp" and library_among(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
     ):
         return None
@@ -220,3 +245,42 @@ def _series(places: Sequence[CoreSet]) -> Iterator[str]:
         text = "{" + ",".join(map(str, first)) + "}"
         yield text if length == 1 else f"{text}:{length}" if step == 1 else f"{text}:{length}:{step}"
         numbers = numbers[length:]
+
+
+# Variables by which batch systems and launchers tell a process its rank.  Libraries that look for them take
+# those of an allocation around the job, or of another launcher, for the job's own.  One family each; a
+# launcher belongs to the one by which it tells the rank.
+_FAMILIES = (
+    # Slurm
+    (
+        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS",
+        "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+    ),
+    # Hydra (Intel MPI, MPICH), and Slurm's own PMI
+    (
+        "PMI_RANK", "PMI_SIZE", "PMI_ID", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ),
+    # Open MPI (PRRTE)
+    (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_RANK",
+    ),
+    # MVAPICH
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    # PALS and ALPS (Cray)
+    ("PALS_RANKID", "PALS_NODEID", "PALS_LOCAL_RANKID", "ALPS_APP_PE"),
+    # jsrun (Spectrum LSF)
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    # Flux
+    ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+)  # fmt: skip
+
+
+def foreign_claims(own: Collection[str], kept: Collection[str]) -> tuple[str, ...]:
+    """The variables to hide from ranks whose launcher tells them who they are by ``own``.
+
+    ``kept`` are those that the user wants them to get nevertheless.
+    """
+    families = (family for family in _FAMILIES if not set(family) & set(own))
+    return tuple(name for family in families for name in family if name not in kept)

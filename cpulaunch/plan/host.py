@@ -21,6 +21,7 @@ from cpulaunch.plan.environment import (
     threads_environment,
     workers_environment,
 )
+from cpulaunch.plan.malloc import GLIBC, demand_glibc, why_untuned
 from cpulaunch.plan.plan import HostPlan, RankPlan
 from cpulaunch.plan.request import HostRequest
 
@@ -50,7 +51,7 @@ def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
     Raises PlanError where the host can't fulfil the request.
     """
     binding = bind(host.facts.topology, replace(request.binding, ranks=host.ranks))
-    libraries = choose_libraries(host.facts.libraries, request.allocator, request.openmp, host.user_env)
+    libraries = _libraries(host, len(binding.ranks), request)
     workers = {} if AFFINITY in host.user_env else workers_environment(binding)
     return HostPlan(
         host=host.name,
@@ -58,9 +59,18 @@ def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
         env={**host.env, **workers, **libraries.env},
         ranks=tuple(_plan_rank(rank, host, libraries, request) for rank in binding.ranks),
         allocator=libraries.allocator,
+        why_allocator=libraries.why_allocator,
         openmp=libraries.openmp,
         notes=tuple(libraries.notes),
     )
+
+
+def _libraries(host: HostInput, ranks: int, request: HostRequest) -> Libraries:
+    facts = host.facts
+    if request.allocator == GLIBC:
+        demand_glibc(facts.libc)
+    untuned = why_untuned(facts.libc, facts.memory_limit, ranks)
+    return choose_libraries(facts.libraries, request.allocator, request.openmp, host.user_env, untuned)
 
 
 def _plan_rank(rank: RankBinding, host: HostInput, libraries: Libraries, request: HostRequest) -> RankPlan:

@@ -16,6 +16,7 @@ from cpulaunch.plan.binding import Binding, bind
 from cpulaunch.plan.environment import PRELOAD, library_among
 from cpulaunch.plan.host import HostInput, plan_host
 from cpulaunch.plan.instances import are_wanted
+from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.plan import HostPlan
 from cpulaunch.plan.request import BindingRequest, HostRequest
 from cpulaunch.plan.select import ranks_per_host
@@ -73,7 +74,7 @@ def host_inputs(
     inputs = []
     for host in hosts:
         known, assumed = facts.of(host.name) if facts.listed else (facts.like, False)
-        asked = {request.allocator, request.openmp} - {"auto", "default"}
+        asked = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
         if assumed and not asked <= set(known.libraries or ()):
             # They may be there all the same: the host's agents will look.
             known = replace(known, libraries=None)

@@ -19,8 +19,7 @@ from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.libraries import FILES
-from cpulaunch.plan.claims import foreign_claims
-from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common
+from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common, foreign_claims
 from cpulaunch.plan.hosts import (
     BoundHost,
     bind_hosts,
@@ -36,6 +35,7 @@ from cpulaunch.plan.instances import (
     check_lines,
     only_one,
 )
+from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.network import (
     Provider,
     choose_provider,
@@ -68,8 +68,7 @@ def make_plan(
 
     ``precision`` is that of the job's first attempt, where this plan is for another one.
     """
-    config = as_instances(config)
-    check_restarts(config)
+    check_restarts(config := as_instances(config))
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
     backend = decide_backend(config, facts)
@@ -78,22 +77,22 @@ def make_plan(
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
-    warning = "" if config.training.as_written else precision.warning  # as the precision is the script's
+    warning = "" if config.training.as_written else precision.warning
     notes = (_srun_note(facts, chosen), backend.note, warning, *job.notes, _hidden_note(config, hidden))
-    world_size = checked_world_size(config, sum(len(host.ranks) for host in job.hosts))
     master_addr = chosen_master_addr(config, facts, chosen, listed)
-    meeting = (
-        {} if instances else {Config.hosts.master_addr: master_addr, Config.training.backend: backend.backend}
-    )
-    transport = {Config.ccl.transport: job.transport} if job.transport else {}
-    decided = {Config.training.precision: precision.precision, **meeting, **transport}
+    decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
+    if not instances:
+        decided |= {Config.hosts.master_addr: master_addr, Config.training.backend: backend.backend}
+    if job.transport:
+        decided[Config.ccl.transport] = job.transport
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
-        world_size=world_size,
+        world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
         master_addr=master_addr,
         transport=job.transport,
+        allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
         env=env,
@@ -285,7 +284,7 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[S
             Config.cpu.openmp: {host.openmp for host in job.hosts},
         }
         for setting, names in libraries.items():
-            if len(names) == 1 and names <= {"default", *FILES}:
+            if len(names) == 1 and names <= {"default", GLIBC, *FILES}:
                 found[setting] = names.pop()
     return found
 

@@ -70,7 +70,7 @@ class HostPlan:
     """One host and its ranks, which are contiguous.  ``assumed``: its topology is that of another host.
 
     ``allocator`` and ``openmp`` are the libraries that its ranks get, and ``notes`` are on these; the plan's
-    JSON has them in its settings and notes.
+    JSON has them in its settings, ``allocator`` and notes.
     """
 
     host: str
@@ -78,6 +78,7 @@ class HostPlan:
     env: Mapping[str, str]
     ranks: tuple[RankPlan, ...]
     allocator: str = field(default="", compare=False)
+    why_allocator: str = field(default="", compare=False)
     openmp: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
@@ -98,9 +99,10 @@ class Plan:
 
     ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
     value, which may stand for several.  ``transport``, of `decide_transport`, carries ccl's collectives; it
-    is empty with another backend.  ``env`` reaches every rank; ``private`` are those of its names that
-    must not show in argument lists; ``forward`` are names of the user's own variables that the launcher has
-    to hand on.  ``hidden`` are names that no rank gets: they would tell it that it is another rank.
+    is empty with another backend.  ``allocator`` says which allocator the hosts' ranks get, and why.
+    ``env`` reaches every rank; ``private`` are those of its names that must not show in argument lists;
+    ``forward`` are names of the user's own variables that the launcher has to hand on.  ``hidden`` are names
+    that no rank gets: they would tell it that it is another rank.
     ``here_alone``: the job stays on the host that it is started from.
     ``request`` is what every host was planned by.  ``settings`` are those of the job, and ``found`` is what
     was found or decided for some of them, in the types of JSON: a list where it differs by host.
@@ -114,6 +116,7 @@ class Plan:
     world_size: int
     master_addr: str
     transport: str
+    allocator: str
     hosts: tuple[HostPlan, ...]
     here_alone: bool
     env: Mapping[str, str]

@@ -17,17 +17,20 @@ from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_t
 from support.jobs import outcome, output_of_one
 
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
+from cpulaunch.discovery.host.this_host import libc_here
 from cpulaunch.messages import Exit, Release, Started
 from cpulaunch.model.libraries import FILES
+from cpulaunch.plan.malloc import tunables
 from cpulaunch.plan.request import BindingRequest, HostRequest
 
+needs_glibc = pytest.mark.skipif(not libc_here().startswith("glibc"), reason="the C library is not glibc")
 HERE = find_libraries(library_directories(), import_directories())
 FIRST, *_, LAST = sorted(os.sched_getaffinity(0)) * 2
 
 SHOW = """
 import json, os
 maps = open("/proc/self/maps").read()
-names = ("LD_PRELOAD", "MALLOC_CONF", "OMP_PLACES", "KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
+names = ("LD_PRELOAD", "MALLOC_CONF", "GLIBC_TUNABLES", "OMP_PLACES", "KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_NUM_THREADS")
 print(json.dumps({"env": {n: os.environ[n] for n in names if n in os.environ},
                   "mapped": [n for n in ("libtcmalloc", "libjemalloc", "libiomp5") if n in maps],
                   "policy": open("/proc/self/numa_maps").readline().split()[1]}))
@@ -140,6 +143,22 @@ class TestLibraries:
         done = cpulaunch("run", "-n", "1", "--allocator", "tcmalloc", "parent.py")
         assert "libc.so" in done.stdout
         assert "tcmalloc" not in done.stdout
+
+    @needs_glibc
+    def test_malloc_is_tuned_in_the_program_alone(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "show.py").write_text(
+            "import os\n"
+            "print(os.environ['GLIBC_TUNABLES'])\n"
+            # glibc puts a zero in the place of each colon that it has read.
+            "given = open(f'/proc/{os.getppid()}/environ').read().split(chr(0))\n"
+            "print([each for each in given if each.startswith(('GLIBC_TUNABLES', 'glibc.'))])\n"
+        )
+        users = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
+        done = cpulaunch("run", "-v", "-n", "1", "--allocator", "glibc", "show.py", env=users)
+        program, agent = done.stdout.splitlines()
+        assert program == tunables(users)
+        assert agent == "['GLIBC_TUNABLES=glibc.malloc.arena_max=2']"
+        assert "GLIBC_TUNABLES: your glibc.malloc.arena_max=2 stays" in done.stderr
 
     def test_a_missing_one_is_an_error_that_says_how_to_get_it(self, cpulaunch: Run, tmp_path: Path) -> None:
         topology = {"cpus": [[0, 0, 0, 0], [1, 1, 0, 0]]}
@@ -313,6 +332,17 @@ class TestHostsThatNobodyLookedAt:
         assert "MALLOC_CONF" not in seen["env"]
         assert int(seen["env"]["OMP_NUM_THREADS"]) <= cores
         assert ("KMP_AFFINITY" in seen["env"]) == (int(seen["env"]["OMP_NUM_THREADS"]) > 1)
+
+    @needs_glibc
+    @pytest.mark.parametrize(("allocator", "tuned"), [("glibc", True), ("default", False)])
+    def test_their_agents_decide_on_the_tunables_of_malloc(
+        self, tmp_path: Path, allocator: str, tuned: bool
+    ) -> None:
+        planned = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=3"}
+        request = HostRequest(allocator=allocator, openmp="default")
+        placed = placement(tmp_path, assumed=True, host_env=planned, request=request)
+        env = output_of_one(run_agent(placed, SHOW))["env"]
+        assert env.get("GLIBC_TUNABLES") == (tunables({}) if tuned else None)
 
     def test_a_library_that_is_left_out_for_its_path_is_named(self, tmp_path: Path) -> None:
         """The agent runs under an interpreter that has no such library beside it, as a venv's base."""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.plans import BIG, SMALL
 
-from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.facts import Facts, HostFacts, read_record, record
 
 
 def test_a_recorded_host_is_known_by_all_its_names() -> None:
     facts = Facts(like=BIG, hosts={"a": HostFacts(SMALL.topology, frozenset({"a.cluster", "10.0.0.1"}))})
     assert facts.of("10.0.0.1") == (facts.hosts["a"], False)
     assert facts.of("b") == (BIG, True)
+
+
+def test_what_is_recorded_is_read_back() -> None:
+    hosts = {"a": replace(SMALL, libc="glibc 2.36", memory_limit=16 << 30), "b": BIG}
+    assert read_record(record(hosts), "facts.json") == hosts
+
+
+def test_an_older_record_knows_neither_the_c_library_nor_the_limit_of_memory() -> None:
+    older = {key: value for key, value in SMALL.to_json().items() if key not in ("libc", "memory_limit")}
+    assert HostFacts.from_json(older) == SMALL
 
 
 def test_a_host_of_which_the_job_has_some_cpus_is_assumed_to_give_its_first_ones() -> None:

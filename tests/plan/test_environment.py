@@ -13,7 +13,15 @@ from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import RankBinding, bind
-from cpulaunch.plan.environment import HOW_TO_GET, choose_libraries, memory_policy, places_environment
+from cpulaunch.plan.environment import (
+    HOW_TO_GET,
+    LEFT_OUT,
+    Libraries,
+    choose_libraries,
+    memory_policy,
+    places_environment,
+)
+from cpulaunch.plan.malloc import KEEP
 from cpulaunch.plan.request import BindingRequest
 
 FOUND = {
@@ -24,6 +32,12 @@ FOUND = {
 
 
 GOMP = {"torch": "/torch/lib/libgomp.so.1"}
+KEEPS = ":".join(f"{name}={value}" for name, value in KEEP.items())
+MUSL = "the C library is musl"
+
+
+def chosen_of(found, allocator, openmp, users, untuned=MUSL) -> Libraries:
+    return choose_libraries(found, allocator, openmp, users, untuned)
 
 
 @pytest.mark.parametrize(
@@ -70,24 +84,57 @@ GOMP = {"torch": "/torch/lib/libgomp.so.1"}
 )  # fmt: skip
 def test_choices(found, allocator, openmp, users, expected) -> None:
     found = {**GOMP, **found} if found is not None else None
-    assert choose_libraries(found, allocator, openmp, users).env == expected
+    assert chosen_of(found, allocator, openmp, users).env == expected
 
 
 @pytest.mark.parametrize("directory", ["/home/me/my env/lib", "/opt/a:b"])
 def test_a_path_that_preloading_would_cut_apart_is_left_out_with_a_line(directory: str) -> None:
     found = {**GOMP, **FOUND, "jemalloc": f"{directory}/libjemalloc.so.2"}
-    chosen = choose_libraries(found, "jemalloc", "intel", {})
+    chosen = chosen_of(found, "jemalloc", "intel", {})
     assert (chosen.allocator, chosen.openmp) == ("default", "intel")
     assert chosen.env == {"LD_PRELOAD": "/i/libiomp5.so", "KMP_BLOCKTIME": "1"}
     (note,) = chosen.notes
     assert note.startswith("allocator: jemalloc is left out, as LD_PRELOAD takes no space or colon: ")
 
 
+@pytest.mark.parametrize(
+    ("found", "allocator", "users", "untuned", "expected"),
+    [
+        (FOUND, "auto", {}, "", ("tcmalloc", "it is installed")),
+        ({}, "auto", {}, "", ("glibc", "tcmalloc is not installed")),
+        ({}, "auto", {}, MUSL, ("default", "tcmalloc is not installed, and the C library is musl")),
+        (None, "auto", {}, MUSL, ("default", "what is installed is unknown")),
+        ({"tcmalloc": "/a b/t.so"}, "auto", {}, "", ("glibc", f"tcmalloc {LEFT_OUT}")),
+        (FOUND, "glibc", {}, MUSL, ("glibc", "asked for")),
+        (FOUND, "jemalloc", {}, "", ("jemalloc", "asked for")),
+        (FOUND, "default", {}, "", ("default", "asked for")),
+        ({}, "auto", {"LD_PRELOAD": "/my/libmimalloc.so.2"}, "", ("mimalloc", "in your LD_PRELOAD")),
+    ],
+)  # fmt: skip
+def test_which_allocator_it_is_and_why(found, allocator, users, untuned, expected) -> None:
+    chosen = chosen_of(found, allocator, "auto", users, untuned)
+    assert (chosen.allocator, chosen.why_allocator) == expected
+    assert chosen.env.get("GLIBC_TUNABLES") == (KEEPS if expected[0] == "glibc" else None)
+
+
+def test_the_users_tunables_stay_with_a_line() -> None:
+    users = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+    chosen = chosen_of({}, "auto", "auto", users, "")
+    assert chosen.env["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=1:{KEEPS}"
+    assert chosen.notes == ["GLIBC_TUNABLES: your glibc.malloc.arena_max=1 stays"]
+    assert chosen_of({}, "default", "auto", users, "").env == {}
+
+
+def test_glibc_is_not_tuned_beside_another_allocator() -> None:
+    with pytest.raises(PlanError, match="LD_PRELOAD has jemalloc"):
+        chosen_of(FOUND, "glibc", "auto", {"LD_PRELOAD": "/my/libjemalloc.so"}, "")
+
+
 def test_jemalloc_is_tuned_unless_the_user_has_done_it() -> None:
-    tuned = choose_libraries(FOUND, "jemalloc", "auto", {}).env
+    tuned = chosen_of(FOUND, "jemalloc", "auto", {}).env
     assert set(tuned) == {"LD_PRELOAD", "MALLOC_CONF"}
     assert "background_thread:true" in tuned["MALLOC_CONF"]
-    assert set(choose_libraries(FOUND, "jemalloc", "auto", {"MALLOC_CONF": "x:1"}).env) == {"LD_PRELOAD"}
+    assert set(chosen_of(FOUND, "jemalloc", "auto", {"MALLOC_CONF": "x:1"}).env) == {"LD_PRELOAD"}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +149,7 @@ def test_jemalloc_is_tuned_unless_the_user_has_done_it() -> None:
 )
 def test_which_runtime_it_will_be(openmp: str, users: dict[str, str], torchs: str, intel: bool) -> None:
     found = {**FOUND, "torch": torchs}
-    assert choose_libraries(found, "auto", openmp, users).intel_openmp is intel
+    assert chosen_of(found, "auto", openmp, users).intel_openmp is intel
 
 
 @pytest.mark.parametrize(
@@ -113,7 +160,7 @@ def test_what_is_asked_for_and_missing_is_an_error_that_says_how_to_get_it(
     allocator: str, openmp: str, missing: str
 ) -> None:
     with pytest.raises(PlanError, match="was not found") as caught:
-        choose_libraries(GOMP, allocator, openmp, {})
+        chosen_of(GOMP, allocator, openmp, {})
     assert caught.value.hint == HOW_TO_GET[missing]
 
 
@@ -123,7 +170,7 @@ def test_what_is_asked_for_and_missing_is_an_error_that_says_how_to_get_it(
 )
 def test_what_contradicts_the_users_preload_is_an_error(allocator: str, openmp: str, preload: str) -> None:
     with pytest.raises(PlanError, match=f"LD_PRELOAD has .* \\({preload}\\)"):
-        choose_libraries(FOUND, allocator, openmp, {"LD_PRELOAD": preload})
+        chosen_of(FOUND, allocator, openmp, {"LD_PRELOAD": preload})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.rates import ProductRates
 from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.malloc import tunables
 from cpulaunch.plan.plan import Plan
 from cpulaunch.plan.select import checked_world_size, remaining_hosts
 
@@ -218,6 +219,39 @@ class TestLibrariesAndMemory:
         assert setting(made, "cpu.allocator")[0] == "auto"
         with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
             make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
+
+    def test_without_tcmalloc_malloc_is_tuned_where_there_is_room(self) -> None:
+        roomy, full = (
+            replace(self.BARE, libc="glibc 2.36"),
+            replace(self.BARE, libc="glibc 2.28", memory_limit=15 << 30),
+        )
+        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"a": roomy, "b": full})
+        assert [host.env.get("GLIBC_TUNABLES") for host in made.hosts] == [tunables({}), None]
+        assert made.allocator == (
+            "glibc (tcmalloc is not installed); default (tcmalloc is not installed, and the control group "
+            "allows 7.5 GiB of memory per rank, and 8 GiB are needed to keep freed memory)"
+        )
+        assert "GLIBC_TUNABLES" not in made.env  # mpiexec and the agents do without
+        asked = make("cpu.allocator=glibc", hosts="b", hosts_known={"b": full})
+        assert asked.hosts[0].env["GLIBC_TUNABLES"] == tunables({})
+        assert asked.setting("cpu.allocator") == "glibc"
+
+    def test_the_detected_allocator_is_a_settings_value(self) -> None:
+        made = make(facts=replace(self.BARE, libc="glibc 2.36"))
+        assert made.setting("cpu.allocator") == "glibc"
+        assert make(facts=replace(self.BARE, libc="musl")).setting("cpu.allocator") == "default"
+        with pytest.raises(PlanError, match="allocator glibc: the C library is musl"):
+            make("cpu.allocator=glibc", facts=replace(self.BARE, libc="musl"))
+
+    def test_the_users_tunables_are_merged(self) -> None:
+        facts, own = replace(self.BARE, libc="glibc 2.36"), {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"}
+        set_by = (
+            make(facts=facts, environ=own),
+            make("env=GLIBC_TUNABLES=glibc.malloc.mmap_max=7", facts=facts),
+        )
+        for made in set_by:
+            assert made.hosts[0].env["GLIBC_TUNABLES"] == tunables(own)
+            assert "GLIBC_TUNABLES: your glibc.malloc.mmap_max=7 stays" in made.notes
 
     def test_on_a_host_that_nobody_looked_at_it_may_be(self) -> None:
         made = make("cpu.openmp=intel", hosts="a", facts=self.BARE)

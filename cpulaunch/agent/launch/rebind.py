@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cpulaunch.discovery.host.cgroup import memory_limit
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.host.this_host import topology_here
+from cpulaunch.discovery.host.this_host import libc_here, topology_here
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.network import interface_to_master
 from cpulaunch.plan.communication import interface_variables
@@ -27,7 +29,9 @@ class Rebound(NamedTuple):
 def facts_of_this_host() -> HostFacts:
     """What a plan needs to know of this host."""
     libraries = find_libraries(library_directories(), import_directories())
-    return HostFacts(topology_here(), libraries=libraries)
+    return HostFacts(
+        topology_here(), libraries=libraries, libc=libc_here(), memory_limit=memory_limit(read_file)
+    )
 
 
 def rebind_on_host(

@@ -70,6 +70,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {plan.transport}"] if plan.transport else []
     lines += [] if plan.settings.training.as_written else [str(plan.precision)]
+    lines.append(f"allocator: {plan.allocator}")
     lines += ["", "Placement", *placement_as_text(plan, like)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]

@@ -1,7 +1,7 @@
-"""What the control group of a process allows it: a cpuset, and CPU time; and what the quota has cost it.
+"""What the control group of a process allows it: a cpuset, CPU time, memory; and what the quota has cost it.
 
-Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst and scheduler/sched-bwc.rst of Linux,
-and proc(5) for the two tables in ``/proc/self``.
+Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst, cgroup-v1/memory.rst and
+scheduler/sched-bwc.rst of Linux, and proc(5) for the two tables in ``/proc/self``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from cpulaunch.discovery.host.files import Read
 from cpulaunch.model.cores import CoreSet
+
+_UNLIMITED = 1 << 60
+"""Bytes of memory that stand for no limit."""
 
 
 class Throttling(NamedTuple):
@@ -30,7 +33,7 @@ def cgroup_throttling(read: Read) -> Throttling | None:
     """What the smallest quota has done to the process whose files ``read`` gives; None where it has none."""
     found = []
     for kind, folders in _groups(read):
-        for folder in folders if kind != "cpuset" else ():
+        for folder in folders if kind in ("cpu", "both") else ():
             if (quota := _quota(read, folder)) is not None:
                 lines = (line.split() for line in (read(f"{folder}/cpu.stat") or "").splitlines())
                 stat = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
@@ -61,21 +64,35 @@ def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
     cpuset: CoreSet | None = None
     quotas: list[float] = []
     for kind, folders in _groups(read):
-        if kind != "cpu" and cpuset is None:
+        if kind in ("cpuset", "both") and cpuset is None:
             cpuset = _cpuset(read, folders)
-        if kind != "cpuset":
+        if kind in ("cpu", "both"):
             quotas += [quota for folder in folders if (quota := _quota(read, folder)) is not None]
     return cpuset, min(quotas, default=None)
 
 
+def memory_limit(read: Read) -> int | None:
+    """Bytes of memory that the process whose files ``read`` gives may use; None where that is unlimited.
+
+    Of ``memory.max`` and ``memory.high``, above which a group is slowed down, the smaller counts; and of
+    several groups, as with a quota, the smallest.
+    """
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    folders = [folder for kind, found in _groups(read) if kind in ("memory", "both") for folder in found]
+    texts = [(read(f"{folder}/{name}") or "").strip() for folder in folders for name in names]
+    # Version 2 has the word "max" for no limit, and version 1 the largest number that it knows.
+    limits = [int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED]
+    return min(limits, default=None)
+
+
 def _groups(read: Read) -> Iterator[tuple[str, list[str]]]:
-    """``cpuset``, ``cpu`` (version 1) or ``both`` (2), and the group's folder and those above it."""
+    """``cpuset``, ``cpu``, ``memory`` (version 1) or ``both`` (2); the group's folder and those above it."""
     mounts = list(_mounts(read))
     for line in (read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         names = controllers.split(",")
-        for kind in ("both",) if number == "0" and not controllers else ("cpuset", "cpu"):
+        for kind in ("both",) if number == "0" and not controllers else ("cpuset", "cpu", "memory"):
             if kind != "both" and kind not in names:
                 continue
             for options, root, folder in mounts:

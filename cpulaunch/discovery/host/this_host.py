@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cpulaunch.discovery.host.cgroup import cgroup_limits
+from cpulaunch.discovery.host.cgroup import cgroup_limits, memory_limit
 from cpulaunch.discovery.host.files import Read, read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
@@ -59,9 +59,22 @@ def facts_here(
         cpu_flags=cpu_flags(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         libraries=find_libraries(library_directories() if libraries is None else libraries, packages),
+        libc=libc_here(),
+        memory_limit=memory_limit(read_file),
         cpu=cpu,
         rates=RateCache.of(cpu, torch_version, environ).product_rates() if torch_version else (),
     )
+
+
+def libc_here() -> str:
+    """This process's C library: such as ``glibc 2.36``, ``musl``, or ``no glibc``."""
+    try:
+        if version := os.confstr("CS_GNU_LIBC_VERSION"):
+            return version
+    except (ValueError, OSError):  # a name that only glibc knows
+        pass
+    musl = any(name.startswith("ld-musl-") for name in os.listdir("/lib"))
+    return "musl" if musl else "no glibc"
 
 
 def names_here() -> frozenset[str]:

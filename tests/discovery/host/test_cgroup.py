@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cpulaunch.discovery.host.cgroup import Throttling, cgroup_limits, cgroup_throttling
+from cpulaunch.discovery.host.cgroup import Throttling, cgroup_limits, cgroup_throttling, memory_limit
 
 V2_MOUNT = "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 
@@ -80,6 +80,27 @@ def test_cpusets_and_quotas_of_control_groups(
 
 def test_no_proc_no_limits() -> None:
     assert cgroup_limits(lambda path: None) == (None, None)
+    assert memory_limit(lambda path: None) is None
+
+
+V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "limit"),
+    [
+        ("0::/a", V2_MOUNT, {}, None),
+        ("0::/a", V2_MOUNT, {"a/memory.max": "max", "a/memory.high": "max"}, None),
+        ("0::/a", V2_MOUNT, {"a/memory.max": "4096", "a/memory.high": "max"}, 4096),
+        ("0::/a", V2_MOUNT, {"a/memory.max": "4096", "a/memory.high": "2048"}, 2048),
+        ("0::/a/b", V2_MOUNT, {"a/memory.max": "1024", "a/b/memory.max": "4096"}, 1024),
+        ("4:memory:/job\n0::/", V1_MEMORY, {"memory/job/memory.limit_in_bytes": "8192"}, 8192),
+        ("4:memory:/job\n0::/", V1_MEMORY, {"memory/memory.limit_in_bytes": "16384"}, 16384),
+        ("4:memory:/job", V1_MEMORY, {"memory/job/memory.limit_in_bytes": "9223372036854771712"}, None),
+    ],
+)
+def test_limits_of_memory(groups: str, mounts: str, files: dict[str, str], limit: int | None) -> None:
+    assert memory_limit(reader(groups, mounts, **files)) == limit
 
 
 @pytest.mark.parametrize(
