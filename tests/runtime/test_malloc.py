@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cpulaunch.discovery.this_host import libc_here
+from cpulaunch.discovery.host.this_host import libc_here
 from support.command import Run
 from support.jobs import output_of_one
 
