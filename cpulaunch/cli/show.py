@@ -15,6 +15,7 @@ from cpulaunch.cli.terminal import has_unicode
 from cpulaunch.config.config import Config
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
+from cpulaunch.plan.communication import needs_oneccl
 from cpulaunch.plan.placement import NUMBER, own_arguments
 from cpulaunch.plan.plan import HostPlan, Plan
 from cpulaunch.wording import counted, shown_path
@@ -100,7 +101,13 @@ def plan_as_text(
     names = _names_of(unicode)
     where = f"{programs(plan)} on {counted(len(plan.hosts), 'host')}"
     lines = [f"{where}, {started(plan)}"]
-    lines += [f"transport: {plan.transport}"] if plan.transport else []
+    ours = plan.setting("ccl.binding") != "oneccl_bind_pt"
+    needs = (
+        " (needs the oneCCL module: cpulaunch ccl build --oneccl)"
+        if ours and needs_oneccl(plan.transport)
+        else ""
+    )
+    lines += [f"transport: {plan.transport}{needs}"] if plan.transport else []
     lines += ["", "Placement", *placement_as_text(plan, like, unicode=unicode)]
     lines += [f"  note: {note}" for note in plan.notes]
     lines += ["", picture]

@@ -21,7 +21,6 @@
 #include <stdexcept>
 
 #include "intruders.hpp"
-#include "lending.hpp"
 #include "rank.hpp"
 
 using namespace cpulaunch;
@@ -368,8 +367,6 @@ void run_garbled(const Arguments& given) {
   }
 }
 
-void run_lending(const Arguments&) { check_lending(); }
-
 void run_rounding(const Arguments& given) { check_rounding(given.seed, given.rounds); }
 
 // --- the command line
@@ -403,7 +400,6 @@ constexpr Program kPrograms[] = {
     {"pieces", run_pieces},
     {"strangers", run_with_strangers},
     {"garbled", run_garbled},
-    {"lending", run_lending},
     {"rounding", run_rounding},
 };
 
