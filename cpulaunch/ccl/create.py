@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import resource
 import secrets
 import sys
 from collections.abc import Sequence
@@ -20,13 +21,15 @@ from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
 from cpulaunch.ccl.load import Loaded
-from cpulaunch.ccl.meeting import Meeting, Peer, own_address
+from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
 from cpulaunch.ccl.mpi import leave_mpi
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
+_CONNECTIONS = 4  # with each rank of another host
+_SPARE_DESCRIPTORS = 256  # for what the program opens meanwhile, files of data first of all
 _MIN_STORE_INTERVAL = 0.2  # seconds
 _LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
 
@@ -78,6 +81,7 @@ def create(options: Any, backend_options: Any) -> Any:
         numbers=meeting.numbers,
         in_ledger=ledger.members_text(meeting.numbers),
         host_names=_host_names(peers),
+        shares_cores=shares_cores(rank, peers),
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers, meeting.numbers),
         store_interval=store_interval(size),
@@ -178,10 +182,24 @@ def _shared_memory(
     return everywhere, slots if everywhere else None
 
 
+def reserve_descriptors(others: int) -> None:
+    """Raise this process's limit so far that a group can connect to this many ranks of other hosts.
+
+    Each may take four connections: one in each direction, of collectives and of messages.  The soft limit is
+    often 1,024 where the hard one is 500,000 and more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + _CONNECTIONS * others + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | None) -> Carrier:
     if layout.hosts == 1:
         return core.own_carrier(layout, slots)
     ip = own_address(_state.variables)
+    reserve_descriptors(layout.size - len(layout.locals))
     listener = core.listen(ip)
     token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
     try:

@@ -139,7 +139,6 @@ def set_up(module: ModuleType, neighbours: Neighbours) -> None:
     offload = os.environ["CCL_WORKER_OFFLOAD"] == "1"
     module.configure(
         offload=offload,
-        network=neighbours.hosts > 1,
         only_core=neighbours.cores == 1,
         yield_cores=os.environ.get("CCL_YIELD") == "sched_yield",
         cores=_worker_cores(os.environ, neighbours) if offload else [],

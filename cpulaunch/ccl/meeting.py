@@ -42,6 +42,21 @@ class Peer(NamedTuple):
         cpus = sorted(os.sched_getaffinity(0))
         return cls(_host(), os.getpid(), cpus, _socket(cpus))
 
+    @property
+    def machine(self) -> str:
+        """The same for hosts that are simulated on one machine, such as containers."""
+        return self.host.split(" ")[1] if " " in self.host else self.host
+
+
+def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
+    """Whether other ranks of ``rank``'s machine, on hosts that are simulated there, need its cores.
+
+    On a host of its own it has enough of them, or is oversubscribed, which is known otherwise.
+    """
+    own = peers[rank]
+    beside = [peer for peer in peers if peer.machine == own.machine and set(peer.cpus) & set(own.cpus)]
+    return len(beside) > len(own.cpus) and any(peer.host != own.host for peer in beside)
+
 
 class Meeting:
     """One group's ranks, while it is made.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import tracemalloc
 import zlib
@@ -15,7 +17,7 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
-from cpulaunch.ccl.meeting import Meeting, own_address
+from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
 from cpulaunch.errors import HostError
 
 LIMIT = timedelta(seconds=60)
@@ -146,3 +148,52 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+# --- cores
+
+
+def peers(*places: tuple[str, list[int]]) -> list[Peer]:
+    """One for each "host machine" and its CPUs."""
+    return [Peer(f"{place} pid:[1]", 4711, cpus, -1) for place, cpus in places]
+
+
+@pytest.mark.parametrize(
+    ("places", "shared"),
+    [
+        ([("a boot1", [0]), ("b boot2", [0])], False),  # two machines
+        ([("a boot1", [0]), ("a boot1", [1]), ("b boot2", [0]), ("b boot2", [1])], False),
+        ([("a boot1", [0]), ("b boot1", [0])], True),  # two containers on one core
+        ([("a boot1", [0]), ("b boot1", [1])], False),  # each has its own
+        ([("a boot1", [0, 1]), ("b boot1", [0, 1])], False),  # two for both
+        ([("a boot1", [0, 1]), ("a boot1", [0, 1]), ("b boot1", [0, 1])], True),
+        ([("a boot1", [0]), ("a boot1", [0])], False),  # one host, which is oversubscribed
+    ],
+)
+def test_only_simulated_hosts_share_cores(places: list[tuple[str, list[int]]], shared: bool) -> None:
+    assert shares_cores(0, peers(*places)) is shared
+
+
+def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> None:
+    everybody = peers(("a boot1", [0]), ("a boot1", [1]), ("b boot1", [0]), ("b boot1", [1]))
+    assert shares_cores(0, everybody)
+    assert not shares_cores(0, everybody[:2])
+
+
+# --- descriptors
+
+
+def test_a_group_of_many_hosts_may_open_as_many_connections() -> None:
+    """The soft limit is that of a shell; 63 other hosts with 8 ranks each take four connections a rank."""
+    program = (
+        "import os, resource\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "from cpulaunch.ccl.create import reserve_descriptors\n"
+        "reserve_descriptors(10); few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(504); many = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(1); print(few >= 40, many >= min(hard, 4 * 504),"
+        " many == resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True True True\n", done.stderr

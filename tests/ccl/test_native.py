@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Path(__file__).parent / "native"
 CORE = SOURCES / "core"
-FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}")
+FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}", f"-I{SOURCES / 'layer'}")
 SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
@@ -197,6 +197,19 @@ def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:
     program.check("1", seed=6, what="rounding")
 
 
+DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal sums", "an endless message", "seals",
+           "a crowd", "pace")  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DETAILS)
+def test_details(program: Program, what: str) -> None:
+    program.check("1", seed=0, what=what, rounds=1)
+
+
+def test_a_forked_process_has_tensors_of_its_own(plain: Program) -> None:
+    plain.check("1", seed=0, what="forked tensors", rounds=1)
+
+
 # --- what is not as it should be
 
 
@@ -279,7 +292,6 @@ def test_threads_write_one_ledger(tmp_path: Path) -> None:
     command = [
         "g++",
         *FLAGS,
-        f"-I{SOURCES / 'layer'}",
         *SANITIZED,
         "-fsanitize=thread",
         *sources,

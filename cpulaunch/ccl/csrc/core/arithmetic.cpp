@@ -4,6 +4,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "plain_numbers.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -396,6 +398,7 @@ Reduce* reduce_for(NumberType type, Reduction reduction) {
 }
 
 void divide(char* data, size_t bytes, NumberType type, int divisor) {
+  const PlainNumbers plain;
   const char* sum = data;
   reduce_for(type, Reduction::average)(data, &sum, 1, bytes, divisor);
 }

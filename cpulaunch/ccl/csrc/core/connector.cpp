@@ -186,7 +186,10 @@ Receiver Connector::accept(int from, Channel channel) {
 void Connector::accept_all() {
   const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
   for (size_t accepted = 0; accepted < most; ++accepted) {
-    const int descriptor = accept4(listener_.descriptor, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    sockaddr_storage from{};
+    socklen_t length = sizeof(from);
+    const int descriptor = accept4(listener_.descriptor, reinterpret_cast<sockaddr*>(&from), &length,
+                                   SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (descriptor < 0) {
       const int error = errno;
       const bool full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
@@ -196,7 +199,7 @@ void Connector::accept_all() {
       }
       break;
     }
-    unknown_.push_back({Receiver(descriptor), 0, {}});
+    unknown_.push_back({Receiver(descriptor), is_of_group(from), 0, {}});
   }
   for (size_t i = 0; i < unknown_.size();) {
     if (read_hello(unknown_[i])) {
@@ -205,9 +208,22 @@ void Connector::accept_all() {
       ++i;
     }
   }
-  // Those that have been silent for longest make room for the ones to come.
-  const size_t surplus = unknown_.size() - std::min(unknown_.size(), most);
-  unknown_.erase(unknown_.begin(), unknown_.begin() + surplus);
+  // Those that have been silent for longest make room for the ones to come, and those from elsewhere before all: a
+  // crowd of them takes no rank's place.
+  const auto is_far = [](const Unknown& each) { return !each.is_near; };
+  for (size_t surplus = unknown_.size() - std::min(unknown_.size(), most); surplus > 0; --surplus) {
+    const auto far = std::find_if(unknown_.begin(), unknown_.end(), is_far);
+    unknown_.erase(far == unknown_.end() ? unknown_.begin() : far);
+  }
+}
+
+bool Connector::is_of_group(const sockaddr_storage& address) const {
+  char ip[INET6_ADDRSTRLEN] = "";
+  const void* its = address.ss_family == AF_INET6
+                        ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr)
+                        : &reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  inet_ntop(address.ss_family, its, ip, sizeof(ip));
+  return std::any_of(addresses_.begin(), addresses_.end(), [&](const Address& each) { return each.ip == ip; });
 }
 
 // True when the connection is known, or closed because it is a stranger's.

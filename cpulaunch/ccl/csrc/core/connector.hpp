@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <chrono>
@@ -121,12 +122,14 @@ class Connector {
  private:
   struct Unknown {  // a connection whose hello has not fully come
     Receiver receiver;
+    bool is_near;  // it comes from an address of the group's
     size_t done;
     Hello hello;
   };
 
   void accept_all();
   bool read_hello(Unknown& unknown);
+  bool is_of_group(const sockaddr_storage& address) const;
 
   const int rank_;
   const std::vector<Address> addresses_;

@@ -29,7 +29,7 @@ class ReduceScatter final : public Operation {
   }
 
   void enter(uint64_t piece) override {
-    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * stretch_), 0, false};
+    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * stretch_), 0};
     if (layout_.hosts > 1 && piece % layout_.hosts == 0) ask(piece);
   }
 
@@ -62,7 +62,6 @@ class ReduceScatter final : public Operation {
 
   bool exchange(uint64_t piece) override {
     auto& state = states_[hierarchy_.index(piece)];
-    if (state.done) return true;
     if (state.sending > 0) return false;
     const bool ours = host_of(piece) == layout_.host;
     if (layout_.hosts > 1 && ours) {
@@ -70,14 +69,13 @@ class ReduceScatter final : public Operation {
       if (coming.pending > 0) return false;
       reduce_hosts(coming.memory.get(), piece);
     }
-    return state.done = true;
+    return true;
   }
 
  private:
   struct State {
     char* staging = nullptr;  // for what goes to another host
     int sending = 0;
-    bool done = false;
   };
   // What other hosts have for this rank in one stretch.
   struct Coming {

@@ -384,6 +384,7 @@ size_t PointToPoint::read_from(int from) {
 void PointToPoint::begin_frame(int from) {
   auto& peer = peers_[from];
   const auto& frame = peer.frame;
+  if (frame.kind == Frame::Kind::eager && frame.bytes > kMaxEager) throw ConnectionLost("what it sends makes no sense");
   if (frame.kind == Frame::Kind::clear) {
     const auto found = peer.announced.find(frame.id);
     if (found == peer.announced.end()) throw ConnectionLost("what it sends makes no sense");
@@ -405,7 +406,6 @@ void PointToPoint::begin_frame(int from) {
     }
   } else {
     const bool eager = frame.kind == Frame::Kind::eager;
-    if (eager && frame.bytes > kMaxEager) throw ConnectionLost("what it sends makes no sense");
     peer.unexpected.push_back({frame, std::vector<char>(eager ? frame.bytes : 0), !eager});
     peer.keeping = eager;
     peer.kept += eager ? frame.bytes : 0;

@@ -1,5 +1,6 @@
 #include "shared_blocks.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,8 +39,19 @@ struct Blocks {
 };
 
 // Never destroyed: tensors may outlive everything else.
+//
+// A process that is forked gets tensors of its own: what it writes to them isn't for the other ranks.
 Blocks& blocks() {
-  static auto* all = new Blocks;
+  static auto* all = [] {
+    pthread_atfork([] { blocks().mutex.lock(); }, [] { blocks().mutex.unlock(); },
+                   [] {
+                     for (const auto& [memory, block] : blocks().by_memory) {
+                       make_private(const_cast<char*>(memory) - kHeaderSize, block.descriptor, block.size);
+                     }
+                     blocks().mutex.unlock();
+                   });
+    return new Blocks;
+  }();
   return *all;
 }
 
@@ -76,7 +88,10 @@ void SharedBlocks::free(char* memory) {
   all.by_memory.erase(found);
   // A process that was forked has a copy of the tensor, and no say about the memory.
   char* whole = memory - kHeaderSize;
-  if (!is_forked()) header_of(whole).freed.store(true, std::memory_order_release);
+  if (!is_forked()) {
+    header_of(whole).freed.store(true, std::memory_order_release);
+    empty_shared_file(block.descriptor, kHeaderSize, block.size);  // the others unmap it with their next operation
+  }
   munmap(whole, block.size);
   close(block.descriptor);
 }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kHugePage = 2 << 20;  // bytes
 constexpr int kCollapse = 25;          // MADV_COLLAPSE, of Linux 6.1, which older headers lack
+constexpr unsigned kNoExecSeal = 8;    // MFD_NOEXEC_SEAL, of Linux 6.3
 
 char* map_at(void* address, int descriptor, size_t size) {
   const int flags = MAP_SHARED | (address ? MAP_FIXED : 0);
@@ -31,13 +32,29 @@ int open_in(int pid, int descriptor) {
 
 }  // namespace
 
+// Nothing in it can be executed, which a host may insist on (vm.memfd_noexec), and nobody who maps it can make it
+// smaller: whoever read it would get SIGBUS.
 int create_shared_file(size_t size) {
-  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", 1u /* MFD_CLOEXEC */));
-  if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(size)) != 0) {
+  int descriptor = -1;
+  for (const unsigned flags : {MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal, MFD_CLOEXEC | MFD_ALLOW_SEALING}) {
+    descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", flags));
+    if (descriptor >= 0 || errno != EINVAL) break;  // kernels before 6.3 don't know the former
+  }
+  if (descriptor < 0) return -1;
+  if (ftruncate(descriptor, static_cast<off_t>(size)) != 0 || fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     close(descriptor);
     return -1;
   }
   return descriptor;
+}
+
+void empty_shared_file(int descriptor, size_t begin, size_t size) {
+  fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+            static_cast<off_t>(size - begin));
+}
+
+bool make_private(char* memory, int descriptor, size_t size) {
+  return mmap(memory, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) != MAP_FAILED;
 }
 
 char* map_shared_file(int descriptor, size_t size) {

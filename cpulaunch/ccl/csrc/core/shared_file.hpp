@@ -9,6 +9,10 @@ namespace cpulaunch {
 
 // A descriptor of a new file of so many bytes, zeroes; -1 where there is none to be had.
 int create_shared_file(size_t size);
+// Gives back what is in the file from `begin` on, also where others have mapped it; zeroes are there then.
+void empty_shared_file(int descriptor, size_t begin, size_t size);
+// Takes the place of a mapping of the file: what is written there from now on is this process's alone.
+bool make_private(char* memory, int descriptor, size_t size);
 // Null where it can't be mapped.
 char* map_shared_file(int descriptor, size_t size);
 // Moves what was written to a mapping of a file to pages of 2 MB, where the kernel can: then fewer addresses are looked

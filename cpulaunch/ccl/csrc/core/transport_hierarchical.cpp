@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "plain_numbers.hpp"
+
 namespace cpulaunch {
 
 namespace {
@@ -105,6 +107,7 @@ Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, siz
 
 bool Hierarchy::advance(Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const PlainNumbers plain;
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
   try {
     // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
@@ -238,8 +241,9 @@ size_t Hierarchy::collect() {
 size_t Hierarchy::exchange() {
   for (Cursor each = exchanged_; auto* operation = at(each);) {
     if (each.number >= started_.number) break;
-    const bool done = operation->exchange(each.piece);
-    if (each.number == exchanged_.number && done) {
+    auto& done = done_[each.number % shape.slots];
+    if (done != each.number + 1 && operation->exchange(each.piece)) done = each.number + 1;
+    if (each.number == exchanged_.number && done == each.number + 1) {
       each.pass();
       exchanged_ = each;
       // Release: a rank that sees the piece taken sees what this rank has written to its slot, too.  This rank's reads

@@ -89,7 +89,7 @@ class Operation {
   // Called once before the first piece enters, also where there are no pieces.
   virtual void begin() {}
 
-  // The stages of a piece.  A stage that answers false is called again later.
+  // The stages of a piece.  A stage that answers false is called again later, and one that answers true is not.
   virtual void enter(uint64_t) {}
   virtual bool can_put(uint64_t) { return true; }
   virtual void put(uint64_t) {}
@@ -209,6 +209,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   std::deque<std::shared_ptr<Operation>> operations_;  // those that are not collected
   uint64_t gone_ = 0;                                  // operations before these
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
+  std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the last piece in it that is exchanged
   uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
   bool aborted_ = false;
   std::optional<Mismatch> mismatch_;  // once there is one, nothing moves any more

@@ -54,11 +54,12 @@ OpenGroups& open_groups() {
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
-                                 std::string name, Members members, const std::string& in_ledger,
+                                 std::string name, Members members, const std::string& in_ledger, bool shares_cores,
                                  std::vector<Peer> local_peers, Heartbeat heartbeat, StoreIntervals intervals,
                                  Carrier carrier, MakeGloo make_gloo)
     : Backend(rank, size),
-      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members), in_ledger)),
+      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members), in_ledger,
+                                          shares_cores)),
       store_(store),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       make_gloo_(std::move(make_gloo)),
@@ -203,9 +204,7 @@ void ProcessGroupCCL::abort() {
   if (gloo_fallback_) gloo_fallback_->abort();
 }
 
-c10d::ErrorType ProcessGroupCCL::getError() {
-  return state_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
-}
+c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 
 // All ranks call this for the same operation, so that they make the group together.
 c10d::Backend& ProcessGroupCCL::gloo() {

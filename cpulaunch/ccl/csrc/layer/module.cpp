@@ -21,7 +21,7 @@ PYBIND11_MODULE(_group, module) {
 
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
-                       std::vector<int> numbers, const std::string& in_ledger, std::vector<std::string> host_names,
+                       std::vector<int> numbers, const std::string& in_ledger, std::vector<std::string> host_names, bool shares_cores,
                        const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string, std::string> heartbeat, double store_interval,
                        double silence, uintptr_t carrier, py::function make_gloo) {
@@ -38,7 +38,7 @@ PYBIND11_MODULE(_group, module) {
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
-                 Members(std::move(numbers), std::move(host_names)), in_ledger, std::move(peers),
+                 Members(std::move(numbers), std::move(host_names)), in_ledger, shares_cores, std::move(peers),
                  Heartbeat{std::move(own_key), std::move(own_ip), std::move(next_key), std::move(next_host)},
                  StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3)),
                                 Milliseconds(static_cast<int64_t>(silence * 1e3))),
@@ -49,18 +49,22 @@ PYBIND11_MODULE(_group, module) {
                  });
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
-           py::arg("numbers"), py::arg("in_ledger"), py::arg("host_names"), py::arg("local_peers"),
+           py::arg("numbers"), py::arg("in_ledger"), py::arg("host_names"), py::arg("shares_cores"),
+           py::arg("local_peers"),
            py::arg("heartbeat"), py::arg("store_interval"), py::arg("silence"), py::arg("carrier"),
            py::arg("make_gloo"),
            "Connects the ranks by a cl_carrier of the core's, at the address `carrier`, which is taken over.\n"
            "`numbers` are the ranks' in the job, `in_ledger` is how the ledger has those, and `host_names` are the\n"
-           "names of their hosts, empty where there is one;\n"
+           "names of their hosts, empty where there is one; `shares_cores`: ranks of other hosts, simulated on this\n"
+           "machine, run on this rank's cores;\n"
            "`local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, this host's address, key to read, name of the host that writes that),\n"
            "empty for none;\n"
            "`store_interval` is how many seconds lie between two looks of a waiting rank into the store, and\n"
            "`silence` after how many, at the earliest, a host that says nothing counts as gone;\n"
            "`make_gloo` makes the gloo group of the same ranks, when it is first needed.")
+      .def("get_error", &ProcessGroupCCL::getError,
+           "What kind of failure the group has had: a timeout of this rank, one that another rank reports, or another.")
       .def_property_readonly("shares_memory", &ProcessGroupCCL::shares_memory,
                              "Whether tensors that `share_memory` has moved are reduced where they are.")
       .def_static("share_memory", &ProcessGroupCCL::share_memory, py::arg("tensor"),
@@ -76,17 +80,15 @@ PYBIND11_MODULE(_group, module) {
 
   module.def(
       "configure",
-      [](bool offload, bool yield_cores, bool network, bool only_core, std::vector<int> cores) {
+      [](bool offload, bool yield_cores, bool only_core, std::vector<int> cores) {
         ProgressOptions options;
         options.offload = offload;
         options.yield = yield_cores;
-        options.network = network;
         options.only_core = only_core;
         options.cores = std::move(cores);
         ProgressEngine::instance().configure(std::move(options));
       },
-      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("network"),
-      py::arg("only_core"), py::arg("cores"),
+      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
   ProgressEngine::instance().set_signal_handling([] {
     if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,35 +16,19 @@ namespace cpulaunch {
 
 namespace {
 
-// For so long its caller drives an asynchronous work, where oneCCL has no core of its own: handing a small one
+// How long the caller drives an asynchronous operation, unless communication has a core of its own: handing a small one
 // over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
 constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
 // Where transfers don't count their steps: a round of polls that computes for longer than this has moved data (one that
 // has not takes less than 1 us for each work), so the next round will probably move more.
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
-// After a round that has moved data the background thread goes on polling for so many rounds (some 50 us), because
-// the peer is at work and its next piece comes soon ...
-constexpr unsigned kRoundsBeforeSleep = 100;
-// ... then it sleeps between rounds, first for short times, because the peer may have been descheduled for a
-// moment ...
-constexpr auto kShortSleep = std::chrono::microseconds(20);
-constexpr unsigned kShortSleeps = 50;
-// ... and then for longer ones: the peer computes, which this rank should be able to do, too.
-constexpr auto kLongSleep = std::chrono::microseconds(200);
-// The background thread checks timeouts and failed groups once in so many rounds (13 ms while it sleeps).
+// The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
 constexpr unsigned kRoundsPerCheck = 64;
-// A thread that polls spins; after so many polls it yields its core in between, whoever may want it ...
-constexpr unsigned kSpinsBeforeYield = 1000;
-// ... (after so many where peers answer through the kernel) ...
-constexpr unsigned kSpinsBeforeYieldToKernel = 20;
-// ... and after so many (some ms) it sleeps in between: its peer is really late ...
-constexpr unsigned kPollsBeforeSleep = 20000;
-// ... or, where ranks share cores, it waits for one that would compute here.
-constexpr unsigned kYieldsBeforeSleep = 1000;
-// With peers on other hosts it yields for so long only.  Where simulated hosts share cores, one yield can take Linux
-// 6.18 4 ms, and threads that go on yielding have left others without a core for half a minute.
-constexpr auto kYieldTime = std::chrono::microseconds(100);
-constexpr auto kPollerSleep = std::chrono::microseconds(50);
+// Naps, and what the kernel may add to those of the background thread.
+constexpr auto kPollerNap = std::chrono::microseconds(50);
+constexpr auto kBackgroundNap = std::chrono::microseconds(20);
+constexpr auto kLongNap = std::chrono::microseconds(200);
+constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
 // A process that ends gives its messages and callbacks so long to complete after its collectives, because a peer may be
 // waiting for them (its collectives up to their timeouts, unless it has failed) ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
@@ -105,19 +90,24 @@ ProgressEngine& ProgressEngine::instance() {
 
 void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
 
-void ProgressEngine::pause(Idle& idle) const {
-  const unsigned spins = options_.yield ? 0 : options_.network ? kSpinsBeforeYieldToKernel : kSpinsBeforeYield;
-  if (idle.polls < spins) {
+std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle) const {
+  return idle.yields_since == Clock::time_point{} ? std::chrono::nanoseconds(0) : Clock::now() - idle.yields_since;
+}
+
+void ProgressEngine::rest(Rest rest, Idle& idle) const {
+  if (rest == Rest::spin) {
     relax();
-    return;
-  }
-  if (idle.polls == spins) idle.yields_since = Clock::now();
-  const unsigned polls = options_.yield ? kYieldsBeforeSleep : kPollsBeforeSleep;
-  if (options_.network ? Clock::now() - idle.yields_since < kYieldTime : idle.polls < polls) {
+  } else if (rest == Rest::yield) {
+    if (idle.yields_since == Clock::time_point{}) idle.yields_since = Clock::now();
     sched_yield();
   } else {
-    std::this_thread::sleep_for(kPollerSleep);
+    std::this_thread::sleep_for(is_background_thread ? kBackgroundNap : kPollerNap);
   }
+}
+
+void ProgressEngine::pause(Idle& idle, bool shares_cores) const {
+  const auto time = shares_cores ? yielding(idle) : std::chrono::nanoseconds(0);
+  rest(rest_of_poller({options_.yield, shares_cores}, idle.polls, time), idle);
 }
 
 void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
@@ -152,6 +142,7 @@ void ProgressEngine::promote_follower() {
 
 void ProgressEngine::background() {
   pthread_setname_np(pthread_self(), "cpulaunch-ccl");
+  prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0);
   is_background_thread = true;
   if (!options_.cores.empty()) {
     cpu_set_t set;
@@ -175,39 +166,44 @@ void ProgressEngine::lead() {
   std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
   Idle idle;
   uint64_t steps = 0;
+  bool counted = true;  // the steps of all in the last round; asking for the time takes a call of the kernel
   while (completed.empty() && !pending_.empty() && !stopped()) {
     polled.assign(pending_.begin(), pending_.end());
     lock.unlock();  // others are to add theirs, and check() may run callbacks
     const auto before = Clock::now();
-    const auto busy = thread_time();
+    const bool times = !counted;
+    const auto busy = times ? thread_time() : std::chrono::nanoseconds(0);
     // Two threads that poll would take turns at the same memory and sockets.
     std::set<const void*> driven;
     for (const auto& work : polled) {
       if (work->is_driven()) driven.insert(work->moved_with());
     }
     uint64_t steps_now = 0;
-    bool counted = true, leads = false;
+    bool leads = false, shares_cores = false;
+    counted = true;
     for (const auto& work : polled) {
       if (work->is_driven()) continue;
       if (work->claim()) completed.push_back(work);
       if (driven.count(work->moved_with())) continue;
       leads = true;
+      shares_cores = shares_cores || work->shares_cores();
       const auto its_steps = work->steps();
       steps_now += its_steps.value_or(0);
       counted = counted && its_steps;
     }
-    const bool moved = counted ? steps_now != steps : thread_time() - busy > kIdleRoundTime;
+    const bool moved = counted ? steps_now != steps : !times || thread_time() - busy > kIdleRoundTime;
     steps = steps_now;
     idle.count(moved);
     if (completed.empty()) {
       if (idle.polls % kRoundsPerCheck == 0) {
         for (const auto& work : polled) work->check(before);
       }
-      if (leads && idle.polls < kRoundsBeforeSleep) {
-        pause(idle);
+      const auto rests = rest_in_background({options_.yield, shares_cores}, !options_.cores.empty(), leads, idle.polls,
+                                            shares_cores ? yielding(idle) : std::chrono::nanoseconds(0));
+      if (rests == Rest::long_nap) {
+        std::this_thread::sleep_for(kLongNap);
       } else {
-        const bool soon = leads && idle.polls < kRoundsBeforeSleep + kShortSleeps;
-        std::this_thread::sleep_for(soon ? kShortSleep : kLongSleep);
+        rest(rests, idle);
       }
     }
     lock.lock();

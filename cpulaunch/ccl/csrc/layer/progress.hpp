@@ -14,24 +14,30 @@
 #include <mutex>
 #include <thread>
 
+#include "pace.hpp"
 #include "work.hpp"
 
 namespace cpulaunch {
 
 struct ProgressOptions {
-  bool offload = false;    // oneCCL's workers make progress on cores of their own
-  bool yield = false;      // there are more ranks than cores: give up the core between polls
-  bool network = false;    // peers on other hosts answer through the kernel, which may need this core
+  bool offload = false;    // communication has cores of its own: the background thread's, or those of oneCCL's workers
+  bool yield = false;      // there are more ranks than cores (Pace::crowded)
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
-  std::vector<int> cores;  // where the background thread runs; empty: anywhere
+  std::vector<int> cores;  // those of the background thread alone; empty: it runs anywhere
 };
 
 // What a thread that polls knows of its polls in vain.
 struct Idle {
-  void count(bool moved) { polls = moved ? 0 : polls + 1; }
+  void count(bool moved) {
+    if (moved) {
+      *this = {};
+    } else {
+      ++polls;
+    }
+  }
 
-  unsigned polls = 0;              // since the last one that has moved data
-  Clock::time_point yields_since;  // when the first of them was that didn't spin
+  unsigned polls = 0;                // since the last one that has moved data
+  Clock::time_point yields_since{};  // when the first of them was that didn't spin
 };
 
 // Nothing destroys the engine: its threads may outlive everything but the process.
@@ -73,13 +79,15 @@ class ProgressEngine {
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Lets time pass between two polls.
-  void pause(Idle& idle) const;
+  // Lets time pass between two polls of operations, of which some are of a group that `shares_cores`.
+  void pause(Idle& idle, bool shares_cores) const;
 
   // One line for each operation that the background thread drives.
   std::vector<std::string> in_flight();
 
  private:
+  void rest(Rest rest, Idle& idle) const;
+  std::chrono::nanoseconds yielding(const Idle& idle) const;
   void watch(c10::intrusive_ptr<CclWork> work);
   void lead();
   void background();

@@ -261,7 +261,7 @@ struct Watchdog::Watched {
         read_heartbeat(alert.needs_all);
         if (const auto text = read_key(store(), kFailureKey); !text.empty()) {
           reported = true;  // by another rank
-          state.fail(text);
+          state.fail(text, c10d::ErrorType::REMOTE_ERROR);
         }
         if (alert.waiting) find_late(state, *alert.waiting);
       });

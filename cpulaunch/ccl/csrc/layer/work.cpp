@@ -96,9 +96,12 @@ class Counted {
 
 }  // namespace
 
-void GroupState::fail(const std::string& reason) {
+void GroupState::fail(const std::string& reason, c10d::ErrorType kind) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (reason_.empty()) reason_ = reason;
+  if (reason_.empty()) {
+    reason_ = reason;
+    error_ = kind;
+  }
   failed_.store(true, std::memory_order_release);
 }
 
@@ -220,9 +223,9 @@ void CclWork::complete() {
   finish_with(error);
 }
 
-void CclWork::fail(const std::string& what, bool tell) {
+void CclWork::fail(const std::string& what, bool tell, c10d::ErrorType kind) {
   if (!take()) return;  // another thread has completed it
-  group_->fail(c10::str(call(), " ", what));
+  group_->fail(c10::str(call(), " ", what), kind);
   transfer_->abort();
   // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
@@ -253,7 +256,8 @@ void CclWork::check(Clock::time_point now) {
   const auto waited = now - started_at_;
   const bool broken = broken_.load(std::memory_order_acquire);
   if (waited > timeout_) {
-    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()));
+    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()), /*tell=*/true,
+         c10d::ErrorType::TIMEOUT);
   } else if (group_->failed() && !(broken && is_explained_)) {
     const auto missing = missing_message();
     fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason(),
@@ -344,7 +348,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
       if (now >= until) return done();
       if (engine.stopped()) return false;
     }
-    engine.pause(idle);
+    engine.pause(idle, group_->shares_cores);
   }
   return true;
 }

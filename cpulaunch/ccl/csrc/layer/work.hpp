@@ -37,15 +37,18 @@ std::vector<int> numbers_in(const std::string& text);
 class GroupState {
  public:
   // `in_ledger` is how the ledger has the members' numbers.
-  GroupState(std::string name, int rank, int size, Members members, const std::string& in_ledger)
+  // `shares_cores`: pace.hpp.
+  GroupState(std::string name, int rank, int size, Members members, const std::string& in_ledger, bool shares_cores)
       : name(std::move(name)),
         rank(rank),
         size(size),
         members(std::move(members)),
+        shares_cores(shares_cores),
         ledger("ccl", this->name, rank, size, in_ledger) {}
 
-  // After a failure the ranks no longer agree on what comes next: everything after it fails too.
-  void fail(const std::string& reason);
+  // After a failure the ranks no longer agree on what comes next: everything after it fails too.  The first one counts.
+  void fail(const std::string& reason, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
+  c10d::ErrorType error() const { return error_.load(std::memory_order_relaxed); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string reason() const;
 
@@ -62,11 +65,13 @@ class GroupState {
   const int rank;
   const int size;
   const Members members;
+  const bool shares_cores;
   std::atomic<int> in_flight{0};  // operations started and not completed
   LedgerGroup ledger;
 
  private:
   std::atomic<bool> failed_{false};
+  std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
   mutable std::mutex mutex_;
   std::string reason_;
   uint64_t cause_sequence_ = 0;
@@ -107,7 +112,7 @@ class CclWork final : public c10d::Work {
   void complete();
   // Fails the operation and its group; `what` continues the sentence that begins with describe().
   // `tell`: this process goes on for long enough to tell the other ranks.
-  void fail(const std::string& what, bool tell = true);
+  void fail(const std::string& what, bool tell = true, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
   // Polls until the operation is completed or the time is `until`; false when it is not completed by then.  Each
   // poll in which the transfer has done a step moves `until` to at least `more` after that poll: the peers are at
   // work too.
@@ -121,6 +126,7 @@ class CclWork final : public c10d::Work {
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
   const void* moved_with() const { return transfer_->moved_with(); }
   bool is_message() const;
+  bool shares_cores() const { return group_->shares_cores; }
   // Whether a thread that waits for it polls it.
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
