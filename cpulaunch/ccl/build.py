@@ -27,6 +27,10 @@ from cpulaunch.errors import HostError
 
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
 _JOB_MEMORY = 1536 << 20  # bytes: the layer's unit includes torch's headers
+_CORE_LINK = (
+    f"-Wl,-soname,{installed.FILES['core']}",
+    f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
+)
 _TICK = 1.0  # seconds between two looks at a terminal's last line
 _NAMES = {"core": "the core", "layer": "torch's layer", "oneccl": "the oneCCL module"}
 
@@ -276,9 +280,6 @@ def _compile(
 ) -> dict[str, list[Path]]:
     """The objects of each part.  Those in the directory ``kept`` are of a build that was interrupted."""
     kept.mkdir(exist_ok=True)
-    for unit in (unit for of_part in units.values() for unit in of_part):
-        text = "".join(f'#include "{source}"\n' for source in unit.sources)
-        (work / f"{unit.name}.cpp").write_text(text)
     objects = {kind: [kept / _key(unit, compiler, kind) for unit in units[kind]] for kind in units}
     all_units = [unit for kind in units for unit in units[kind]]
     all_objects = [path for kind in units for path in objects[kind]]
@@ -292,7 +293,8 @@ def _compile(
             return
         partial = work / to.name
         try:
-            run_tool([compiler.path, *unit.flags, "-c", str(work / f"{unit.name}.cpp"), "-o", str(partial)])
+            source = _write_unit(unit, work)
+            run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)])
             partial.rename(to)
         except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
             stop.set()
@@ -321,6 +323,29 @@ def _key(unit: Unit, compiler: Compiler, kind: str) -> str:
     return f"{unit.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.o"
 
 
+def build_core_elsewhere(command: Sequence[str], machine: str, directory: Path) -> Part:
+    """The core in ``directory``, by a compiler for another kind of machine, such as zig's: for a wheel."""
+    part = Part(
+        "core", directory, "wheel", installed.sources_digest("core"), machine, Path(command[0]).name, glibc=""
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        objects = []
+        for unit in core_units():
+            objects.append(str(Path(temporary, f"{unit.name}.o")))
+            source = _write_unit(unit, Path(temporary))
+            run_tool([*command, *unit.flags, "-c", str(source), "-o", objects[-1]])
+        run_tool([*command, "-shared", "-o", str(part.file), *objects, "-Wl,-z,defs", "-Wl,-Bsymbolic",
+                  "-Wl,--strip-debug", "-pthread", *_CORE_LINK])  # fmt: skip
+    installed.write_record(part)
+    return part
+
+
+def _write_unit(unit: Unit, directory: Path) -> Path:
+    path = directory / f"{unit.name}.cpp"
+    path.write_text("".join(f'#include "{source}"\n' for source in unit.sources))
+    return path
+
+
 # --- linking
 
 
@@ -336,7 +361,7 @@ def _link(
     argv = [compiler.path, "-shared", "-o", str(part.file), *map(str, objects), "-Wl,-z,defs",
             "-Wl,-Bsymbolic", "-Wl,--strip-debug", "-pthread"]  # fmt: skip
     if part.kind == "core":
-        run_tool([*argv, f"-Wl,-soname,{part.file.name}"])
+        run_tool([*argv, *_CORE_LINK])
         return
     assert core is not None
     assert there.torch_directory is not None

@@ -130,8 +130,9 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
 // What makes averages of sums.  Multiplication takes less time, and is exact if the divisor is a power of two.
 template <class Wide, bool = std::is_integral_v<Wide>>
 struct Divisor {
-  explicit Divisor(int divisor)
-      : divisor(static_cast<Wide>(divisor)), factor(1 / this->divisor), is_exact((divisor & (divisor - 1)) == 0) {}
+  static CPULAUNCH_INLINE Divisor by(int divisor) {  // clang leaves constructors out of what has several versions
+    return {static_cast<Wide>(divisor), 1 / static_cast<Wide>(divisor), (divisor & (divisor - 1)) == 0};
+  }
 
   template <class Numbers>  // one, or a vector
   CPULAUNCH_INLINE void divide(Numbers& numbers) const {
@@ -147,7 +148,7 @@ struct Divisor {
 };
 template <class Wide>
 struct Divisor<Wide, true> {
-  explicit Divisor(int divisor) : divisor(divisor) {}
+  static CPULAUNCH_INLINE Divisor by(int divisor) { return {divisor}; }
 
   CPULAUNCH_INLINE void divide(Wide& number) const {
     if (divisor != 1) number = static_cast<Wide>(number / divisor);
@@ -160,7 +161,7 @@ struct Divisor<Wide, true> {
 template <class Number, Reduction reduction>
 void reduce_range(char* to, const char* const* from, size_t sources, size_t begin, size_t end, int divisor) {
   using As = Stored<Number>;
-  const Divisor<typename As::Wide> by(divisor);
+  const auto by = Divisor<typename As::Wide>::by(divisor);
   constexpr size_t kNumbers = 64;  // reduced at once
   typename As::Wide total[kNumbers];
   Number read[kNumbers];
@@ -279,7 +280,7 @@ template <bool divides, class Sum>
 CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
   constexpr size_t kVectors = 4, kBlock = kVectors * Sum::kWidth;
   const size_t blocks = bytes / kBlock * kBlock;
-  const Divisor<typename Sum::Wide> by(divisor);
+  const auto by = Divisor<typename Sum::Wide>::by(divisor);
   Sum sums[kVectors];
   for (size_t at = 0; at < blocks; at += kBlock) {
     for (size_t i = 0; i < kVectors; ++i) sums[i].start(from[0] + at + i * Sum::kWidth);
