@@ -21,8 +21,8 @@ PYBIND11_MODULE(_group, module) {
 
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
-                       std::vector<int> numbers, const std::string& in_ledger, std::vector<std::string> host_names, bool shares_cores,
-                       const std::vector<std::pair<int, int>>& local_peers,
+                       std::vector<int> numbers, const std::string& in_ledger, std::vector<std::string> host_names,
+                       bool shares_cores, const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string, std::string> heartbeat, double store_interval,
                        double silence, uintptr_t carrier, py::function make_gloo) {
              std::vector<Peer> peers;
