@@ -136,12 +136,12 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
 def set_up(module: ModuleType, neighbours: Neighbours) -> None:
     """Apply the settings to this process, before oneCCL starts."""
     os.environ.update(settings(neighbours, os.environ))
-    offload = os.environ["CCL_WORKER_OFFLOAD"] == "1"
+    has_core = os.environ["CCL_WORKER_OFFLOAD"] == "1"
     module.configure(
-        offload=offload,
+        has_core=has_core,
         only_core=neighbours.cores == 1,
         yield_cores=os.environ.get("CCL_YIELD") == "sched_yield",
-        cores=_worker_cores(os.environ, neighbours) if offload else [],
+        cores=_worker_cores(os.environ, neighbours) if has_core else [],
     )
 
 

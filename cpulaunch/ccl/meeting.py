@@ -25,7 +25,7 @@ _MAX_SAID = 1 << 16
 """Bytes that a rank may say: 8,000 CPUs take less."""
 
 _NAMED = 20
-"""So many missing ranks are named in a message."""
+"""The most missing ranks that a message names."""
 
 
 class Peer(NamedTuple):

@@ -23,14 +23,12 @@ struct Exported : Struct {
   std::unique_ptr<Class> object;
 
   static Exported& of(Struct* self) { return *static_cast<Exported*>(self); }
-  static const Exported& of(const Struct* self) { return *static_cast<const Exported*>(self); }
 };
 
 // --- transfers
 
-using ExportedTransfer = Exported<cl_transfer, Transfer>;
-Transfer& transfer_of(cl_transfer* self) { return *ExportedTransfer::of(self).object; }
-const Transfer& transfer_of(const cl_transfer* self) { return *ExportedTransfer::of(self).object; }
+Transfer& transfer_of(cl_transfer* self) { return *static_cast<Transfer*>(self); }
+const Transfer& transfer_of(const cl_transfer* self) { return *static_cast<const Transfer*>(self); }
 
 constexpr cl_transfer_functions kTransferFunctions = {
     [](cl_transfer* self, cl_error* error) -> int { return guarded(error, [&] { return transfer_of(self).test(); }); },
@@ -56,7 +54,7 @@ constexpr cl_transfer_functions kTransferFunctions = {
       return done.has_value();
     },
     [](const cl_transfer* self) { return transfer_of(self).moved_with(); },
-    [](cl_transfer* self) { delete &ExportedTransfer::of(self); },
+    [](cl_transfer* self) { delete &transfer_of(self); },
 };
 
 class ImportedTransfer final : public Transfer {
@@ -253,12 +251,9 @@ void throw_error(cl_error& error) {
   throw Mismatch(text, error.has_sequence ? std::optional<uint64_t>(error.sequence) : std::nullopt);
 }
 
-cl_transfer* export_transfer(std::unique_ptr<Transfer> transfer) {
-  auto* exported = new ExportedTransfer;
-  exported->functions = &kTransferFunctions;
-  exported->object = std::move(transfer);
-  return exported;
-}
+Transfer::Transfer() : cl_transfer{&kTransferFunctions} {}
+
+cl_transfer* export_transfer(std::unique_ptr<Transfer> transfer) { return transfer.release(); }
 
 std::unique_ptr<Transfer> import_transfer(cl_transfer* transfer) {
   return std::make_unique<ImportedTransfer>(transfer);

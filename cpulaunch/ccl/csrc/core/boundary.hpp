@@ -47,7 +47,7 @@ std::unique_ptr<Transfer> import_transfer(cl_transfer* transfer);
 cl_transport* export_transport(std::unique_ptr<Transport> transport);
 std::unique_ptr<Transport> import_transport(cl_transport* transport);
 
-// Between so many hosts with so many ranks in all.
+// The fabric connects `hosts` with `ranks` in all.
 cl_fabric* export_fabric(std::unique_ptr<Fabric> fabric, int hosts, int ranks);
 std::unique_ptr<Fabric> import_fabric(cl_fabric* fabric);
 

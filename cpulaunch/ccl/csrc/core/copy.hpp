@@ -15,7 +15,7 @@ namespace cpulaunch {
 // first, and leaves the caches to the slots.
 class Copy {
  public:
-  // For a result of so many bytes in all.
+  // For a result of `bytes` in all.
   explicit Copy(size_t bytes) : past_caches_(bytes >= kLarge) {}
 
   void run(char* to, const char* from, size_t bytes) const {

@@ -19,7 +19,7 @@ class FabricAllGather final : public Operation {
         input_(input),
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
-        stretch_(cost / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
+        stretch_(piece_bytes / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
         copy_(signature.bytes) {}
 
   uint64_t pieces() const override {
@@ -29,7 +29,7 @@ class FabricAllGather final : public Operation {
 
   bool start(uint64_t piece) override {
     auto& transfers = pieces_.begin(piece);
-    char* to = pieces_.of(layout_.local, piece, cost);
+    char* to = pieces_.of(layout_.local, piece, piece_bytes);
     layout_.for_each_lane(layout_.local, [&](int lane) {
       std::vector<size_t> bytes;
       size_t all = 0;
@@ -57,7 +57,7 @@ class FabricAllGather final : public Operation {
   }
 
   void take_from(int local, uint64_t piece) {
-    const char* from = pieces_.of(local, piece, cost);
+    const char* from = pieces_.of(local, piece, piece_bytes);
     layout_.for_each_lane(local, [&](int lane) {
       for (int host = 0; host < layout_.hosts; ++host) {
         const auto range = range_of(piece, lane, host);

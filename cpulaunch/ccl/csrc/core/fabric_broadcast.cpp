@@ -10,10 +10,10 @@ namespace {
 
 constexpr size_t kLeastFabricLanePart = 128 << 10;  // bytes of a lane's part of a piece, but for the last piece
 constexpr size_t kFabricBroadcastPieces = 16;
-// With so many pieces for each host, the hosts form a chain, in which each sends the data once.  With fewer, the root's
-// sends it to all.
+// With this many pieces for each host, the hosts form a chain, in which each sends the data once.  With fewer, the
+// root's sends it to all.
 constexpr size_t kFabricPiecesForChain = 2;
-// A host of the chain sends a part so many steps after the one in which it has come, so that some are under way.
+// How many steps after the one in which a part has come a host of the chain sends it on: some are under way then.
 constexpr uint64_t kLag = 2;
 static_assert(kLag < SharedSlots::kMaxSlots, "what has come is still there");
 
@@ -31,7 +31,7 @@ class FabricBroadcast final : public Operation {
         pieces_(hierarchy),
         data_(data),
         bytes_(signature.bytes),
-        parts_((bytes_ + cost - 1) / cost),
+        parts_((bytes_ + piece_bytes - 1) / piece_bytes),
         root_host_(layout_.host_numbers[signature.root]),
         at_root_(root_host_ == layout_.host),
         place_((layout_.host - root_host_ + layout_.hosts) % layout_.hosts),
@@ -92,7 +92,7 @@ class FabricBroadcast final : public Operation {
   // Of the data, by the number of a part, which may be beyond its ends.
   Range range_of(int64_t part) const {
     if (part < 0 || part >= static_cast<int64_t>(parts_)) return {0, 0};
-    return {part * cost, std::min(bytes_, (part + 1) * cost)};
+    return {part * piece_bytes, std::min(bytes_, (part + 1) * piece_bytes)};
   }
   // What comes to this host in a step, or is sent by it where it is the root's.
   Range arriving(uint64_t piece) const { return range_of(static_cast<int64_t>(piece) - lag_at(place_ - 1)); }

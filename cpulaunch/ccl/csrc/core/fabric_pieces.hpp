@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fabric.hpp"
-#include "transport_hierarchical.hpp"
+#include "hierarchy.hpp"
 
 namespace cpulaunch {
 

@@ -22,7 +22,7 @@ class FabricReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(cost / layout_.size / kSumGranule * kSumGranule) {}
+        stretch_(piece_bytes / layout_.size / kSumGranule * kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());

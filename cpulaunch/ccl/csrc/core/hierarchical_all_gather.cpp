@@ -21,7 +21,7 @@ class AllGather final : public Operation {
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
-        stretch_(cost / layout_.most_lanes() / kCopyGranule * kCopyGranule),
+        stretch_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
         copy_(signature.bytes) {}
 
   uint64_t pieces() const override {

@@ -7,7 +7,7 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to so many bytes of all local ranks together, each rank reads all of them rather than wait for others twice ...
+// The most bytes of all local ranks together of which each rank reads all rather than wait for others twice ...
 constexpr size_t kMaxWholeSum = 64 << 10;
 // ... and with other hosts less, because each of these ranks then sends all of it.
 constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
@@ -34,7 +34,7 @@ class AllReduce final : public Operation {
     if (layout_.locals > 1) tensor = SharedBlocks::find(data_, bytes_);
   }
 
-  uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
+  uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
 
   void put(uint64_t piece) override {
     if (layout_.locals == 1) return;
@@ -93,7 +93,7 @@ class AllReduce final : public Operation {
     bool is_reduced = false;  // over all hosts
   };
 
-  Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
+  Range range_of(uint64_t piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
   Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kSumGranule); }
 
   bool is_whole(Range range) const {

@@ -9,12 +9,12 @@ namespace cpulaunch {
 
 namespace {
 
-// A part with so many bytes is read from the sender's memory.  A small one would take longer, and a large result is
+// The size of a part that is read from the sender's memory.  A small one would take longer, and a large result is
 // stored past the caches, which the kernel's copies are not.
 constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
-// Over a fabric there is no upper limit, as putting and taking in turn keeps a rank from the fabric.  It reads so many
-// bytes at a time instead.  32 MB on 2 hosts x 2 ranks, over libfabric's tcp on one machine: oneCCL alone takes 1.02
-// times as long, and 0.93 times where slots are used.  The network carries the same either way.
+// Over a fabric there is no upper limit, as putting and taking in turn keeps a rank from the fabric.  It reads this
+// many bytes at a time instead.  32 MB on 2 hosts x 2 ranks, over libfabric's tcp on one machine: oneCCL alone takes
+// 1.02 times as long, and 0.93 times where slots are used.  The network carries the same either way.
 constexpr size_t kFabricStretch = 1 << 20;
 
 // The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
@@ -34,7 +34,7 @@ class Counts final : public Operation {
   uint64_t pieces() const override { return 1; }
 
   void put(uint64_t piece) override {
-    if (sent_.size() > 1) std::memcpy(hierarchy_.slot(hierarchy_.layout.local, piece), sent_.data(), cost);
+    if (sent_.size() > 1) std::memcpy(hierarchy_.slot(hierarchy_.layout.local, piece), sent_.data(), piece_bytes);
   }
 
   void take(uint64_t piece) override {
@@ -43,7 +43,7 @@ class Counts final : public Operation {
     std::vector<Sent> sent = sent_;
     uint64_t most = 0;
     for (int local = 0; local < layout.locals; ++local) {
-      if (local != layout.local) std::memcpy(sent.data(), hierarchy_.slot(local, piece), cost);
+      if (local != layout.local) std::memcpy(sent.data(), hierarchy_.slot(local, piece), piece_bytes);
       if (local == layout.local) sent = sent_;
       const auto comes = sent[layout.local].bytes;
       if (comes != received_[local]) {
@@ -62,7 +62,7 @@ class Counts final : public Operation {
 
   // The largest number of bytes from one local rank to another.
   std::optional<uint64_t> most() const { return most_; }
-  // Whether the receiver of so many bytes reads them from the sender's memory.
+  // Whether the receiver of a part of this size reads it from the sender's memory.
   bool goes_directly(size_t bytes) const { return direct_ && is_read(bytes); }
   // Whether something goes from one local rank to another through slots; known when most() is.
   bool needs_slots() const { return slots_; }
@@ -178,10 +178,10 @@ class AllToAll final : public Operation {
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
-  // So many bytes of each part are in a piece.  Where nothing goes through slots there is one piece, but over a
+  // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece, but over a
   // fabric: each one more has the ranks wait for each other once more.
   size_t stretch() const {
-    if (counts_->needs_slots()) return cost / (layout_.locals - 1) / kCopyGranule * kCopyGranule;
+    if (counts_->needs_slots()) return piece_bytes / (layout_.locals - 1) / kCopyGranule * kCopyGranule;
     return hierarchy_.fabric() ? kFabricStretch : kMostDirect;
   }
 

@@ -7,7 +7,7 @@ namespace cpulaunch {
 
 namespace {
 
-// With so many pieces for each host, the hosts form a chain, in which each sends the data once; with fewer, a tree,
+// With this many pieces for each host, the hosts form a chain, in which each sends the data once; with fewer, a tree,
 // whose way is shorter.
 constexpr size_t kPiecesForChain = 2;
 // Bytes of a lane's part of a piece, where hosts pass it on: the last one gets smaller ones sooner.
@@ -40,7 +40,7 @@ class Broadcast final : public Operation {
     }
   }
 
-  uint64_t pieces() const override { return (bytes_ + cost - 1) / cost; }
+  uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
 
   void enter(uint64_t piece) override {
     if (at_root_) return;
@@ -55,8 +55,9 @@ class Broadcast final : public Operation {
   void put(uint64_t piece) override {
     if (layout_.rank == root_ || !at_root_) send_on(piece);
     if (layout_.locals == 1) return;
-    char* slot = hierarchy_.slot(layout_.local, piece) - piece * cost;
-    if (layout_.rank == root_) std::memcpy(slot + piece * cost, data_ + piece * cost, range_of(piece).size());
+    const auto whole = range_of(piece);
+    char* slot = hierarchy_.slot(layout_.local, piece) - whole.begin;
+    if (layout_.rank == root_) std::memcpy(slot + whole.begin, data_ + whole.begin, whole.size());
     if (at_root_) return;
     for_each_lane(piece, layout_.local, [&](int, Range range) {
       std::memcpy(slot + range.begin, data_ + range.begin, range.size());
@@ -67,13 +68,13 @@ class Broadcast final : public Operation {
     if (layout_.rank == root_) return;
     if (at_root_) {
       const int local = layout_.local_numbers[root_];
-      copy_.run(data_ + piece * cost, hierarchy_.slot(local, piece), range_of(piece).size());
+      copy_.run(data_ + piece * piece_bytes, hierarchy_.slot(local, piece), range_of(piece).size());
       send_on(piece);
       return;
     }
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
-      const char* slot = hierarchy_.slot(local, piece) - piece * cost;
+      const char* slot = hierarchy_.slot(local, piece) - piece * piece_bytes;
       for_each_lane(piece, local, [&](int, Range range) {
         copy_.run(data_ + range.begin, slot + range.begin, range.size());
       });
@@ -90,7 +91,7 @@ class Broadcast final : public Operation {
     return layout.lanes == 1 && layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
   }
 
-  Range range_of(uint64_t piece) const { return {piece * cost, std::min(bytes_, (piece + 1) * cost)}; }
+  Range range_of(uint64_t piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
 
   // The rank that has a lane on the host with this number, counted from the root's host.
   int rank_at(int host, int lane) const {

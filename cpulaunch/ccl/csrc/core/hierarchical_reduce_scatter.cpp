@@ -21,7 +21,7 @@ class ReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(cost / std::max(layout_.lanes - 1, 1) / kSumGranule * kSumGranule) {}
+        stretch_(piece_bytes / std::max(layout_.lanes - 1, 1) / kSumGranule * kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());

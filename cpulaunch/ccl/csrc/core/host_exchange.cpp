@@ -6,7 +6,7 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to so many bytes, more than two hosts exchange all instead of shares.
+// The most bytes of which more than two hosts exchange all instead of shares.
 constexpr size_t kMaxWholeExchange = 8 << 10;
 
 bool is_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeExchange; }

@@ -15,7 +15,7 @@
 
 #pragma once
 
-#include "transport_hierarchical.hpp"
+#include "hierarchy.hpp"
 
 namespace cpulaunch {
 

@@ -154,7 +154,7 @@ CL_EXPORT int64_t cl_clock_now(void);
 CL_EXPORT int64_t cl_clock_steady(int64_t time);
 
 /* --- whether other processes live (liveness.hpp); each cl_..._free() takes what the function before it made */
-/* In the last two of so many parts of the time after which a host counts as gone, its kernel is asked. */
+/* The time after which a host counts as gone has this many parts; in the last two of them its kernel is asked. */
 #define CL_SILENT_PARTS 3
 
 typedef struct cl_process cl_process;

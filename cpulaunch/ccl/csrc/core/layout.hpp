@@ -70,7 +70,7 @@ struct Layout {
   std::vector<int> neighbors, counterparts;
 
  private:
-  // A socket has so many ranks at least, all have equally many, and none has to stand in for one that its host lacks.
+  // A socket has kLeastRanks at least, all have equally many, and none has to stand in for one that its host lacks.
   void group_by_socket(const std::vector<int>& socket_of) {
     constexpr size_t kLeastRanks = 4;
     std::map<int, std::vector<int>> sockets;

@@ -54,7 +54,7 @@ class StoreServer {
   void begin_query() { query_began_ = Clock::now(); }
   // Returns how long it took.
   Clock::duration end_query();
-  // Whether a query has had no answer for so long, and the process's host has said nothing either: the kernel of that
+  // Whether a query has had no answer for `limit`, and the process's host has said nothing either: the kernel of that
   // acknowledges what comes, also where the process is stopped.
   bool is_silent_for(std::chrono::milliseconds limit);
 

@@ -3,7 +3,7 @@
 // The messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to
 // the receiver's without a copy but the kernel's.  A message that nobody has asked for yet stays in the kernel's
 // buffers, and what comes behind it waits too.  So whoever sends must be sure
-// that each message is asked for without the help of a later one on the same connection; transport_hierarchical.hpp
+// that each message is asked for without the help of a later one on the same connection; hierarchy.hpp
 // says why that is so here.
 //
 // Nothing here blocks and nothing is thread-safe: the caller has a lock, and calls progress() until it has what it

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport_hierarchical.hpp"
+#include "hierarchy.hpp"
 
 namespace cpulaunch {
 

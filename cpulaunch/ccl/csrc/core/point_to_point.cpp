@@ -11,7 +11,7 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to so many bytes a message goes before it is asked for: announcing it would take longer than copying it twice.
+// The most bytes of a message that goes before it is asked for: announcing it would take longer than copying it twice.
 constexpr size_t kMaxEager = 16 << 10;
 // A rank stops reading from a peer of which it keeps so much.
 constexpr size_t kMaxKept = 16 << 20;

@@ -7,7 +7,7 @@
 
 namespace cpulaunch {
 
-// A descriptor of a new file of so many bytes, zeroes; -1 where there is none to be had.
+// A descriptor of a new file of `size` bytes, zeroes; -1 where there is none to be had.
 int create_shared_file(size_t size);
 // Gives back what is in the file from `begin` on, also where others have mapped it; zeroes are there then.
 void empty_shared_file(int descriptor, size_t begin, size_t size);

@@ -16,7 +16,7 @@ namespace cpulaunch {
 
 namespace {
 
-// A piece has at most so many bytes: few enough that two slots, of which one is filled while the other is read, stay
+// The most bytes of a piece: few enough that two slots, of which one is filled while the other is read, stay
 // in the caches beside the tensor, and enough that a step costs more than the wait for it.  Of two hosts, one or two
 // ranks that share a host keep the network busier with smaller ones.  More hosts divide a sum's pieces among them once
 // more, and smaller ones cost too many calls of the kernel.  All this is measured.

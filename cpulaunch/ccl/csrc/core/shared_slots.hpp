@@ -12,7 +12,7 @@
 //   │ rank      │     │          │          │   │          │          │   │          │          │
 //   └───────────┘     └──────────┴──────────┘   └──────────┴──────────┘   └──────────┴──────────┘
 //
-// transport_hierarchical.hpp says in which order ranks read and write them.
+// hierarchy.hpp says in which order ranks read and write them.
 //
 // Then a ring for each pair of ranks, for what one sends another.  Memory that nobody touches takes no room.
 

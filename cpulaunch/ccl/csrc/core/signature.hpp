@@ -43,7 +43,7 @@ struct Signature {
 // 0 where all sizes are the same.
 uint64_t digest_of(const std::vector<size_t>& sizes);
 
-// What is wrong where `rank` sends so many bytes to this rank.
+// What is wrong where `rank` sends `sent` bytes to this rank.
 Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected);
 
 }  // namespace cpulaunch

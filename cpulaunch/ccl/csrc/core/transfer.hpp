@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "interface.h"
+
 namespace cpulaunch {
 
 // The ranks call different operations, or with different sizes; it says which.
@@ -24,9 +26,13 @@ struct Mismatch : std::runtime_error {
   std::optional<uint64_t> sequence;  // of this rank's operation, among its transport's, where that is known
 };
 
-class Transfer {
+// Each is a struct of C, too, as other libraries know it: that saves an object for each operation (boundary.cpp).
+class Transfer : public cl_transfer {
  public:
+  Transfer();
   virtual ~Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
 
   // Makes the progress that is possible now, without waiting for anybody.  True once the transfer is done.
   // Several threads may call it at the same time.  Throws std::exception when the transfer cannot be completed.

@@ -97,7 +97,7 @@ inline Parts parts_of(const Tensors& tensors) {
   return parts;
 }
 
-// One part for each rank, with so many elements, of a buffer that has them side by side.
+// Parts of `counts` elements, one for each rank, of a buffer that has them side by side.
 inline Parts split_buffer(const at::Tensor& buffer, const std::vector<int64_t>& counts) {
   Parts parts;
   auto* next = part_of(buffer).data;

@@ -1,5 +1,7 @@
 // all_reduce and reduce.
 
+#include <c10/util/SmallVector.h>
+
 #include "buffers.hpp"
 #include "group.hpp"
 #include "reduction.hpp"
@@ -43,13 +45,13 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
     scale_before(opts.reduceOp, data.back());
   }
   work->set_outputs(tensors);
-  std::vector<Collective> collectives;
+  c10::SmallVector<Collective, 1> collectives;  // mostly one
   for (const auto& tensor : data) {
     collectives.push_back(reduction(Kind::all_reduce, tensor, opts.reduceOp));
     collectives.back().wire = wire;
     collectives.back().received = {part_of(tensor)};
   }
-  return run(work, opts.asyncOp, collectives);
+  return run(work, opts.asyncOp, collectives.data(), collectives.size());
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -75,7 +77,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   collective.root = static_cast<int>(opts.rootRank);
   collective.sent = {part_of(from)};
   collective.received = {part_of(to)};
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 bool ProcessGroupCCL::lacks(const c10d::ReduceOp& op) const {

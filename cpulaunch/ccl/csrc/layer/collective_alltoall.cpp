@@ -37,7 +37,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall(Tensors& outputs, Ten
   Collective collective{Kind::all_to_all};
   collective.sent = parts_of(from);
   collective.received = parts_of(to);
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -57,7 +57,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::alltoall_base(at::Tensor& outp
   Collective collective{Kind::all_to_all};
   collective.sent = split_buffer(from, sent);
   collective.received = split_buffer(to, received);
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -78,7 +78,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::gather(std::vector<Tensors>& o
   collective.root = static_cast<int>(opts.rootRank);
   collective.sent = {part_of(from)};
   collective.received = parts_of(to);
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -99,7 +99,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::scatter(Tensors& outputs, std:
   collective.root = static_cast<int>(opts.rootRank);
   collective.sent = parts_of(from);
   collective.received = {part_of(to)};
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 }  // namespace cpulaunch

@@ -20,7 +20,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors, co
   Collective collective{Kind::broadcast};
   collective.root = static_cast<int>(opts.rootRank);
   collective.received = {part_of(data)};
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOptions& opts) {
@@ -29,7 +29,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOpt
   work->keep(token);
   auto collective = reduction(Kind::barrier, token, c10d::ReduceOp::MAX);
   collective.received = {part_of(token)};
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 }  // namespace cpulaunch

@@ -31,7 +31,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
   auto collective = reduction(Kind::reduce_scatter, to, opts.reduceOp);
   collective.sent = parts_of(from);
   collective.received = {part_of(to)};
-  return run(work, opts.asyncOp, {collective});
+  return run(work, opts.asyncOp, &collective);
 }
 
 void ProcessGroupCCL::check_scattered(const Invalid& invalid, const at::Tensor& output,

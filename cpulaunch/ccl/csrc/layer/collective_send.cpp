@@ -29,7 +29,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::send(Tensors& tensors, int to,
   collective.root = to;
   collective.tag = tag;
   collective.sent = {part_of(data)};
-  return run(work, /*asynchronous=*/true, {collective});
+  return run(work, /*asynchronous=*/true, &collective);
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::recv(Tensors& tensors, int from, int tag) {
@@ -55,7 +55,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::receive(const char* name, Tens
   collective.tag = tag;
   collective.received = {part_of(data)};
   collective.source = work->source(from);
-  return run(work, /*asynchronous=*/true, {collective});
+  return run(work, /*asynchronous=*/true, &collective);
 }
 
 }  // namespace cpulaunch

@@ -238,7 +238,7 @@ ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, cons
 }
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,
-                                                      const std::vector<Collective>& collectives) {
+                                                      const Collective* collectives, size_t count) {
   const ProgressEngine::Visit visit(ProgressEngine::instance(), work->is_message());
   auto transfer = std::make_unique<CombinedTransfer>();
   auto& transfers = *transfer;
@@ -246,7 +246,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
   try {
     std::lock_guard<std::mutex> lock(starting_);
     ++state_->in_flight;
-    for (const auto& each : collectives) transfers.add(transport_->start(each));
+    for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
   } catch (const std::exception& error) {
     work->fail(c10::str("could not be started: ", error.what()));  // its other tensors may be under way
     work->wait();  // throws that

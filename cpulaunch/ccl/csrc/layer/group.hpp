@@ -110,7 +110,10 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                          Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
   // Starts the operation, which is done when all of these are.
-  Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives);
+  Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count = 1);
+  Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives) {
+    return run(work, asynchronous, collectives.data(), collectives.size());
+  }
 
   c10d::Backend& gloo();
   Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);

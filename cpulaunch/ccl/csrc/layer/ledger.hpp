@@ -75,7 +75,7 @@ bool is_open();
 // The monotonic clock in nanoseconds, as all times of a ledger.
 uint64_t now();
 
-// Threads have waited for so long for collectives.
+// Adds to the time for which threads have waited for collectives.
 void add_waiting(uint64_t time);
 
 }  // namespace ledger

@@ -80,15 +80,15 @@ PYBIND11_MODULE(_group, module) {
 
   module.def(
       "configure",
-      [](bool offload, bool yield_cores, bool only_core, std::vector<int> cores) {
+      [](bool has_core, bool yield_cores, bool only_core, std::vector<int> cores) {
         ProgressOptions options;
-        options.offload = offload;
+        options.has_core = has_core;
         options.yield = yield_cores;
         options.only_core = only_core;
         options.cores = std::move(cores);
         ProgressEngine::instance().configure(std::move(options));
       },
-      py::kw_only(), py::arg("offload"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
+      py::kw_only(), py::arg("has_core"), py::arg("yield_cores"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; before the first group is made.");
   ProgressEngine::instance().set_signal_handling([] {
     if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none

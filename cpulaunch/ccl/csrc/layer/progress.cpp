@@ -115,7 +115,7 @@ void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchron
     work->drive(Clock::time_point::max());
     return;
   }
-  if (!options_.offload) {
+  if (!options_.has_core) {
     const auto more = options_.only_core ? kInlineDriveTime : Clock::duration::zero();
     if (work->drive(Clock::now() + kInlineDriveTime, more)) return;
   } else if (work->poll()) {

@@ -20,7 +20,7 @@
 namespace cpulaunch {
 
 struct ProgressOptions {
-  bool offload = false;    // communication has cores of its own: the background thread's, or those of oneCCL's workers
+  bool has_core = false;   // communication has cores of its own: the background thread's, or those of oneCCL's workers
   bool yield = false;      // there are more ranks than cores (Pace::crowded)
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
   std::vector<int> cores;  // those of the background thread alone; empty: it runs anywhere

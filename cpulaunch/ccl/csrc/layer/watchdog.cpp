@@ -17,7 +17,7 @@ namespace {
 
 // The time between two looks at local peers.
 constexpr auto kInterval = std::chrono::milliseconds(200);
-// The watchdog looks after a group for so long after an alert.  Whoever waits alerts it every few milliseconds.
+// How long the watchdog looks after a group after an alert.  Whoever waits alerts it every few milliseconds.
 constexpr auto kAlertTime = std::chrono::seconds(1);
 // The time from a suspicion to the failure: a peer that ended after its last operation may have left behind all that
 // the others still need.
@@ -29,7 +29,7 @@ constexpr int kMissingHeartbeats = 5;
 // Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
 constexpr auto kLingerTime = std::chrono::seconds(1);
 constexpr char kFailureKey[] = "failure";
-// Who waits for whom is asked so often, and of so many ranks at most.
+// The time between two questions who waits for whom, and the most ranks that are asked.
 constexpr auto kAskInterval = std::chrono::seconds(1);
 constexpr size_t kMaxAsked = 16;
 

@@ -14,19 +14,19 @@ namespace cpulaunch {
 
 namespace {
 
-// A waiting thread reads the clock and the group's state once in so many polls: a poll takes about a microsecond,
-// and this keeps the check's cost below a percent of it.
+// How many polls lie between two looks of a waiting thread at the clock and the group's state: a poll takes about a
+// microsecond, and this keeps the check's cost below a percent of it.
 constexpr unsigned kPollsPerCheck = 256;
 // An operation that takes longer asks the watchdog to look after its peers.  Ordinary imbalance between ranks is
 // shorter, and the watchdog's queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
-// A thread that has waited for so long handles signals, as often.
+// How long a thread waits until it handles signals, and between two times.
 constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
-// Where the transport doesn't compare what the ranks call, a rank says it after so long ...
+// How long a rank waits until it says what it calls, where the transport doesn't compare that ...
 constexpr auto kSayAfter = std::chrono::seconds(1);
-// ... and one whose transport has failed waits for so long to hear it.
+// ... and how long one whose transport has failed waits to hear it.
 constexpr auto kExplainTime = std::chrono::seconds(3);
-// So many tensors of an operation are named in its messages.
+// The most tensors of an operation that its messages name.
 constexpr size_t kTensorsNamed = 4;
 
 // The name of a type as Python has it, such as float32.

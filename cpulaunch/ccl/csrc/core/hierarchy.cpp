@@ -1,4 +1,4 @@
-#include "transport_hierarchical.hpp"
+#include "hierarchy.hpp"
 
 #include <stdexcept>
 #include <thread>
@@ -226,7 +226,7 @@ size_t Hierarchy::collect() {
       (!operation->collects(collected_.piece) || others_passed(&SharedSlots::Counters::taken, collected_.number))) {
     operation->collect(collected_.piece);
     collected_.pass();
-    moved = operation->cost;
+    moved = operation->piece_bytes;
     at(collected_);
   }
   // Operations that the cursor has left are complete but for what is not in pieces.
@@ -249,7 +249,7 @@ size_t Hierarchy::exchange() {
       // Release: a rank that sees the piece taken sees what this rank has written to its slot, too.  This rank's reads
       // of that slot are over, so that it may be overwritten.
       if (slots_) slots_->counters(layout.local).taken.store(each.number, std::memory_order_release);
-      return operation->cost;
+      return operation->piece_bytes;
     }
     if (fabric_) break;  // a test costs more than all else here, and this one has moved the other pieces on
     each.pass();
@@ -271,8 +271,8 @@ size_t Hierarchy::take() {
   check_alike(*operation);
   operation->take(taken_.piece);
   taken_.pass();
-  const size_t cost = operation->cost;
-  return cost + start_piece() + exchange();
+  const size_t piece_bytes = operation->piece_bytes;
+  return piece_bytes + start_piece() + exchange();
 }
 
 size_t Hierarchy::put() {
@@ -289,7 +289,7 @@ size_t Hierarchy::put() {
     counters.put.store(put_.number + 1, std::memory_order_release);
   }
   put_.pass();
-  return operation->cost;
+  return operation->piece_bytes;
 }
 
 size_t Hierarchy::enter() {

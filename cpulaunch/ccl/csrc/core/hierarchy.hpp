@@ -80,7 +80,7 @@ class Hierarchy;
 // A collective operation of this rank, in pieces.  Pieces are numbered from 0; the ranks of a host have equally many.
 class Operation {
  public:
-  Operation(Signature signature, size_t cost) : signature(signature), cost(cost) {}
+  Operation(Signature signature, size_t piece_bytes) : signature(signature), piece_bytes(piece_bytes) {}
   virtual ~Operation() = default;
 
   virtual uint64_t pieces() const = 0;
@@ -107,7 +107,7 @@ class Operation {
 
   Signature signature;  // its sequence number is set when the operation starts
   SharedBlocks::Place tensor;  // where it is, if other local ranks may use it there
-  const size_t cost;    // of a step, in bytes that it is about: a caller that waits wants to look at the clock, too
+  const size_t piece_bytes;  // of one piece: a caller that waits wants to look at the clock in between
 
  private:
   friend class Hierarchy;
@@ -139,7 +139,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // For a piece that this rank takes: whether all local ranks may read each other's memory, and what one has there.
   bool reads_directly() const;
   void read(int local, char* to, uint64_t address, size_t bytes) const { slots_->read(local, to, address, bytes); }
-  // The tensor of a local rank that has put this piece, of so many bytes; null where it isn't shared.  It is this
+  // The tensor of a local rank that has put this piece, of `bytes`; null where it isn't shared.  It is this
   // rank's from when it takes the piece until it has exchanged it.
   char* tensor(int local, uint64_t piece, size_t bytes);
   // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them
