@@ -49,13 +49,13 @@ class Peer(NamedTuple):
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
-    """Whether other ranks of ``rank``'s machine, on hosts that are simulated there, need its cores.
+    """Whether ranks of other hosts that are simulated on ``rank``'s machine may run on its cores.
 
-    On a host of its own it has enough of them, or is oversubscribed, which is known otherwise.
+    Whether those of its own host do is known otherwise.
     """
     own = peers[rank]
-    beside = [peer for peer in peers if peer.machine == own.machine and set(peer.cpus) & set(own.cpus)]
-    return len(beside) > len(own.cpus) and any(peer.host != own.host for peer in beside)
+    beside = (peer for peer in peers if peer.machine == own.machine and peer.host != own.host)
+    return any(set(peer.cpus) & set(own.cpus) for peer in beside)
 
 
 class Meeting:

@@ -165,8 +165,7 @@ def peers(*places: tuple[str, list[int]]) -> list[Peer]:
         ([("a boot1", [0]), ("a boot1", [1]), ("b boot2", [0]), ("b boot2", [1])], False),
         ([("a boot1", [0]), ("b boot1", [0])], True),  # two containers on one core
         ([("a boot1", [0]), ("b boot1", [1])], False),  # each has its own
-        ([("a boot1", [0, 1]), ("b boot1", [0, 1])], False),  # two for both
-        ([("a boot1", [0, 1]), ("a boot1", [0, 1]), ("b boot1", [0, 1])], True),
+        ([("a boot1", [0, 1]), ("b boot1", [1, 2])], True),
         ([("a boot1", [0]), ("a boot1", [0])], False),  # one host, which is oversubscribed
     ],
 )
