@@ -153,30 +153,37 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
 # --- cores
 
 
-def peers(*places: tuple[str, list[int]]) -> list[Peer]:
-    """One for each "host machine" and its CPUs."""
-    return [Peer(f"{place} pid:[1]", 4711, cpus, -1) for place, cpus in places]
+def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
+    """One for each host, the time of its machine's boot, and CPUs."""
+    return [Peer(host, 4711, cpus, -1, booted) for host, booted, cpus in places]
 
 
 @pytest.mark.parametrize(
     ("places", "shared"),
     [
-        ([("a boot1", [0]), ("b boot2", [0])], False),  # two machines
-        ([("a boot1", [0]), ("a boot1", [1]), ("b boot2", [0]), ("b boot2", [1])], False),
-        ([("a boot1", [0]), ("b boot1", [0])], True),  # two containers on one core
-        ([("a boot1", [0]), ("b boot1", [1])], False),  # each has its own
-        ([("a boot1", [0, 1]), ("b boot1", [1, 2])], True),
-        ([("a boot1", [0]), ("a boot1", [0])], False),  # one host, which is oversubscribed
+        ([("a", 10.0, [0]), ("b", 20.0, [0])], False),  # two machines
+        ([("a", 10.0, [0]), ("b", 10.3, [0])], False),  # switched on together
+        ([("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 20.0, [0]), ("b", 20.0, [1])], False),
+        ([("a", 10.0, [0]), ("b", 10.0003, [0])], True),  # two containers on one core
+        ([("a", 10.0, [0]), ("b", 10.0, [1])], False),  # each has its own
+        ([("a", 10.0, [0, 1]), ("b", 10.0, [1, 2])], True),
+        ([("a", 10.0, [0]), ("a", 10.0, [0])], False),  # one host, which is oversubscribed
     ],
 )
-def test_only_simulated_hosts_share_cores(places: list[tuple[str, list[int]]], shared: bool) -> None:
+def test_only_simulated_hosts_share_cores(places: list[tuple[str, float, list[int]]], shared: bool) -> None:
     assert shares_cores(0, peers(*places)) is shared
 
 
 def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> None:
-    everybody = peers(("a boot1", [0]), ("a boot1", [1]), ("b boot1", [0]), ("b boot1", [1]))
+    everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
     assert shares_cores(0, everybody)
     assert not shares_cores(0, everybody[:2])
+
+
+def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
+    program = "from cpulaunch.ccl.meeting import Peer; print(Peer.this_process().booted)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert abs(float(done.stdout) - Peer.this_process().booted) < 0.005
 
 
 # --- descriptors
