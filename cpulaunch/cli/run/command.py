@@ -160,11 +160,14 @@ def _may_come_back(exit_code: int) -> bool:
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
+    from cpulaunch.cli.backend import ensure_oneccl, is_to_be_built
     from cpulaunch.cli.run.facts import gather, measured_plan
     from cpulaunch.discovery.host.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
+    if ask and is_to_be_built(config):  # what is wrong with the job is said before that
+        make_plan(config, gather(config, tell=lambda line: None), program)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
     if facts.mpis is None and not options.dry_run:
         raise UsageError(
@@ -172,6 +175,10 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
             hint="add --dry-run",
         )
     plan = make_plan(config, facts, program) if options.dry_run else measured_plan(config, facts, program)
+    if ask and (missing := ensure_oneccl(config, plan)):
+        say(f"warning: the hosts' fast cards stay unused: {missing}")
+        config = config.put(Config.ccl.transport, "tcp")
+        plan = make_plan(config, facts, program, plan.precision)
     if len(plan.hosts) > 1:
         refuse_restricted(options)
     tell_of_restricted(options)
