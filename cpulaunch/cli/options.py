@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,9 @@ from cpulaunch.wording import closest
 
 CLOSE = 0.77
 """How much of an unknown option has to be that of another one for this to be suggested."""
+
+_LIKE_AN_OPTION = re.compile(r"-\D")
+"""A word that begins so is the value of an option only if a = joins them; negative numbers don't."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,7 +73,10 @@ class Parser(argparse.ArgumentParser):
 
     def split(self, arguments: Sequence[str], ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
         """``(options, the rest)``: the rest begins with the first word that is no option or its value,
-        with one of ``ends``, or after ``--``.  Options come back with dashes for underscores."""
+        with one of ``ends``, or after ``--``.  Options come back with dashes for underscores.
+
+        Raises UsageError for an unknown option, and where an option's value is missing.
+        """
         known = self._option_string_actions
         options: list[str] = []
         i = 0
@@ -87,11 +94,18 @@ class Parser(argparse.ArgumentParser):
             i += 1 + len(words)
             if name not in known:
                 options.append(word)  # a letter with its value attached
-            elif len(words) < wanted or (words and words[0] in known and not _fits(known[name], words[0])):
-                raise UsageError(f"{name} needs a value: {known[name].metavar}")
-            elif words and not name.startswith("--"):
+                continue
+            needs = f"{name} needs a value: {_expected(known[name])}"
+            if stray := next(filter(_LIKE_AN_OPTION.match, words), None):
+                raise UsageError(
+                    f"{needs}, and {stray} looks like an option",
+                    hint=f"if {stray} is the value, join them by =: {name}={'='.join(words)}",
+                )
+            if len(words) < wanted:
+                raise UsageError(needs)
+            if words and not name.startswith("--"):
                 options += [name, "=".join(words)]
-            else:  # joined, so that a value may begin with a dash
+            else:  # joined, as argparse takes no value that begins with a dash otherwise
                 options.append("=".join((name, *words)) if words else name + equals + value)
         return options, []
 
@@ -126,14 +140,9 @@ def _values(action: argparse.Action) -> int:
     return action.values if isinstance(action, _Give) else int(action.nargs != 0)
 
 
-def _fits(action: argparse.Action, word: str) -> bool:
-    """Whether ``word``, which is an option itself, may be its value: a text may begin with a dash."""
-    if isinstance(action, _Give):
-        try:
-            action.setting.kind.from_text(word)
-        except ValueError:
-            return False
-    return True
+def _expected(action: argparse.Action) -> str:
+    """The value that an option takes, as its help shows it."""
+    return str(action.metavar or "|".join(action.choices or ()))
 
 
 class _Give(argparse.Action):

@@ -174,7 +174,7 @@ class MpiSection(Section):
     )
     path = Setting(Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",))
     args: Setting[tuple[str, ...]] = Setting(
-        Words(), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)
+        Words("ARG"), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)
     )
 
 
@@ -508,7 +508,7 @@ class Table(Section):
         Variables(), {}, "environment variables set for the ranks", ("--env",)
     )
     forward: Setting[tuple[str, ...]] = Setting(
-        Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)
+        Words("NAME"), (), "names of variables of this environment to forward to the ranks", ("-x",)
     )
 
 
