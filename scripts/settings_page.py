@@ -45,7 +45,7 @@ def page() -> str:
 
 
 def _row(setting: Setting[Any]) -> str:
-    options = ", ".join(f"`{flag}`" for flag in setting.flags)
+    options = ", ".join(f"`{flag}`" for flag in setting.flags) or "–"
     what = setting.help
     if setting.kind.metavar and setting.kind.describe != "text":
         what += f"; {setting.kind.describe}"

@@ -14,14 +14,31 @@ from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import UsageError
 
 
-def test_every_setting_has_its_option_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    text = capsys.readouterr().out
+def help_of(option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``cpulaunch run OPTION`` prints on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", option])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_is_short_and_shows_what_is_common(capsys, monkeypatch) -> None:
+    text = help_of("--help", capsys, monkeypatch)
+    assert len(text.splitlines()) <= 120
+    assert max(map(len, text.splitlines())) <= 80
+    shown = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text))
     for setting in SETTINGS.values():
-        for flag in setting.flags:
-            assert flag in text
+        assert set(setting.flags) <= shown if setting.common else not shown & {*setting.flags}
+    assert {"--help-all", "--dry-run", "--set"} <= shown
     assert "example" in text
+
+
+def test_help_all_shows_the_options_of_all_settings(capsys, monkeypatch) -> None:
+    text = help_of("--help-all", capsys, monkeypatch)
+    for flag in [flag for setting in SETTINGS.values() for flag in setting.flags]:
+        assert flag in text
+    assert "--facts" in text
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node", "-ppn", "--nproc_per-node"])
