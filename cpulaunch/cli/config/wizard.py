@@ -214,16 +214,16 @@ class Wizard:
         elif not answer or (setting in OF_INSTANCES and answer == _typed(setting, setting.default)):
             values.pop(setting, None)
         elif isinstance(setting.kind, Variables):
-            values[setting] = {**values.get(setting, {}), **setting.kind.from_text(answer)}
+            values[setting] = {**values.get(setting, {}), **setting.kind.from_line(answer)}
         else:
-            values[setting] = setting.kind.from_text(answer)
+            values[setting] = setting.kind.from_line(answer)
 
     def wrong(self, setting: Setting[Any], text: str) -> str | None:
         """What is wrong with a typed answer, as far as can be known before the job runs."""
         if not text:
             return None
         try:
-            value = setting.kind.from_text(text)
+            value = setting.kind.from_line(text)
         except ValueError:
             return f"expected {setting.kind.expected(text)}"
         if setting is Table.output.log_dir:

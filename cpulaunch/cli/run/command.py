@@ -56,16 +56,18 @@ USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
 EPILOG = """\
-Everything after the script is passed to it.  Settings: command line > environment > YAML > detected.
+Everything after the script is passed to it.
+Settings: command line > environment > YAML > detected.
 
 examples:
-  cpulaunch run -n 2 train.py --lr 0.1                        two ranks on this machine
-  cpulaunch run -f hostfiles/four-nodes -ppn 4 train.py       sixteen ranks on four hosts
-  cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
-  cpulaunch run --instances auto infer.py --part {instance}   a program per NUMA node, each by itself
+  cpulaunch run -n 2 train.py --lr 0.1             two ranks on this machine
+  cpulaunch run -f hostfile -ppn 4 train.py        four ranks on each host
+  cpulaunch run -f hostfile --dry-run train.py     only show what would be done
+  cpulaunch run --instances auto infer.py          a program per NUMA node
 
-exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong usage or settings;
-3 a host is not ready; 4 a host was lost, or the job stalled; 75 saved at a signal; 130 interrupted
+exit code: 0; that of the first rank that failed, or 128 + its signal;
+2 wrong usage or settings; 3 a host is not ready; 4 a host was lost, or the job
+stalled; 75 saved at a signal; 130 interrupted
 """
 
 
@@ -225,24 +227,24 @@ def _picture(plan: Plan, facts: Facts) -> str:
 
 def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
+    add_settings(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and start nothing")
     parser.add_argument("--format", choices=("text", "json", "shell"), help="how --dry-run prints the plan")
+    parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument(
+        "--wdir", metavar="DIR", type=Path, default=Path(),
+        help="working directory of the ranks, to which the script's path is relative; default: this one",
+    )  # fmt: skip
+    parser.add_rare(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
     )
-    parser.add_argument(
+    parser.add_rare(
         "--lscpu",
         metavar="F",
         type=Path,
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
-    parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     add_each(parser)
-    parser.add_argument(
-        "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
-        help="working directory of the ranks, to which the script's path is relative; default: this one",
-    )  # fmt: skip
-    add_settings(parser)
     return parser
 
 

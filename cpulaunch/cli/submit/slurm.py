@@ -65,7 +65,7 @@ def submit(
         added |= {} if "--signal" in asked else {"--signal": warning.signal}
         run = run if grace is not None else [f"--grace-period={warning.grace:g}", *run]
     if "--requeue" in asked:
-        run = ["--restartable", *run]
+        run = ["--set=watch.restartable=true", *run]
         if warning:
             demand_time(asked, warning)
     asked |= added

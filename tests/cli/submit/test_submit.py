@@ -37,7 +37,7 @@ REQUEUED = f"""\
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 #SBATCH --open-mode=append
-{RUN} --restartable --grace-period=110 -m train &
+{RUN} --set=watch.restartable=true --grace-period=110 -m train &
 trap 'kill -TERM $!' TERM USR1 USR2
 while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
 job=$(scontrol show job "$SLURM_JOB_ID")  # after scancel, it is COMPLETING
@@ -155,7 +155,7 @@ def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
     out = capsys.readouterr().out
     assert re.findall("--signal=(.*)", out) == [signal]
     assert re.findall(r"--grace-period=(\S+)", out) == [grace] * (grace is not None)
-    assert ("--restartable" in out) == ("--requeue" in typed)
+    assert ("--set=watch.restartable=true" in out) == ("--requeue" in typed)
 
 
 @pytest.mark.parametrize("time", ["2", "3", "2:30"])
