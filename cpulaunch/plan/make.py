@@ -38,6 +38,7 @@ from cpulaunch.plan.instances import (
 from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.network import (
     Provider,
+    Transport,
     choose_provider,
     choose_transport,
     interfaces_of,
@@ -78,20 +79,27 @@ def make_plan(
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
-    notes = (_srun_note(facts, chosen), backend.note, warning, *job.notes, _hidden_note(config, hidden))
-    master_addr = chosen_master_addr(config, facts, chosen, listed)
+    master = chosen_master_addr(config, facts, chosen, listed)
+    notes = (
+        _srun_note(facts, chosen),
+        master.note,
+        backend.note,
+        warning,
+        *job.notes,
+        _hidden_note(config, hidden),
+    )
     decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
     if not instances:
-        decided |= {Config.hosts.master_addr: master_addr, Config.training.backend: backend.backend}
-    if job.transport:
-        decided[Config.ccl.transport] = job.transport
+        decided |= {Config.hosts.master_addr: master.address, Config.training.backend: backend.backend}
+    if job.transport.name:
+        decided[Config.ccl.transport] = job.transport.name
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
         world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
-        master_addr=master_addr,
-        transport=job.transport,
+        master_addr=master.address,
+        transport=job.transport.name,
         allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
@@ -132,7 +140,7 @@ class _PlannedHosts(NamedTuple):
     bound: list[BoundHost]
     request: HostRequest
     provider: str | None
-    transport: str
+    transport: Transport
     env: dict[str, str]
     notes: tuple[str, ...]
 
@@ -154,6 +162,7 @@ def _plan_all(
     notes = (
         *_binding_notes(bound),
         *network.provider.notes,
+        network.transport.note,
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
@@ -165,17 +174,17 @@ class _Network(NamedTuple):
     """What collectives get: ``shared`` variables on all hosts, and those `of_host` on one."""
 
     provider: Provider
-    transport: str
+    transport: Transport
     shared: dict[str, str]
     of_host: Callable[[BoundHost], dict[str, str]]
 
 
 def _network(config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str) -> _Network:
     if backend == NO_BACKEND:
-        return _Network(Provider(None), "", {}, lambda host: {})
+        return _Network(Provider(None), Transport(""), {}, lambda host: {})
     provider = choose_provider(config, backend, [each.input for each in bound])
-    communication = plan_communication(config, bound, launcher, backend, provider.name)
     transport = choose_transport(config, bound, backend, provider.name)
+    communication = plan_communication(config, bound, launcher, backend, provider.name, transport.name)
 
     def of_host(host: BoundHost) -> dict[str, str]:
         several = len(bound) > 1
@@ -292,12 +301,15 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[S
 def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """The same for settings that mean nothing to instances."""
     ranks = [len(host.ranks) for host in job.hosts]
+    transport: str = config.ccl.transport
+    if transport == "auto" or job.transport.note:
+        transport = job.transport.name or transport
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     return {
         Config.hosts.nproc: sum(ranks),
         Config.hosts.nproc_per_node: _one_or_list(ranks),
         Config.ccl.provider: job.provider or config.ccl.provider,
-        Config.ccl.transport: (config.ccl.transport == "auto" and job.transport) or config.ccl.transport,
+        Config.ccl.transport: transport,
         Config.ccl.worker_count: workers if config.ccl.worker_count == "auto" else config.ccl.worker_count,
     }
 

@@ -56,23 +56,39 @@ def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) ->
     return Provider(provider, (unused,) if provider else ())
 
 
-def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, provider: str | None) -> str:
-    """What carries the collectives of ccl; empty with another backend."""
+class Transport(NamedTuple):
+    """What carries the collectives of ccl, and a note where that isn't what was asked for.
+
+    The name is empty with another backend.
+    """
+
+    name: str
+    note: str = ""
+
+
+def choose_transport(
+    config: Config, bound: Sequence[BoundHost], backend: str, provider: str | None
+) -> Transport:
+    """The planner's question to `decide_transport`."""
     if backend != "ccl":
-        return ""
+        return Transport("")
     requested = config.ccl.transport
-    if config.ccl.binding == "oneccl_bind_pt":
-        return "mpi" if requested == "mpi" else "ofi"  # Intel's bindings know nothing of ours
+    bindings = config.ccl.binding == "oneccl_bind_pt"
     user_variables = user_environment(config)
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
-    return decide_transport(
+    name = decide_transport(
         requested,
         hosts=len(bound),
         local_ranks=max(len(host.binding.ranks) for host in bound),
         provider=provider,
         worker_count=bound[0].binding.worker_count,
         user_variables=user_variables,
+        bindings=bindings,
     )
+    if not bindings or requested in ("auto", name):
+        return Transport(name)
+    where = config.where(Config.ccl.transport)
+    return Transport(name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}")
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
@@ -85,9 +101,17 @@ def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, sev
 
 
 def plan_communication(
-    config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str, provider: str | None
+    config: Config,
+    bound: Sequence[BoundHost],
+    launcher: Launcher,
+    backend: str,
+    provider: str | None,
+    transport: str,
 ) -> Communication:
-    """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
+    """One set of variables for all ranks, as collectives want it: that of the narrowest host.
+
+    ``transport`` is that of `choose_transport`.
+    """
     bindings = [each.binding for each in bound]
     ranks = [rank for binding in bindings for rank in binding.ranks]
     situation = Situation(
@@ -98,7 +122,7 @@ def plan_communication(
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),
         intel_mpi=launcher.is_intel_mpi,
-        transport="mpi" if config.ccl.transport == "mpi" else "ofi",
+        transport="mpi" if transport == "mpi" else "ofi",
         provider=provider,
         bindings=config.ccl.binding == "oneccl_bind_pt",
     )

@@ -12,6 +12,7 @@ from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, fold_hosts
+from cpulaunch.model.network import is_loopback
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted
@@ -218,18 +219,43 @@ def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
     )
 
 
+class MasterAddress(NamedTuple):
+    """The name or address at which the ranks meet, and what the user should know of it."""
+
+    address: str
+    note: str = ""
+
+
 def chosen_master_addr(
     config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
-) -> str:
-    """The address at which the ranks meet: the user's, else the first host's."""
-    chosen = config.hosts.master_addr
+) -> MasterAddress:
+    """Where the ranks meet: at the user's address, else at the first host's.
+
+    Raises PlanError where a job of several hosts has only a loopback address, which no other host can reach.
+    """
+    chosen, first = config.hosts.master_addr, hosts[0].name
+    if len(hosts) == 1 or are_wanted(config):
+        here = launchers.load(launcher.name).this_host_only or first == LOCALHOST
+        return MasterAddress(("127.0.0.1" if here else first) if chosen == "auto" else chosen)
     if chosen != "auto":
-        return chosen
-    found, assumed = facts.of(hosts[0].name)
-    if len(hosts) > 1 and not assumed and found.address:
-        return found.address  # a name may mean something else on the next host
-    here = launchers.load(launcher.name).this_host_only or hosts[0].name == LOCALHOST
-    return "127.0.0.1" if here else hosts[0].name
+        if is_loopback(chosen):
+            raise ConfigError(
+                f"{config.where(Config.hosts.master_addr)}: {chosen} is another host on each of {len(hosts)}",
+                hint=f"leave it out, or name an address by which the others reach {first}",
+            )
+        return MasterAddress(chosen)
+    found, assumed = facts.of(first)
+    # A name may mean something else on the next host.
+    address = found.address if found.address and not assumed else first
+    if not is_loopback(address):
+        return MasterAddress(address)
+    own = sorted(name for name in found.names if not assumed and not is_loopback(name))
+    if not own:
+        raise PlanError(
+            f"the ranks meet on the first host, and {address} is no address of it to the others",
+            hint="name it as they do, or set hosts.master_addr (--master-addr)",
+        )
+    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
 
 
 def forwarded_names(
