@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cpulaunch import launchers, variables
+from cpulaunch import variables
 from cpulaunch.config.config import Config, Settings
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.setting import Setting
@@ -47,12 +47,13 @@ from cpulaunch.plan.network import (
 from cpulaunch.plan.plan import HostPlan, Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
-    ChosenLauncher,
+    LauncherDecision,
     check_restarts,
     checked_world_size,
     chosen_hosts,
-    chosen_launcher,
     chosen_master_addr,
+    decide_launcher,
+    demand_launcher,
     forwarded_names,
 )
 from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend, decide_precision
@@ -71,17 +72,19 @@ def make_plan(
     """
     check_restarts(config := as_instances(config))
     listed = chosen_hosts(config, facts)
-    chosen = chosen_launcher(config, facts, listed)
-    backend = decide_backend(config, facts)
-    launcher = launchers.load(chosen.name)
+    chosen = decide_launcher(
+        config, here_alone=all_here(listed, facts.here), mpis=facts.mpis, step=facts.step
+    )
+    demand_launcher(config, facts, chosen, listed)
+    backend, launcher = decide_backend(config, facts), chosen.launcher
     job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
-    master = chosen_master_addr(config, facts, chosen, listed)
+    master = chosen_master_addr(config, facts, launcher, listed)
     notes = (
-        _srun_note(facts, chosen),
+        f"started by srun: {chosen.why}" if chosen.why else "",
         master.note,
         backend.note,
         warning,
@@ -105,7 +108,7 @@ def make_plan(
         here_alone=all_here(listed, facts.here),
         env=env,
         private=tuple(sorted(config.env)),
-        forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
+        forward=tuple(n for n in forwarded_names(config, facts, launcher, listed) if n not in env),
         hidden=hidden,
         program=program,
         mpiexec=chosen.mpiexec,
@@ -250,10 +253,6 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 # ---- what it all came to
 
 
-def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
-    return f"started by srun: {facts.why_srun}" if facts.why_srun and chosen.name == "slurm" else ""
-
-
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
     """What all programs get; instances nothing of how ranks meet."""
     told = rank_settings(config, decided)
@@ -277,7 +276,7 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
-def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[Setting[Any], Any]:
+def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """What was found for settings that are ``auto``."""
     found: dict[Setting[Any], Any] = {
         Config.launcher: chosen.setting,
