@@ -20,10 +20,9 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common, foreign_claims
+from cpulaunch.plan.host import HostInput
 from cpulaunch.plan.hosts import (
-    BoundHost,
     bind_hosts,
-    host_inputs,
     host_request,
     plan_hosts,
     user_environment,
@@ -44,7 +43,8 @@ from cpulaunch.plan.network import (
     interfaces_of,
     plan_communication,
 )
-from cpulaunch.plan.plan import HostPlan, Instances, Plan, Program
+from cpulaunch.plan.placement import HostPlan
+from cpulaunch.plan.plan import Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
     LauncherDecision,
@@ -128,7 +128,7 @@ def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
     """What is known of each host's speed."""
     speeds = []
     for host, each in zip(job.hosts, job.bound, strict=True):
-        known = each.input.facts
+        known = each.facts
         speeds.append(HostSpeed(host.host, known.cpu, known.cpu_flags, known.rates_of(host.ranks[0].threads)))
     return speeds
 
@@ -140,7 +140,7 @@ class _PlannedHosts(NamedTuple):
     """All hosts of the job.  ``env`` are the variables that all ranks share."""
 
     hosts: tuple[HostPlan, ...]
-    bound: list[BoundHost]
+    bound: list[HostInput]
     request: HostRequest
     provider: str | None
     transport: Transport
@@ -153,13 +153,13 @@ def _plan_all(
 ) -> _PlannedHosts:
     """First all ranks' CPUs, then what collectives need on the narrowest host, then each host's plan."""
     asked = host_request(config, backend)
-    bound, request = bind_hosts(host_inputs(config, facts, listed, asked), asked, facts.like_what)
+    bound, request = bind_hosts(config, facts, listed, asked)
     network = _network(config, bound, launcher, backend)
     user_env = user_environment(config)
     inputs = []
     for each in bound:
         env = {name: value for name, value in network.of_host(each).items() if name not in user_env}
-        inputs.append(replace(each.input, env=env))
+        inputs.append(replace(each, env=env))
     threads, hosts = _with_shared_threads(plan_hosts(inputs, request))
     binders = [name for name in BINDS_THREADS if name in user_env]
     notes = (
@@ -179,19 +179,19 @@ class _Network(NamedTuple):
     provider: Provider
     transport: Transport
     shared: dict[str, str]
-    of_host: Callable[[BoundHost], dict[str, str]]
+    of_host: Callable[[HostInput], dict[str, str]]
 
 
-def _network(config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str) -> _Network:
+def _network(config: Config, bound: Sequence[HostInput], launcher: Launcher, backend: str) -> _Network:
     if backend == NO_BACKEND:
         return _Network(Provider(None), Transport(""), {}, lambda host: {})
-    provider = choose_provider(config, backend, [each.input for each in bound])
+    provider = choose_provider(config, backend, bound)
     transport = choose_transport(config, bound, backend, provider.name)
     communication = plan_communication(config, bound, launcher, backend, provider.name, transport.name)
 
-    def of_host(host: BoundHost) -> dict[str, str]:
+    def of_host(host: HostInput) -> dict[str, str]:
         several = len(bound) > 1
-        return communication.of_host(interfaces_of(config, host.input.facts, provider.name, several=several))
+        return communication.of_host(interfaces_of(config, host.facts, provider.name, several=several))
 
     return _Network(provider, transport, communication.shared, of_host)
 
@@ -212,18 +212,18 @@ def _instances(
         return job, listed, Instances(count)
     hosts, request = only_one(config, number, job.hosts, job.request)
     left = tuple(host for host in listed if host.name == hosts[0].host)
-    bound = [each for each in job.bound if each.input.name == hosts[0].host]
+    bound = [each for each in job.bound if each.name == hosts[0].host]
     # Of cores that no instance has, and of the other hosts, this job is not about.
     notes = tuple(note for note in job.notes if note not in _binding_notes(job.bound))
     job = job._replace(hosts=hosts, bound=bound, request=request, notes=notes)
     return job, left, Instances(count, number)
 
 
-def _binding_notes(bound: Sequence[BoundHost]) -> list[str]:
+def _binding_notes(bound: Sequence[HostInput]) -> list[str]:
     return [
         f"{host.name}{' (assumed)' if host.assumed else ''}: {note}"
-        for host, binding in bound
-        for note in binding.notes
+        for host in bound
+        for note in host.binding.notes
     ]
 
 
@@ -235,9 +235,9 @@ def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], t
     stripped = []
     for host in hosts:
         ranks = (
-            replace(rank, env={k: v for k, v in rank.env.items() if k != THREADS}) for rank in host.ranks
+            rank._replace(env={k: v for k, v in rank.env.items() if k != THREADS}) for rank in host.ranks
         )
-        stripped.append(replace(host, ranks=tuple(ranks)))
+        stripped.append(host._replace(ranks=tuple(ranks)))
     return shared, tuple(stripped)
 
 
@@ -286,7 +286,7 @@ def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict
     }
     if chosen.mpiexec:
         found.update({Config.mpi.flavour: chosen.name, Config.mpi.path: chosen.mpiexec})
-    if all(each.input.facts.libraries is not None for each in job.bound):
+    if all(each.facts.libraries is not None for each in job.bound):
         libraries: dict[Setting[Any], set[str]] = {
             Config.cpu.allocator: {host.allocator for host in job.hosts},
             Config.cpu.openmp: {host.openmp for host in job.hosts},

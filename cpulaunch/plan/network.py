@@ -12,7 +12,7 @@ from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
 from cpulaunch.plan.environment import common
 from cpulaunch.plan.host import HostInput
-from cpulaunch.plan.hosts import BoundHost, user_environment
+from cpulaunch.plan.hosts import user_environment
 
 
 class Provider(NamedTuple):
@@ -67,7 +67,7 @@ class Transport(NamedTuple):
 
 
 def choose_transport(
-    config: Config, bound: Sequence[BoundHost], backend: str, provider: str | None
+    config: Config, bound: Sequence[HostInput], backend: str, provider: str | None
 ) -> Transport:
     """The planner's question to `decide_transport`."""
     if backend != "ccl":
@@ -102,7 +102,7 @@ def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, sev
 
 def plan_communication(
     config: Config,
-    bound: Sequence[BoundHost],
+    bound: Sequence[HostInput],
     launcher: Launcher,
     backend: str,
     provider: str | None,
@@ -127,7 +127,7 @@ def plan_communication(
         bindings=config.ccl.binding == "oneccl_bind_pt",
     )
     several = len(bound) > 1
-    each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}
+    each = {interfaces_of(config, host.facts, provider, several=several) for host in bound}
     by_interfaces = {
         one: communication_defaults(situation._replace(interface=one.interface, card=one.card))
         for one in each
