@@ -215,7 +215,7 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:
     """Whether an MPI will start the ranks."""
-    return decide_launcher(config, here_alone=all_here(listed, here)).setting == "mpirun"
+    return decide_launcher(config, here_alone=all_here(listed, here)).by_mpi
 
 
 def _named(config: Config) -> tuple[Host, ...]:

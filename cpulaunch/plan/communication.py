@@ -46,7 +46,6 @@ def decide_transport(
     provider: str | None,
     worker_count: int,
     user_variables: Mapping[str, str],
-    bindings: bool = False,
 ) -> str:
     """The one decision on what carries ccl's collectives: the planner's, and a rank's for its group.
 
@@ -54,11 +53,8 @@ def decide_transport(
     with ``shm+ofi``, what goes between hosts.
     ``requested`` is the setting's value, or what this function returned for the whole job.  ``local_ranks``
     are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
-    without what cpulaunch adds.  ``bindings``: oneCCL is that of Intel's oneccl_bind_pt, which knows nothing
-    of cpulaunch's own transports.
+    without what cpulaunch adds.
     """
-    if bindings:
-        return "mpi" if requested == "mpi" else "ofi"
     tunes_oneccl = worker_count > 1 or any(user_variables.get(name) for name in ALGORITHMS)
     if requested == "auto":
         on_fabric = hosts > 1 and provider not in (None, "tcp")

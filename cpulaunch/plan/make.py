@@ -51,9 +51,8 @@ from cpulaunch.plan.select import (
     check_restarts,
     checked_world_size,
     chosen_hosts,
+    chosen_launcher,
     chosen_master_addr,
-    decide_launcher,
-    demand_launcher,
     forwarded_names,
 )
 from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend, decide_precision
@@ -72,10 +71,7 @@ def make_plan(
     """
     check_restarts(config := as_instances(config))
     listed = chosen_hosts(config, facts)
-    chosen = decide_launcher(
-        config, here_alone=all_here(listed, facts.here), mpis=facts.mpis, step=facts.step
-    )
-    demand_launcher(config, facts, chosen, listed)
+    chosen = chosen_launcher(config, facts, listed)
     backend, launcher = decide_backend(config, facts), chosen.launcher
     job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = precision or decide_precision(config.training.precision, _speeds(job))
@@ -83,14 +79,7 @@ def make_plan(
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
-    notes = (
-        f"started by srun: {chosen.why}" if chosen.why else "",
-        master.note,
-        backend.note,
-        warning,
-        *job.notes,
-        _hidden_note(config, hidden),
-    )
+    notes = (chosen.note, master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
     decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
     if not instances:
         decided |= {Config.hosts.master_addr: master.address, Config.training.backend: backend.backend}

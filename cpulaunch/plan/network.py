@@ -69,11 +69,17 @@ class Transport(NamedTuple):
 def choose_transport(
     config: Config, bound: Sequence[HostInput], backend: str, provider: str | None
 ) -> Transport:
-    """The planner's question to `decide_transport`."""
+    """What `decide_transport` says for the whole job, but for Intel's bindings, which never ask it."""
     if backend != "ccl":
         return Transport("")
     requested = config.ccl.transport
-    bindings = config.ccl.binding == "oneccl_bind_pt"
+    if config.ccl.binding == "oneccl_bind_pt":  # which knows nothing of cpulaunch's own transports
+        name = "mpi" if requested == "mpi" else "ofi"
+        dropped = requested not in ("auto", name)
+        where = config.where(Config.ccl.transport)
+        return Transport(
+            name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}" if dropped else ""
+        )
     user_variables = user_environment(config)
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
     name = decide_transport(
@@ -83,12 +89,8 @@ def choose_transport(
         provider=provider,
         worker_count=bound[0].binding.worker_count,
         user_variables=user_variables,
-        bindings=bindings,
     )
-    if not bindings or requested in ("auto", name):
-        return Transport(name)
-    where = config.where(Config.ccl.transport)
-    return Transport(name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}")
+    return Transport(name)
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:

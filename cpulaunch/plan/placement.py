@@ -184,8 +184,8 @@ class Placement(NamedTuple):
                 hint="install the same cpulaunch on all hosts",
             )
         raw["identity"] = IdentityVariables(*raw["identity"])
-        like = [HostPlan.from_json("", host) for host in raw.pop("host_specs")]
-        raw["hosts"] = [like[number]._replace(host=name) for name, number in raw["hosts"]]
+        like = [HostPlan.from_json("", host)[1:4] for host in raw.pop("host_specs")]
+        raw["hosts"] = [HostPlan(name, *like[number]) for name, number in raw["hosts"]]
         raw["each"] = tuple(map(tuple, raw["each"]))
         return cls(**raw)
 

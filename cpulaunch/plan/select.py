@@ -172,6 +172,16 @@ class LauncherDecision(NamedTuple):
         """The launcher itself."""
         return launchers.load(self.name)
 
+    @property
+    def by_mpi(self) -> bool:
+        """Whether an MPI's mpiexec starts them."""
+        return self.setting == "mpirun"
+
+    @property
+    def note(self) -> str:
+        """What the user should know of it."""
+        return f"started by srun: {self.why}" if self.why else ""
+
 
 def decide_launcher(
     config: Config, *, here_alone: bool, mpis: Sequence[Mpi] | None = None, step: Step | None = None
@@ -212,18 +222,19 @@ def _why_step(step: Step | None, mpis: Sequence[Mpi] | None) -> str:
     return "no MPI was found" if mpis is not None and not mpis else step.part or step.unreached
 
 
-def demand_launcher(
-    config: Config, facts: Facts, decision: LauncherDecision, hosts: tuple[Host, ...]
-) -> None:
-    """PlanError where the launcher is not there, or can't reach ``hosts``."""
-    if decision.setting == "mpirun" and not decision.mpiexec:
+def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> LauncherDecision:
+    """The decision for ``hosts``.  Raises PlanError where the launcher isn't there, or can't reach them."""
+    here_alone = all_here(hosts, facts.here)
+    decision = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
+    if decision.by_mpi and not decision.mpiexec:
         raise _no_mpi(config, facts.mpis or ())
-    if not all_here(hosts, facts.here) and decision.launcher.this_host_only:
+    if not here_alone and decision.launcher.this_host_only:
         raise PlanError(
             f"{config.where(Config.launcher)}: {decision.setting} starts ranks on this machine only, but the "
             f"hosts are {fold_hosts(host.name for host in hosts)}",
             hint="--launcher mpirun, or slurm in an allocation",
         )
+    return decision
 
 
 def _no_mpi(config: Config, mpis: Sequence[Mpi]) -> PlanError:
