@@ -18,8 +18,8 @@ from cpulaunch.launchers.command import Command, to_json
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.plan.communication import needs_oneccl
 from cpulaunch.plan.describe import describe, size, started
-from cpulaunch.plan.placement import NUMBER, own_arguments
-from cpulaunch.plan.plan import HostPlan, Plan
+from cpulaunch.plan.placement import NUMBER, HostPlan, own_arguments
+from cpulaunch.plan.plan import Plan
 from cpulaunch.wording import counted, shown_path
 
 FEW = 3
