@@ -82,7 +82,7 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     _check_numbers(request)
     notes = list(topology.notes)
     nodes = _usable_cores(topology, request, notes)
-    shares = _shares(nodes, request.ranks or _as_many_as_suit(nodes, request), request)
+    shares = _shares(nodes, request.ranks or _default_ranks(nodes, request), request)
     workers = _dedicated_workers(shares, topology.quota, request)
     ranks = _rank_bindings(shares, workers, topology.quota, request, notes)
     spanning = _spanning_note(ranks, request.noun)
@@ -180,7 +180,7 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
     return next((size for size in range(even, 0, -1) if _room(nodes, size) >= ranks), 0)
 
 
-def _as_many_as_suit(nodes: list[list[Core]], request: BindingRequest) -> int:
+def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
     """One rank per NUMA node; of instances with a number of cores, as many as fit, within nodes if any do."""
     size = request.cores_per_rank
     if not request.instances or not isinstance(size, int):

@@ -79,7 +79,7 @@ def remaining_hosts(
 
 
 def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
-    """Ranks for each host, by its name; None where its topology decides.
+    """Ranks for each host, by its name; None where its topology decides (`binding._default_ranks`).
 
     Raises PlanError where the numbers don't agree, or are too large.
     """

@@ -215,7 +215,7 @@ def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
     told, result = fall("2:signal 2:signal 2:signal", code=137)
     first, restart, second, again, refused = told
     assert first.startswith("rank 1 on localhost got SIGKILL")
-    assert (", at step 2" in first, ", at step 3" in second) == (True, True)
+    assert (", at step 2" in first, ", at step 3" in second) == (True, True), told
     assert restart == "restart 1 of 1: 2 ranks on this machine (plan-1.json)"
     assert again == "restart 2 (1 of 1 since its last progress): 2 ranks on this machine (plan-2.json)"
     assert refused == "the job is not started again: it was restarted 1 time without getting further"
