@@ -67,10 +67,10 @@ def test_the_command_that_is_suggested_may_be_typed(script: None, capsys: pytest
 def test_a_launchers_option_that_is_refused_is_named_at_once(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "torchrun", "--logs-specs", "x", "train.py"]) == 2
+    assert main(["run", "torchrun", "--redirects", "3", "train.py"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert "torchrun is not a script" in error
-    assert "--logs-specs: each rank's output" in error
+    assert "--redirects: each rank's output" in error
     assert "--tee RANKS" in hint
 
 

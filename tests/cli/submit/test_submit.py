@@ -191,7 +191,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
-        ("--nodse 4 train.py", "`cpulaunch submit --help` lists the options, and sbatch(1) those of Slurm"),
+        ("--nodse 4 train.py", "submit --help-all` lists the options, and sbatch(1) those of Slurm"),
         ("--wait train.py", "hint: --follow waits for the job"),
         ("--gpus 2 train.py", "hint: leave it out: cpulaunch trains on CPUs"),
         ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
