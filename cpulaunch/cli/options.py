@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cpulaunch.cli import habits
@@ -27,13 +26,13 @@ class Parser(argparse.ArgumentParser):
 
     ``foreign``: whether options of other programs, as in ``habits``, are understood.  ``shown_elsewhere``:
     those that are meant for another program, whose own help shows them; ``elsewhere`` says which.
-    ``refused``: those of them that aren't taken, and what to do instead.
+    ``passes_through``: whether unknown options with a = are that program's, too.
     """
 
     foreign = False
     shown_elsewhere: frozenset[str] = frozenset()
     elsewhere = ""
-    refused: Mapping[str, str] = MappingProxyType({})
+    passes_through = False
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -86,7 +85,9 @@ class Parser(argparse.ArgumentParser):
             words = arguments[i + 1 :][:wanted]
             i += 1 + len(words)
             if name not in known:
-                options.append(word)  # a letter with its value attached
+                options.append(
+                    name + equals + value
+                )  # a letter with its value attached, or another program's
             elif len(words) < wanted or (words and words[0] in known and not _fits(known[name], words[0])):
                 raise UsageError(f"{name} needs a value: {known[name].metavar}")
             elif words and not name.startswith("--"):
@@ -108,10 +109,10 @@ class Parser(argparse.ArgumentParser):
             name = "-" + name
         if name in known:
             return name, equals, value
+        if self.passes_through and equals and name.startswith("--"):
+            return name, equals, value
         if self.foreign and (row := habits.refusal(name)):
             raise UsageError(f"{name}: {row.why}", hint=row.instead)
-        if name in self.refused:
-            raise UsageError(f"{name} is not taken here", hint=self.refused[name])
         visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
         if not name.startswith(("--", "-h")) and name[:2] in visible and _values(known[name[:2]]):
             return word, "", ""

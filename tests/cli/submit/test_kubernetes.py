@@ -13,7 +13,7 @@ import yaml
 from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
-from cpulaunch.manifests.mpijob import MAX_FILES
+from cpulaunch.queues.kubernetes.mpijob import MAX_FILES
 
 BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
 
@@ -167,7 +167,6 @@ def test_a_module_beside_the_script_is_missed_here_and_not_in_the_pods(
         ("--nodes 2-4 train.py", "--nodes '2-4' is not a number of workers"),
         ("--nodes 4 -n 6 train.py", "6 ranks can't be divided evenly over 4 workers"),
         ("--job-name My_Job train.py", "no job can be called 'My_Job'"),
-        ("--namespace Team_A train.py", "--namespace 'Team_A' is not a namespace's name"),
         ("--secret a/b train.py", "--secret 'a/b' is not a secret's name"),
         ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
         ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
@@ -279,7 +278,7 @@ def test_the_page_shows_what_is_said(kubectl: Path, capsys: pytest.CaptureFixtur
 
 def test_the_page_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["submit", "--help"])
+        main(["submit", "--to", "kubernetes", "--help"])
     ours = capsys.readouterr().out.partition("Kubernetes (--to kubernetes):")[2].partition("\n\n")[0]
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     options = re.findall(r"^  (--\w+)", ours, re.M)

@@ -1,0 +1,111 @@
+"""What Slurm says: its own programs, and the nodes that a job in its queue would get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from subprocess import CompletedProcess
+from typing import NamedTuple
+
+from cpulaunch.errors import HostError
+from cpulaunch.model.facts import HostFacts
+from cpulaunch.model.topology import Cpu, Topology
+from cpulaunch.queues.base import call
+from cpulaunch.wording import counted
+
+
+def ask_slurm(argv: Sequence[str]) -> str:
+    """What a program of Slurm's prints.  Raises HostError."""
+    done = call(argv)
+    if done.returncode:
+        raise failure(argv[0], done)
+    return done.stdout
+
+
+def failure(program: str, done: CompletedProcess[str]) -> HostError:
+    """Why a program of Slurm's has failed, in its own words."""
+    said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+    return HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+
+
+# Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
+_FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
+
+
+class PartitionNodes(NamedTuple):
+    """Nodes that are alike.  ``memory`` is in bytes; ``cores`` of each socket, ``threads`` of each core."""
+
+    partition: str
+    sockets: int
+    cores: int
+    threads: int
+    memory: int
+    number: int
+    features: frozenset[str]
+
+    @property
+    def cpus(self) -> int:
+        return self.sockets * self.cores * self.threads
+
+    def __str__(self) -> str:
+        parts = (
+            counted(self.sockets, "socket"),
+            counted(self.cores, "core"),
+            counted(self.threads, "thread"),
+        )
+        return f"partition {self.partition} ({' × '.join(parts)}, {self.memory / 2**30:.0f} GiB)"
+
+
+def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
+    """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
+
+    Raises HostError where Slurm can't say.
+    """
+    chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
+    chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
+    if "--clusters" in options:
+        chosen.append(f"--clusters={options['--clusters']}")
+    return most_nodes(ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen]), options)
+
+
+def most_nodes(text: str, options: Mapping[str, str]) -> PartitionNodes:
+    """Of the nodes in sinfo's ``text``, those of the kind that there are most of.  Raises HostError."""
+    kinds = [kind for kind in _kinds(text) if kind.cpus]
+    if "--partition" not in options:
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")] or kinds  # the default one
+    if (feature := options.get("--constraint", "")) and feature.replace("-", "").replace("_", "").isalnum():
+        kinds = [kind for kind in kinds if feature in kind.features]
+    if not kinds:
+        raise HostError("sinfo names no such node")
+    most = max(kinds, key=lambda kind: kind.number)
+    return most._replace(partition=most.partition.removesuffix("*"))
+
+
+def _kinds(text: str) -> list[PartitionNodes]:
+    return [kind for line in text.splitlines() if (kind := _kind(line))]
+
+
+def _kind(line: str) -> PartitionNodes | None:
+    partition, *numbers, features = line.split("|") if line.count("|") == 6 else ("", "", "")
+    try:
+        sockets, cores, threads, memory, number = (int(text.rstrip("+")) for text in numbers)
+    except ValueError:
+        return None  # --clusters puts a cluster's name before its lines
+    return PartitionNodes(
+        partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(","))
+    )
+
+
+def facts_of(nodes: PartitionNodes, cpus: int | None = None) -> HostFacts:
+    """One of ``nodes``, of which a job gets so many CPUs: whole cores, taken to be the first ones.
+
+    A socket is taken for a NUMA node, of which Slurm knows nothing.
+    """
+    numbers = range(nodes.sockets * nodes.cores)
+    rows = (
+        Cpu(core + thread * len(numbers), core, core // nodes.cores, core // nodes.cores)
+        for thread in range(nodes.threads)
+        for core in numbers
+    )
+    topology = Topology(tuple(rows))
+    return HostFacts(topology if cpus is None else topology.first(cpus), memory=nodes.memory)
