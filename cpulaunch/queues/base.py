@@ -154,7 +154,7 @@ class Queue(ABC):
         return None
 
     @abstractmethod
-    def render(self, job: Job, tell: Tell) -> str:
+    def render(self, job: Job) -> str:
         """The document that `submit` takes: a batch script, a manifest.  Raises UsageError."""
 
     @abstractmethod

@@ -64,7 +64,7 @@ def _submit(arguments: list[str], start: Path) -> int:
     job = queue.prepare(replace(job, config=as_instances(job.config, len(each))))
     if program:
         check_job(queue, job, options)
-    document = queue.render(job, say)
+    document = queue.render(job)
     if program:
         program = replace(program, each=each)
         for line in planned_lines(queue, job, program, options.facts, options.lscpu):

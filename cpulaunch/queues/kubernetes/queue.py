@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -22,18 +21,8 @@ from cpulaunch.wording import counted
 LEAST_MEMORY = 1 << 28
 """Bytes below which a worker's memory is a slip, such as ``64`` for ``64Gi``."""
 
-LONGEST_IMAGE = 255
-"""Characters of an image's name."""
-
 SETTINGS = "cpulaunch.yaml"
-_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims and secrets can be called
-_IMAGE = re.compile(
-    r"([a-zA-Z0-9][-.a-zA-Z0-9]*(:[0-9]+)?/)?"  # the registry
-    r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
-    r"(:[a-zA-Z0-9_][-.\w]{0,127})?(@[a-zA-Z0-9+._-]+:[0-9a-fA-F]{32,})?",
-    re.ASCII,
-)
-"""What pods' images can be called (github.com/distribution/reference, reference.go)."""
+_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims can be called
 _TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
 _OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
@@ -69,8 +58,8 @@ class Kubernetes(Queue):
         _refuse_settings(job.config)
         return job
 
-    def render(self, job: Job, tell: Tell) -> str:
-        return mpijob.as_yaml(mpijob.documents(_mpijob(job, tell)))
+    def render(self, job: Job) -> str:
+        return mpijob.as_yaml(mpijob.documents(_mpijob(job)))
 
     def submit(self, document: str, tell: Tell) -> Submitted:
         import yaml  # costs 15 ms
@@ -103,7 +92,7 @@ class Kubernetes(Queue):
 KUBERNETES = Kubernetes()
 
 
-def _mpijob(job: Job, tell: Tell) -> mpijob.Job:
+def _mpijob(job: Job) -> mpijob.Job:
     asked, config, run = job.asked, job.config, job.run
     image = asked.get("--image")
     if not image:
@@ -111,16 +100,12 @@ def _mpijob(job: Job, tell: Tell) -> mpijob.Job:
             "--image is missing: which image do the pods run?",
             hint="examples/kubernetes/Dockerfile makes one; docs/kubernetes.md shows how",
         )
-    if not _IMAGE.fullmatch(image) or len(image) > LONGEST_IMAGE:
-        raise UsageError(
-            f"--image {image!r} is not an image's name", hint="such as registry.example/me/train:1"
-        )
     workers = _workers(job)
     cpus, memory = _resources(asked.get("--cpu"), asked.get("--memory"))
     slots = _slots(config, workers)
     if cpus is not None:
         _demand_cpus(config, workers, slots, cpus)
-    files, program = _program(job, tell)
+    files, program = _program(job)
     if config.file:
         run = tuple(word for word in run if not word.startswith("--config-file="))
         run = ("--config-file", f"{FILES_AT}/{SETTINGS}", *run)
@@ -138,7 +123,7 @@ def _mpijob(job: Job, tell: Tell) -> mpijob.Job:
         memory=memory,
         files=files,
         variables=_variables(config),
-        secrets=_secrets([value for name, value in job.options if name == "--secret"]),
+        secrets=[value for name, value in job.options if name == "--secret"],
         volumes=_volumes([value for name, value in job.options if name == "--volume"]),
     )
 
@@ -241,7 +226,7 @@ def _name(job: Job, workers: int) -> str:
     return name
 
 
-def _program(job: Job, tell: Tell) -> tuple[dict[str, str], Sequence[str]]:
+def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
     """The files that go with the job, and its program with its arguments, as `cpulaunch run` takes them."""
     rest = job.words
     if job.no_python or rest[0] in ("-m", "--module") or rest[0].startswith("/"):
@@ -255,23 +240,7 @@ def _program(job: Job, tell: Tell) -> tuple[dict[str, str], Sequence[str]]:
             f"{script.name!r}: a ConfigMap takes files only whose names have letters, digits, -, _ and .",
             hint="rename it, or put it in the image",
         )
-    text = _text(script)
-    if left := sorted(_beside(text, script.parent)):
-        tell(f"warning: {rest[0]} imports {', '.join(left)}, which the pods don't get: put it in the image")
-    return {script.name: text}, [f"{FILES_AT}/{script.name}", *rest[1:]]
-
-
-def _beside(text: str, directory: Path) -> Iterator[str]:
-    """The modules in ``directory`` that the script imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
-        return  # which Python says better
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    for name in {name.partition(".")[0] for name in names}:
-        if (directory / f"{name}.py").is_file() or (directory / name / "__init__.py").is_file():
-            yield name
+    return {script.name: _text(script)}, [f"{FILES_AT}/{script.name}", *rest[1:]]
 
 
 def _text(path: Path) -> str:
@@ -297,15 +266,6 @@ def _variables(config: Config) -> dict[str, str]:
     """The variables of this environment that are settings of the job."""
     names = {name for given in config.given.values() for name in given.origin.variables}
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
-
-
-def _secrets(names: Sequence[str]) -> Sequence[str]:
-    for name in names:
-        if not _SUBDOMAIN.fullmatch(name):
-            raise UsageError(
-                f"--secret {name!r} is not a secret's name", hint="`kubectl get secrets` lists them"
-            )
-    return names
 
 
 def _volumes(given: Sequence[str]) -> dict[str, str]:

@@ -88,7 +88,7 @@ class Slurm(Queue):
             )
         return Nodes(nodes.cpus, facts_of(nodes, cpus), f"the nodes of {nodes}", warning)
 
-    def render(self, job: Job, tell: Tell) -> str:
+    def render(self, job: Job) -> str:
         return batch_script(job.options, [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words])
 
     def submit(self, document: str, tell: Tell) -> Submitted:

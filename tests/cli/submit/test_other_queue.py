@@ -32,7 +32,7 @@ class Pbs(Queue):
         slots = int(chunk.get("mpiprocs", 0)) or None
         return tuple(Host(f"node{n + 1}", slots) for n in range(int(chunk["select"])))
 
-    def render(self, job, tell):
+    def render(self, job):
         options = [("-N", job.title), *job.options]
         lines = [f"#PBS {name} {value}".rstrip() for name, value in options]
         command = [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words]
