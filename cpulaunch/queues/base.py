@@ -110,6 +110,9 @@ class Queue(ABC):
     options: tuple[Option, ...] = ()
     """Its options.  Where `cpulaunch run` has one of the same name, the queue's counts."""
 
+    help = ""
+    """What ``submit --to NAME --help`` says below the options: what is special, and examples."""
+
     passes_through = False
     """Whether any other option, written ``--name=value``, is the queue's as well."""
 

@@ -25,22 +25,8 @@ from cpulaunch.queues.base import Job, Queue
 OWN = ("--to", "--output", "--dry-run", "--follow", "--facts", "--lscpu")
 """Options that are neither the queue's nor those of `cpulaunch run` in the job."""
 
-USAGE = """cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]
-       cpulaunch submit --to kubernetes --image I [--nodes N] [RUN OPTIONS] train.py [ARGS…]"""
-EPILOG = """\
-Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
-stay those of the job.  An option of sbatch that cpulaunch doesn't know is written --name=value.
-Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
-With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
-For Kubernetes, a script without a leading / travels with the job.
-
-examples:
-  cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
-  cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
-  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
-  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
-  cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
-
+USAGE = "cpulaunch submit [--to QUEUE] [QUEUE'S OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
+EXIT_CODES = """\
 exit code: 0, with --follow the job's; 2 usage or settings; 3 the queue refused it; 130 --follow interrupted
 """
 
@@ -143,9 +129,10 @@ def _parser_of(arguments: Sequence[str]) -> tuple[Queue, Parser, Mapping[str, st
 def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, str]]:
     """The parser for one of the queues ``names``, and the options of the others."""
     parser = run_parser()
-    parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
+    parser.prog, parser.usage = "cpulaunch submit", USAGE
+    parser.epilog = "\n".join(filter(None, (chosen.help, EXIT_CODES)))
     parser.description = "Submit a job to a queue: the queue's options, and those of `cpulaunch run`."
-    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
+    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options count
     parser.add_argument("--to", choices=names, default=names[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
     parser.add_argument(

@@ -42,6 +42,12 @@ class Kubernetes(Queue):
     title = "Kubernetes"
     program = "kubectl"
     shares_files = False
+    help = """\
+A script without a leading / travels with the job.
+
+example:
+  cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
+"""
     options = (
         Option("--nodes", "-N", "N", "number of workers, one on each node; default: 1"),
         Option("--job-name", "-J", "NAME", "name of the job; default: the script's"),

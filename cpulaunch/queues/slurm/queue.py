@@ -19,6 +19,19 @@ from cpulaunch.queues.slurm.nodes import facts_of, failure, nodes_of_partition
 from cpulaunch.queues.slurm.options import OPTIONS, SHARES, demand_time, share, warned
 from cpulaunch.queues.slurm.script import appends, batch_script, options_of
 
+HELP = """\
+Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
+stay those of the job.  An option of sbatch that cpulaunch doesn't know is written --name=value.
+Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
+With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
+
+examples:
+  cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
+  cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
+  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
+  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
+"""
+
 MANY = 1 << 20
 """CPUs of a node that nothing is known about: any number of tasks fits."""
 
@@ -38,6 +51,7 @@ class Slurm(Queue):
     title = "Slurm"
     program = "sbatch"
     options = OPTIONS
+    help = HELP
     passes_through = True
     follows = True
     directory_option = "--chdir"
