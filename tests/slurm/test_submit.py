@@ -92,9 +92,28 @@ def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--nodes", 9), "Requested node configuration is not available"),
-        (("--ntasks", 4 * CPUS + 1), "Requested node configuration is not available"),
-        (("-c", 64), "Requested node configuration is not available"),
+        (("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
+        (
+            ("--ntasks", 4 * CPUS + 1),
+            f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
+        ),
+        (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
+    ],
+)
+def test_what_no_node_can_give_is_refused_before_it_waits(
+    options: tuple[object, ...], why: str, submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    with bounded(submit(*options, "train.py"), LIMIT) as job:
+        _, error = job.communicate()
+    assert job.returncode == 2, error
+    assert why in error
+    assert queue.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
         (("-p", "spaer"), "invalid partition specified: spaer"),
         (("--nodes", "abc"), "abc"),
         (("--invented-in-2030=a",), "unrecognized option '--invented-in-2030=a'"),

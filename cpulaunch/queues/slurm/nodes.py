@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from cpulaunch.errors import HostError
+from cpulaunch.errors import HostError, UsageError
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Cpu, Topology
 from cpulaunch.queues.base import call
+from cpulaunch.queues.slurm.options import number
 from cpulaunch.wording import counted
 
 
@@ -59,13 +61,63 @@ class PartitionNodes(NamedTuple):
 def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
     """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
 
-    Raises HostError where Slurm can't say.
+    Raises HostError where Slurm can't say, and UsageError where it has no such nodes.
     """
     chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
     chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
     if "--clusters" in options:
         chosen.append(f"--clusters={options['--clusters']}")
-    return most_nodes(ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen]), options)
+    said = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
+    if "--clusters" not in options:
+        demand_room(said, options)
+    return most_nodes(said, options)
+
+
+def demand_room(text: str, options: Mapping[str, str]) -> None:
+    """UsageError where no partition in sinfo's ``text`` has what sbatch's ``options`` ask for, even idle.
+
+    Slurm itself lets such a job wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
+    """
+    kinds = _kinds(text)
+    if "--partition" not in options:
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")]
+    if not kinds:
+        return
+    partition = Counter[str]()
+    for kind in kinds:
+        partition[kind.partition.removesuffix("*")] += kind.number
+    (name, most), *_ = partition.most_common()
+    nodes = number(options, "--nodes")
+    if nodes > most and "--nodelist" not in options:
+        raise UsageError(
+            f"--nodes={options['--nodes']}: partition {name} has {counted(most, 'node')}",
+            hint=f"--nodes={most} at most, or another --partition, which `sinfo` lists",
+        )
+    largest = max(kind.cpus for kind in kinds)
+    each, tasks = number(options, "--cpus-per-task") or 1, number(options, "--ntasks-per-node") or 1
+    if "--overcommit" in options or not largest:
+        return
+    total = each * number(options, "--ntasks")
+    room = (min(most, _most_nodes(options)) or most) * largest
+    if total > room and "--nodelist" not in options:
+        what = [f"{o}={options[o]}" for o in ("--nodes", "--ntasks", "--cpus-per-task") if o in options]
+        raise UsageError(
+            f"{' '.join(what)}: {counted(total, 'CPU')}, and {counted(room // largest, 'node')} of partition "
+            f"{name} have {room} at most",
+            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+        )
+    if each * tasks > largest:
+        what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
+        raise UsageError(
+            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
+            f"{largest} at most",
+            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+        )
+
+
+def _most_nodes(options: Mapping[str, str]) -> int:
+    """How many nodes a job may get: 4 of ``--nodes=2-4``; 0 where it doesn't say."""
+    return number({"most": options.get("--nodes", "").rpartition("-")[2]}, "most")
 
 
 def most_nodes(text: str, options: Mapping[str, str]) -> PartitionNodes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from cpulaunch.errors import HostError
-from cpulaunch.queues.slurm.nodes import facts_of, most_nodes
+from cpulaunch.errors import HostError, UsageError
+from cpulaunch.queues.slurm.nodes import demand_room, facts_of, most_nodes
 
 # Partition, sockets, cores, threads, MB, number, features.
 SINFO = """\
@@ -35,6 +37,31 @@ def test_nodes_are_those_of_the_kind_that_there_are_most_of(options: dict[str, s
 def test_nobody_has_such_nodes() -> None:
     with pytest.raises(HostError, match="sinfo names no such node"):
         most_nodes(SINFO, {"--constraint": "arm"})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"--nodes": "128"}, None),
+        ({"--nodes": "129"}, "--nodes=129: partition batch has 128 nodes"),
+        ({"--nodes": "129", "--nodelist": "a[1-129]"}, None),
+        ({"--cpus-per-task": "112"}, None),
+        (
+            {"--cpus-per-task": "113"},
+            "--cpus-per-task=113: 113 CPUs of a node, and those of partition batch have 112",
+        ),
+        ({"--cpus-per-task": "57", "--ntasks-per-node": "2"}, "114 CPUs of a node"),
+        ({"--cpus-per-task": "113", "--overcommit": ""}, None),
+    ],
+)
+def test_a_job_for_which_there_is_no_room_even_if_nothing_runs(
+    options: dict[str, str], why: str | None
+) -> None:
+    if why is None:
+        demand_room(SINFO, options)
+        return
+    with pytest.raises(UsageError, match=re.escape(why)):
+        demand_room(SINFO, options)
 
 
 def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_does() -> None:
