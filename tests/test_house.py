@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import cpulaunch
+from cpulaunch import plugins
 
 PACKAGE = Path(cpulaunch.__file__).parent
 
@@ -323,3 +324,15 @@ def test_lines_of_cpp_have_120_characters_at_most() -> None:
         if len(line) > 120
     ]
     assert not long
+
+
+def test_those_that_start_and_watch_jobs_know_no_launcher_by_name() -> None:
+    """But for the one decision, and the module on steps of Slurm."""
+    names = {*plugins.BUILT_IN[plugins.LAUNCHERS], "mpirun"} - {"intel"}  # which is an OpenMP runtime, too
+    knowing = set()
+    for module in MODULES:
+        if module.split(".")[0] in ("plan", "discovery", "supervise", "agent", "runtime", "model", "report"):
+            found = (node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant))
+            if names & {value for value in found if isinstance(value, str)}:
+                knowing.add(module)
+    assert knowing == {"plan.select", "discovery.batch.step"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -13,101 +14,157 @@ import sysconfig
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpulaunch.ccl import installed
 from cpulaunch.ccl.fetch import ELSEWHERE, Progress, fetch_wheel
-from cpulaunch.ccl.installed import ONECCL_VERSION, SOURCES, Built
+from cpulaunch.ccl.installed import SOURCES, Built, Part
 from cpulaunch.errors import HostError
 
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
-_JOBS = 2  # a translation unit of torch's headers takes about 1 GiB and 10 s
+_JOB_MEMORY = 1536 << 20  # bytes: the layer's unit includes torch's headers
+_CORE_LINK = (
+    f"-Wl,-soname,{installed.FILES['core']}",
+    f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
+)
+_TICK = 1.0  # seconds between two looks at a terminal's last line
+_NAMES = {"core": "the core", "layer": "torch's layer", "oneccl": "the oneCCL module"}
 
 
 @dataclass(frozen=True)
-class _Torch:
-    """How to compile against the installed torch."""
+class Compiler:
+    """A C++ compiler, and what it calls itself, such as ``g++-12.2.0``."""
 
-    version: str
-    directory: Path
-    abi: str
+    path: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Sources that are compiled as one: most of the time would go to headers that they share."""
+
+    name: str
+    sources: tuple[Path, ...]
     flags: tuple[str, ...]
 
 
 def build(
-    progress: Progress = lambda step, detail: None, *, force: bool = False, patient: bool = True
+    progress: Progress = lambda step, detail: None,
+    *,
+    force: bool = False,
+    oneccl: bool = False,
+    patient: bool = True,
 ) -> Built:
-    """The group for the installed torch, from where it is built or else by building it.
+    """The group for the installed torch, from where it is built or else by building what is missing.
 
     ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
-    other, and a group appears in the cache whole or not at all.  Takes a few minutes.  Without ``patient``,
-    it fails soon where the network is needed and does not answer, or did not within the last hour.
+    other, and each part appears in the cache whole or not at all.  What an interrupted build has compiled
+    is used by the next one.  Only ``oneccl``, the module with oneCCL in it, needs the network; without
+    ``patient``, it fails soon where that does not answer, or did not within the last hour.
 
     Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
     """
     there = installed.state()
-    if there.built and not force:
+    kinds = _missing(there, force=force, oneccl=oneccl)
+    if not kinds and there.built:
         return there.built
-    compiler, identity = check(there)
+    compiler = check(there, oneccl=oneccl)
     with _lock(progress):
-        if not force and (built := installed.state().built):
-            return built  # another process has just built it
-        return _build(compiler, identity, progress, patient=patient)
+        there = installed.state()
+        kinds = _missing(there, force=force, oneccl=oneccl)  # another process may just have built it
+        if kinds:
+            _build(kinds, there, compiler, progress, patient=patient)
+    there = installed.state()
+    if there.built is None:
+        raise HostError(f"the ccl process group was built, and yet cannot be used: {there.problem}")
+    return there.built
 
 
-def check(there: installed.State) -> tuple[str, str]:
-    """The C++ compiler to build with, and what it calls itself.  Raises HostError where it can't be built."""
+def _missing(there: installed.State, *, force: bool, oneccl: bool) -> list[str]:
+    kinds = ["core", "layer", *(["oneccl"] if oneccl else [])]
+    return [kind for kind in kinds if force or there.part(kind) is None]
+
+
+def check(there: installed.State, *, oneccl: bool = False) -> Compiler:
+    """What to build with.  Raises HostError where it can't be built."""
     if there.torch is None or not installed.is_supported(there.torch):
         raise HostError(
-            f"the oneCCL process group cannot be built: {there.problem}", hint="Take `--backend gloo`."
+            f"the ccl process group cannot be built: {there.problem}", hint="Take `--backend gloo`."
         )
-    if os.uname().machine != "x86_64":
+    if oneccl and os.uname().machine != "x86_64":
         raise HostError(
-            f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--backend gloo`."
+            f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--ccl-transport tcp`."
         )
     found = _compiler()
     _check_headers()
     return found
 
 
-def _build(compiler: str, identity: str, progress: Progress, *, patient: bool) -> Built:
+def _build(
+    kinds: list[str], there: installed.State, compiler: Compiler, progress: Progress, *, patient: bool
+) -> None:
     root = installed.cache_directory()
     for left in root.glob("building-*"):  # by a build that was killed: this one has the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
         work = Path(temporary)
-        oneccl = _oneccl(work, progress, patient=patient)
-        torch = _ask_torch()  # takes seconds, so after what fails more often
-        torch_part = f"torch-{torch.version}-{installed.python_tag()}-abi{torch.abi}"
-        sources = installed.sources_digest()
-        name = f"{torch_part}-oneccl-{ONECCL_VERSION}-{identity}-{sources}"
-        result = work / "result"
-        result.mkdir()
-        _compile(torch, compiler, oneccl, work, result / "_group.so", progress)
-        if installed.sources_digest() != sources:
+        oneccl = _oneccl(work, progress, patient=patient) if "oneccl" in kinds else work
+        digests = {kind: installed.sources_digest(kind) for kind in kinds}
+        units = {kind: _units(kind, there, oneccl) for kind in kinds}
+        objects = _compile(units, compiler, root / "objects", work, progress)
+        if any(installed.sources_digest(kind) != digests[kind] for kind in kinds):
             raise HostError(
                 "cpulaunch's C++ sources were changed while they were compiled", hint="Build the group again."
             )
-        shutil.copy(oneccl / "LICENSE.txt", result / "LICENSE-oneCCL.txt")
-        built = Built(
-            root / name, torch.version, installed.python_tag(), ONECCL_VERSION, identity, torch.abi, sources,
-            "cache",
-        )  # fmt: skip
-        installed.write_record(result, built)
-        if built.directory.exists():
-            built.directory.rename(work / "replaced")
-        result.rename(built.directory)
-    return built
+        progress("linking", "")
+        made: dict[str, Part] = {}
+        for kind in kinds:  # the core first: the others are linked with it
+            part = _part(kind, there, compiler, work / kind)
+            part.directory.mkdir()
+            core = made.get("core") or there.part("core")
+            _link(part, compiler, objects[kind], core, there, oneccl)
+            if kind == "oneccl":
+                shutil.copy(oneccl / "LICENSE.txt", part.directory / "LICENSE-oneCCL.txt")
+            installed.write_record(part)
+            made[kind] = part
+        progress("loading it", "")
+        _check_loading(made, there)
+        for kind, part in made.items():
+            _publish(part, root / _name(kind, part), work / f"replaced-{kind}")
+    shutil.rmtree(root / "objects", ignore_errors=True)
+
+
+def _part(kind: str, there: installed.State, compiler: Compiler, directory: Path) -> Part:
+    return Part(
+        kind,
+        directory,
+        "cache",
+        compiler=compiler.identity,
+        glibc=installed.glibc_version(),
+        **there.wanted[kind],
+    )
+
+
+def _name(kind: str, part: Part) -> str:
+    if kind == "layer":
+        return f"torch-{part.torch}-{part.python}-abi{part.abi}-{part.machine}-{part.sources}"
+    return f"{kind}-{part.machine}-{part.sources}"
+
+
+def _publish(part: Part, target: Path, aside: Path) -> None:
+    if target.exists():
+        target.rename(aside)
+    part.directory.rename(target)
 
 
 @contextmanager
 def _lock(progress: Progress) -> Iterator[None]:
     root = installed.cache_directory()
-    root.mkdir(parents=True, exist_ok=True)
+    _make_private(root)
     with open(root / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,8 +174,20 @@ def _lock(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _compiler() -> tuple[str, str]:
-    """The C++ compiler and what it calls itself, such as ``g++-12.2.0``."""
+def _make_private(root: Path) -> None:
+    """Make the cache's directories so that no other user may put a library there, whatever the umask is."""
+    root.mkdir(parents=True, exist_ok=True)
+    for each in (root, root.parent):
+        if each.stat().st_uid == os.geteuid():
+            each.chmod(each.stat().st_mode & ~0o022)
+    if open_to := installed.writable_by_others(root):
+        raise HostError(
+            f"what is compiled can't be kept in {root}: others may write to {open_to}",
+            hint="Name a directory of yours in XDG_CACHE_HOME.",
+        )
+
+
+def _compiler() -> Compiler:
     wanted = os.environ.get("CXX", "g++")
     path = shutil.which(wanted)
     if path is None:
@@ -128,7 +197,7 @@ def _compiler() -> tuple[str, str]:
     version = subprocess.run(
         [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60
     )
-    return path, f"{Path(path).name}-{version.stdout.split()[0] if version.stdout else 'unknown'}"
+    return Compiler(path, f"{Path(path).name}-{version.stdout.split()[0] if version.stdout else 'unknown'}")
 
 
 def _check_headers() -> None:
@@ -138,12 +207,48 @@ def _check_headers() -> None:
                         hint=f"Install python3-dev or python3-devel. {ELSEWHERE}")  # fmt: skip
 
 
-def _ask_torch() -> _Torch:
-    """Asked in a process of its own: this one does not import torch."""
+# --- compiling
+
+
+def _units(kind: str, there: installed.State, oneccl: Path) -> list[Unit]:
+    """What a part is compiled of.  Only what computes and copies is worth the compiler's best."""
+    if kind == "core":
+        return core_units()
+    flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
+    boundary = SOURCES / "core/boundary.cpp"
+    own = tuple(sorted((SOURCES / kind).glob("*.cpp")))
+    if kind == "oneccl":
+        return [Unit(kind, (*own, boundary), ("-O2", "-std=c++17", *flags, f"-I{oneccl / 'include'}"))]
+    assert there.torch is not None
+    assert there.torch_directory is not None
+    standard = "c++20" if installed.series(there.torch) >= (2, 10) else "c++17"
+    include = there.torch_directory / "include"
+    of_torch = (
+        f"-D_GLIBCXX_USE_CXX11_ABI={installed.torch_abi(there.torch_directory)}",
+        *_pybind_names(there.torch),
+        f"-I{SOURCES / 'layer'}",
+        f"-I{include}",
+        f"-I{include / 'torch/csrc/api/include'}",
+        f"-I{sysconfig.get_path('include')}",
+    )
+    return [Unit(kind, (*own, boundary), ("-O1", f"-std={standard}", *flags, *of_torch))]
+
+
+def core_units() -> list[Unit]:
+    """What the core is compiled of, by whichever compiler."""
+    flags = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
+    arithmetic = SOURCES / "core/arithmetic.cpp"
+    others = tuple(path for path in sorted((SOURCES / "core").glob("*.cpp")) if path != arithmetic)
+    return [Unit("core", others, ("-O2", *flags)), Unit("arithmetic", (arithmetic,), ("-O3", *flags))]
+
+
+def _pybind_names(torch: str) -> list[str]:
+    """Up to 2.8, classes of two extensions meet only if pybind11 was told the same names in both."""
+    if installed.series(torch) > (2, 8):
+        return []
     question = (
-        "import json, torch, torch._C as c; print(json.dumps([torch.__version__, torch.__path__[0],"
-        " bool(c._GLIBCXX_USE_CXX11_ABI), [getattr(c, '_PYBIND11_' + n, None)"
-        " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]]))"
+        "import json, torch._C as c; print(json.dumps([getattr(c, '_PYBIND11_' + n, None)"
+        " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]))"
     )
     # Without our own hook: what it would load may be what is to be built.
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -152,19 +257,163 @@ def _ask_torch() -> _Torch:
     )
     if asked.returncode != 0:
         raise HostError(f"torch cannot be imported: {asked.stderr.strip().splitlines()[-1:]}")
-    version, directory, abi, pybind = json.loads(asked.stdout.splitlines()[-1])
-    # Up to 2.8, classes of two extensions meet only if pybind11 was told the same names in both.
+    said = json.loads(asked.stdout.splitlines()[-1])
     names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
-    flags = [
-        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, pybind, strict=True) if value is not None
+    return [
+        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, said, strict=True) if value is not None
     ]
-    return _Torch(version, Path(directory), str(int(abi)), tuple(flags))
+
+
+def jobs() -> int:
+    """How many compilers this host has cores and memory for."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        available = None
+    memory = int(available[1]) * 1024 // _JOB_MEMORY if available else cores
+    return max(1, min(cores, memory))
+
+
+def _compile(
+    units: dict[str, list[Unit]], compiler: Compiler, kept: Path, work: Path, progress: Progress
+) -> dict[str, list[Path]]:
+    """The objects of each part.  Those in the directory ``kept`` are of a build that was interrupted."""
+    kept.mkdir(exist_ok=True)
+    objects = {kind: [kept / _key(unit, compiler, kind) for unit in units[kind]] for kind in units}
+    all_units = [unit for kind in units for unit in units[kind]]
+    all_objects = [path for kind in units for path in objects[kind]]
+    missing = [(unit, to) for unit, to in zip(all_units, all_objects, strict=True) if not to.exists()]
+    missing.sort(key=lambda each: each[0].name != "layer")  # the longest first
+    step = "compiling " + " and ".join(_NAMES[kind] for kind in units)
+    stop = threading.Event()
+
+    def compile_unit(unit: Unit, to: Path) -> None:
+        if stop.is_set():
+            return
+        partial = work / to.name
+        try:
+            source = _write_unit(unit, work)
+            run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)])
+            partial.rename(to)
+        except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(jobs()) as pool:
+        running = {pool.submit(compile_unit, unit, to) for unit, to in missing}
+        try:
+            progress(step, "")
+            while running:
+                done, running = wait(running, timeout=_TICK, return_when="FIRST_COMPLETED")
+                for future in done:
+                    future.result()
+                progress(step, f"{len(all_units) - len(running)} of {len(all_units)}")
+        except BaseException:
+            stop.set()
+            raise
+    return objects
+
+
+def _key(unit: Unit, compiler: Compiler, kind: str) -> str:
+    """A name for a unit's object: another one where anything that it is made of is different."""
+    # oneCCL's headers are in a temporary directory, whose name is another one each time.
+    flags = [flag for flag in unit.flags if not flag.startswith("-I")]
+    text = json.dumps([compiler.path, compiler.identity, installed.sources_digest(kind), flags])
+    return f"{unit.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.o"
+
+
+def build_core_elsewhere(command: Sequence[str], machine: str, directory: Path) -> Part:
+    """The core in ``directory``, by a compiler for another kind of machine, such as zig's: for a wheel."""
+    part = Part(
+        "core", directory, "wheel", installed.sources_digest("core"), machine, Path(command[0]).name, glibc=""
+    )
+    with tempfile.TemporaryDirectory() as temporary:
+        objects = []
+        for unit in core_units():
+            objects.append(str(Path(temporary, f"{unit.name}.o")))
+            source = _write_unit(unit, Path(temporary))
+            run_tool([*command, *unit.flags, "-c", str(source), "-o", objects[-1]])
+        run_tool([*command, "-shared", "-o", str(part.file), *objects, "-Wl,-z,defs", "-Wl,-Bsymbolic",
+                  "-Wl,--strip-debug", "-pthread", *_CORE_LINK])  # fmt: skip
+    installed.write_record(part)
+    return part
+
+
+def _write_unit(unit: Unit, directory: Path) -> Path:
+    path = directory / f"{unit.name}.cpp"
+    path.write_text("".join(f'#include "{source}"\n' for source in unit.sources))
+    return path
+
+
+# --- linking
+
+
+def _link(
+    part: Part,
+    compiler: Compiler,
+    objects: Sequence[Path],
+    core: Part | None,
+    there: installed.State,
+    oneccl: Path,
+) -> None:
+    # Without `-z defs` a shared library may lack symbols, which shows only in a rank.
+    argv = [compiler.path, "-shared", "-o", str(part.file), *map(str, objects), "-Wl,-z,defs",
+            "-Wl,-Bsymbolic", "-Wl,--strip-debug", "-pthread"]  # fmt: skip
+    if part.kind == "core":
+        run_tool([*argv, *_CORE_LINK])
+        return
+    assert core is not None
+    assert there.torch_directory is not None
+    argv.append(str(core.file))  # by its soname: whichever file of that name is loaded first
+    if part.kind == "oneccl":
+        link_oneccl(argv, oneccl / "libccl.a")
+        return
+    # Python's own symbols come from the process that loads the module.
+    pythons = [
+        f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(compiler, objects)
+    ]
+    torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+    run_tool([*argv, *pythons, *torch])
+
+
+def link_oneccl(argv: list[str], archive: Path) -> None:
+    """Link with oneCCL's static library.  Raises HostError that names the symbols that nothing defines."""
+    # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
+    run_tool([*argv, str(archive), "-Wl,--exclude-libs,ALL", "-lrt", "-ldl", "-lpthread"])
+
+
+def _undefined_python_symbols(compiler: Compiler, objects: Sequence[Path]) -> list[str]:
+    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's own may have a prefix
+    listed = run_tool([nm, "--undefined-only", "--format=posix", *map(str, objects)])
+    names = {line.split()[0] for line in listed.splitlines() if line}
+    return sorted(name for name in names if name.startswith(("Py", "_Py")))
+
+
+def _check_loading(made: dict[str, Part], there: installed.State) -> None:
+    """Load what was linked, in a process of its own.  Raises HostError where that fails."""
+    parts = [made.get(kind) or there.part(kind) for kind in installed.FILES]
+    core, layer, oneccl = (str(part.file) if part else "" for part in parts)
+    program = (
+        "import sys, ctypes; from pathlib import Path; from cpulaunch.ccl import core, load\n"
+        "core.Core(Path(sys.argv[1]))\n"
+        "if sys.argv[3]: ctypes.CDLL(sys.argv[3])\n"
+        "load.load_layer(Path(sys.argv[2]))"
+    )
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    tried = subprocess.run(
+        [sys.executable, "-c", program, core, layer, oneccl],
+        capture_output=True, text=True, env=environment, timeout=300,
+    )  # fmt: skip
+    if tried.returncode != 0:
+        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        raise HostError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
     """A directory with oneCCL's ``include``, ``libccl.a`` and ``LICENSE.txt``, from its pinned wheel."""
     path = fetch_wheel(work, progress, patient=patient)
-    target = work / "oneccl"
+    target = work / "oneccl-wheel"
     with zipfile.ZipFile(path) as wheel:
         for name in wheel.namelist():
             _, _, inside = name.partition(".data/data/")
@@ -180,66 +429,7 @@ def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
     return target
 
 
-def _compile(
-    torch: _Torch, compiler: str, oneccl: Path, work: Path, module: Path, progress: Progress
-) -> None:
-    include = torch.directory / "include"
-    standard = "c++20" if installed.series(torch.version) >= (2, 10) else "c++17"
-    flags = [
-        "-O3", "-fPIC", f"-std={standard}", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={torch.abi}",
-        *torch.flags, f"-I{oneccl / 'include'}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}",
-        f"-I{sysconfig.get_path('include')}",
-    ]  # fmt: skip
-    sources = sorted(SOURCES.glob("*.cpp"))
-    objects = {source: work / f"{source.stem}.o" for source in sources}
-    step = f"compiling for torch {torch.version}"
-    stop = threading.Event()
-
-    def compile_file(source: Path) -> None:
-        if stop.is_set():
-            return
-        try:
-            _run([compiler, *flags, "-c", str(source), "-o", str(objects[source])])
-        except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
-            stop.set()
-            raise
-
-    with ThreadPoolExecutor(min(_JOBS, os.cpu_count() or 1)) as pool:
-        running = [pool.submit(compile_file, source) for source in sources]
-        try:
-            progress(step, "")
-            for done, future in enumerate(as_completed(running), 1):
-                future.result()
-                progress(step, f"{done} of {len(sources)} files")
-        except BaseException:
-            stop.set()
-            raise
-    progress(step, "linking")
-    _link(compiler, list(objects.values()), oneccl / "libccl.a", module, torch.directory / "lib")
-
-
-def _link(compiler: str, objects: list[Path], archive: Path, module: Path, torch_libraries: Path) -> None:
-    """Link the module.  Raises HostError that names the symbols that nothing defines."""
-    # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
-    # Without `-z defs` a shared library may lack symbols, which shows only in a rank.  Python's own symbols
-    # come from the process that loads the module.
-    pythons = _undefined_python_symbols(compiler, objects)
-    python = [f"-Wl,--ignore-unresolved-symbol={name}" for name in pythons]
-    _run([
-        compiler, "-shared", "-o", str(module), *map(str, objects), str(archive), "-Wl,-z,defs", *python,
-        "-Wl,--exclude-libs,ALL", "-Wl,-Bsymbolic", "-Wl,--strip-debug", f"-L{torch_libraries}",
-        "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-lrt", "-ldl", "-lpthread",
-    ])  # fmt: skip
-
-
-def _undefined_python_symbols(compiler: str, objects: list[Path]) -> list[str]:
-    nm = _run([compiler, "-print-prog-name=nm"]).strip()  # a toolchain's own may have a prefix in its name
-    listed = _run([nm, "--undefined-only", "--format=posix", *map(str, objects)])
-    names = {line.split()[0] for line in listed.splitlines() if line}
-    return sorted(name for name in names if name.startswith(("Py", "_Py")))
-
-
-def _run(argv: list[str]) -> str:
+def run_tool(argv: list[str]) -> str:
     """What a tool prints.  Raises HostError that says what it complains of."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
@@ -250,7 +440,7 @@ def _run(argv: list[str]) -> str:
     if done.returncode != 0 and missing:
         raise HostError(
             f"nothing that is linked defines {', '.join(missing)}",
-            hint="csrc/oneccl_shim.cpp defines what oneCCL's static library refers to and does not contain.",
+            hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
         )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import resource
 import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import distributed
@@ -19,14 +19,17 @@ from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
-from cpulaunch.ccl.load import leave_mpi
-from cpulaunch.ccl.meeting import Meeting, Peer, own_address
+from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
+from cpulaunch.ccl.load import Loaded, leave_mpi
+from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
 _TOKEN_SIZE = 16  # bytes
+_CONNECTIONS = 4  # with each rank of another host
+_SPARE_DESCRIPTORS = 256  # for what the program opens meanwhile, files of data first of all
 _MIN_STORE_INTERVAL = 0.2  # seconds
 _LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
 
@@ -49,7 +52,8 @@ def create(options: Any, backend_options: Any) -> Any:
     there = installed.state()
     if bindings.are_wanted(rank_setting(Table.ccl.binding, os.environ), there):
         return _by_bindings(there, options, backend_options)
-    module = load.load_module()
+    loaded = load.load_group()
+    module = loaded.module
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     store = _store(options)
     meeting = Meeting(store, rank, _numbers(options), timeout)
@@ -59,11 +63,10 @@ def create(options: Any, backend_options: Any) -> Any:
         load.set_up(module, load.Neighbours.of(rank, peers))
         if ledger.of_this_process is not None:
             module.open_ledger(ledger.of_this_process)
-        atexit.register(_leave, module)
+        atexit.register(_leave, loaded)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
-    members = module.Members(meeting.numbers, ledger.members_text(meeting.numbers), _host_names(peers))
-    carrier = _carrier(module, meeting, peers, members)
+    carrier = _carrier(loaded.core, meeting, peers)
     if not carrier.has_messages:
         # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
         gloo = _gloo_fallback(store, rank, size, timeout)
@@ -75,12 +78,15 @@ def create(options: Any, backend_options: Any) -> Any:
         size,
         timeout=timeout.total_seconds(),
         name=options.group_id,
-        members=members,
+        numbers=meeting.numbers,
+        in_ledger=ledger.members_text(meeting.numbers),
+        host_names=_host_names(peers),
+        shares_cores=shares_cores(rank, peers),
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers, meeting.numbers),
         store_interval=store_interval(size),
         silence=SILENCE,
-        carrier=carrier,
+        carrier=carrier.handle.taken(),
         make_gloo=(
             (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)
         ),
@@ -120,7 +126,7 @@ def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> 
     return _state.bindings(options, backend_options)
 
 
-def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer], members: Any) -> Any:
+def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
     """What carries the collectives.
 
     Where a rank may not open the memory that another one of its host offers, there is none between them: the
@@ -128,28 +134,34 @@ def _carrier(module: ModuleType, meeting: Meeting, peers: list[Peer], members: A
     shared memory.
     """
     hosts = [peer.host for peer in peers]
-    layout = module.Layout(
-        [hosts.index(host) for host in hosts], meeting.rank, [peer.socket for peer in peers], members
+    names = _host_names(peers)
+    layout = Layout(
+        meeting.rank,
+        [hosts.index(host) for host in hosts],
+        [peer.socket for peer in peers],
+        meeting.numbers,
+        names,
     )
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if transport in TRANSPORTS:
-        return module.oneccl(layout)
+        return core.oneccl_carrier(load.oneccl_module(), layout)
     fabric = transport == COMBINED_TRANSPORT
-    memory, slots = _shared_memory(module, meeting, peers[layout.first].pid, layout, fabric)
-    if fabric and memory:
-        return module.oneccl_between_hosts(layout, slots=slots)
-    if fabric:
+    oneccl = load.oneccl_module() if fabric else None  # before the others wait for this rank
+    memory, slots = _shared_memory(core, meeting, peers[layout.locals[0]].pid, layout, fabric)
+    if oneccl and memory:
+        return core.oneccl_between_hosts(oneccl, layout, slots)
+    if oneccl:
         # libfabric's shared memory reads other processes', too.  Where it may not, 300 KB hang now and then.
         os.environ["CCL_ATL_SHM"] = "0"
-        return module.oneccl(layout)
+        return core.oneccl_carrier(oneccl, layout)
     if not memory:
-        layout = module.Layout(list(range(len(peers))), meeting.rank, [-1] * len(peers), members)
-    return _own_transport(module, meeting, layout, slots)
+        layout = Layout(meeting.rank, list(range(len(peers))), [-1] * len(peers), meeting.numbers, names)
+    return _own_carrier(core, meeting, layout, slots)
 
 
 def _shared_memory(
-    module: ModuleType, meeting: Meeting, first_pid: int, layout: Any, fabric: bool
-) -> tuple[bool, Any]:
+    core: Core, meeting: Meeting, first_pid: int, layout: Layout, fabric: bool
+) -> tuple[bool, Handle | None]:
     """Whether all ranks have the memory that they need, and that of this host, which its first rank offers.
 
     A rank that is alone on its host needs none.
@@ -157,33 +169,47 @@ def _shared_memory(
     if layout.hosts == meeting.size:
         return True, None
     memory, slots = -1, None
+    first, shares = layout.locals[0], len(layout.locals) > 1
     with ExitStack() as stack:
-        if layout.locals > 1 and meeting.rank == layout.first:
-            memory = module.offer_memory(layout, fabric=fabric)
+        if shares and meeting.rank == first:
+            memory = core.offer_memory(layout, fabric=fabric)
             if memory >= 0:
                 stack.callback(os.close, memory)
         offers = meeting.exchange("memory", memory)
-        if layout.locals > 1:
-            offered = offers[layout.first]
-            slots = module.map_memory(layout, fabric=fabric, pid=first_pid, descriptor=offered)
-        everywhere = all(meeting.exchange("mapped", layout.locals == 1 or slots is not None))
+        if shares:
+            slots = core.map_memory(layout, fabric=fabric, pid=first_pid, descriptor=offers[first])
+        everywhere = all(meeting.exchange("mapped", not shares or slots is not None))
     return everywhere, slots if everywhere else None
 
 
-def _own_transport(module: ModuleType, meeting: Meeting, layout: Any, slots: Any) -> Any:
+def reserve_descriptors(others: int) -> None:
+    """Raise this process's limit so far that a group can connect to this many ranks of other hosts.
+
+    Each may take four connections: one in each direction, of collectives and of messages.  The soft limit is
+    often 1,024 where the hard one is 500,000 and more.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + _CONNECTIONS * others + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | None) -> Carrier:
     if layout.hosts == 1:
-        return module.own_transport(layout, slots=slots, listener=None, addresses=[], token=b"")
+        return core.own_carrier(layout, slots)
     ip = own_address(_state.variables)
-    listener = module.listen(ip)
+    reserve_descriptors(layout.size - len(layout.locals))
+    listener = core.listen(ip)
     token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
     try:
         offers = meeting.exchange("address", (ip, listener[1], token))
     except BaseException:
         os.close(listener[0])
         raise
-    return module.own_transport(
+    return core.own_carrier(
         layout,
-        slots=slots,
+        slots,
         listener=listener,
         addresses=[(ip, port) for ip, port, _ in offers],
         token=bytes.fromhex(offers[0][2]),
@@ -253,15 +279,15 @@ def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
 
 
-def _leave(module: ModuleType) -> None:
+def _leave(loaded: Loaded) -> None:
     """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
     if os.getpid() != _state.pid:
         return  # a forked process: neither the threads nor the collectives are its own
     failed = has_failed or hasattr(sys, "last_type")
     try:
-        module.check_calls()
+        loaded.module.check_calls()
     finally:
-        module.shutdown(has_failed=failed)
+        loaded.module.shutdown(has_failed=failed)
         leave_mpi(has_failed=failed)
         _unlink_shared_memory()
 

@@ -76,7 +76,8 @@ def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
         reason = reason or "it said no reason"
         memory.keep(reason)
         raise HostError(
-            f"pip could not fetch {_WANTED}: {reason}", hint=f"This needs the network, once. {ELSEWHERE}"
+            f"pip could not fetch {_WANTED}: {reason}",
+            hint=f"The oneCCL module needs the network, once; --ccl-transport tcp needs none. {ELSEWHERE}",
         )
     memory.forget()
     return wheel
@@ -105,7 +106,8 @@ class _Memory:
             when = f"{age / 60:.0f} min ago" if age >= 60 else "just now"
             raise HostError(
                 f"pip could not fetch {_WANTED}: {reason} (tried {when})",
-                hint=f"`cpulaunch ccl build` tries again, and so do runs an hour later. {ELSEWHERE}",
+                hint="`cpulaunch ccl build --oneccl` tries again, and so do runs an hour later; "
+                f"--ccl-transport tcp needs none. {ELSEWHERE}",
             )
 
     def keep(self, reason: str) -> None:

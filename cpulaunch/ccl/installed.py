@@ -1,15 +1,20 @@
 """What is installed and built, found in a few milliseconds and without importing torch.
 
 The launcher asks this before it starts ranks, and a rank before it loads the group.
+
+The group is two shared libraries: the core, which is the same for all versions of torch and Python, and a
+layer for one series of torch.  A third one, with oneCCL in it, is there where it was asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import machinery
@@ -17,29 +22,67 @@ from pathlib import Path
 
 ONECCL_VERSION = "2022.2.0"
 OLDEST_TORCH = (2, 8)
-PACKAGE = "cpulaunch_ccl"  # what `ccl build --wheel` makes
+PACKAGES = ("cpulaunch_ccl", "cpulaunch_ccl_core")
+"""What wheels contain: ``ccl build --wheel`` makes the former, ``scripts/build_wheels.sh`` both."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 SOURCES = Path(__file__).with_name("csrc")
+FILES = {"core": "libcpulaunch_ccl.so", "layer": "_group.so", "oneccl": "libcpulaunch_oneccl.so"}
+"""The parts, and the shared library that each is."""
+_COMMON = ("core/*.h", "core/*.hpp", "core/boundary.cpp")
+SOURCES_OF = {
+    "core": ("core/*",),
+    "layer": (*_COMMON, "layer/*"),
+    "oneccl": (*_COMMON, "oneccl/*"),
+}
 _RECORD = "build.json"
+_SYMBOL_VERSION = re.compile(rb"\0((?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+)(?=\0)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A compiled library, and what it was compiled for."""
+
+    kind: str  # of FILES
+    directory: Path
+    origin: str  # "wheel" or "cache"
+    sources: str
+    machine: str
+    compiler: str
+    glibc: (
+        str  # of the host on which it was compiled; "" where it needs no newer one than the wheel's tag says
+    )
+    torch: str = ""  # of a layer, as torch_key() has it; so are the next two
+    python: str = ""
+    abi: str = ""  # 1: that of libstdc++ since GCC 5
+
+    @property
+    def file(self) -> Path:
+        """The shared library."""
+        return self.directory / FILES[self.kind]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled group and what it was compiled for."""
+    """A compiled group: the libraries that this Python can use together."""
 
-    directory: Path
-    torch: str
-    python: str
-    oneccl: str
-    compiler: str
-    abi: str
-    sources: str
-    origin: str  # "wheel" or "cache"
+    core: Part
+    layer: Part
+    oneccl: Part | None
+
+    @property
+    def torch(self) -> str:
+        """The series of torch that it is for, or the exact version of a development build."""
+        return self.layer.torch
 
     @property
     def module(self) -> Path:
-        """The shared library to load."""
-        return self.directory / "_group.so"
+        """The shared library that Python imports."""
+        return self.layer.file
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of them."""
+        return (self.core, self.layer, *([self.oneccl] if self.oneccl else []))
 
 
 @dataclass(frozen=True)
@@ -48,15 +91,19 @@ class State:
 
     torch: str | None  # version of the installed torch
     torch_directory: Path | None
-    candidates: tuple[Built, ...]  # all that is built, for whatever torch
+    candidates: tuple[Part, ...]  # all that is built, for whatever torch
     bindings: str | None  # version of oneccl_bindings_for_pytorch
     bindings_directory: Path | None = None
 
+    def part(self, kind: str) -> Part | None:
+        """The part that fits this torch, Python, machine and cpulaunch, and may be loaded here."""
+        return next((each for each in self._fitting(kind) if obstacle(each) is None), None)
+
     @cached_property
     def built(self) -> Built | None:
-        """The group that fits this torch, Python and cpulaunch."""
-        wanted = (self.torch, python_tag(), ONECCL_VERSION, sources_digest())
-        return next((b for b in self.candidates if (b.torch, b.python, b.oneccl, b.sources) == wanted), None)
+        """The group that fits."""
+        core, layer = self.part("core"), self.part("layer")
+        return Built(core, layer, self.part("oneccl")) if core and layer else None
 
     @property
     def bindings_fit(self) -> bool:
@@ -71,9 +118,45 @@ class State:
         if not is_supported(self.torch):
             return f"torch {self.torch} is older than 2.8, the first for which it can be built"
         if self.built is None:
-            others = ", ".join(sorted({f"torch {built.torch}" for built in self.candidates}))
-            return f"it is not built for torch {self.torch}" + (f" (only for {others})" if others else "")
+            return self._why_missing("core") or self._why_missing("layer")
         return None
+
+    @property
+    def oneccl_problem(self) -> str | None:
+        """Why oneCCL can't carry the group's collectives, or None."""
+        return self.problem or (self._why_missing("oneccl") if self.part("oneccl") is None else None)
+
+    @cached_property
+    def wanted(self) -> dict[str, dict[str, str]]:
+        """What each kind of part has to have been compiled for."""
+        machine = os.uname().machine
+        wanted = {kind: {"sources": sources_digest(kind), "machine": machine} for kind in FILES}
+        if self.torch and self.torch_directory:
+            abi = torch_abi(self.torch_directory)
+            wanted["layer"] |= {"torch": torch_key(self.torch), "python": python_tag(), "abi": abi}
+        return wanted
+
+    def _fitting(self, kind: str) -> list[Part]:
+        wanted = self.wanted[kind]
+        return [
+            each
+            for each in self.candidates
+            if each.kind == kind and all(getattr(each, name) == value for name, value in wanted.items())
+        ]
+
+    def _why_missing(self, kind: str) -> str | None:
+        fitting = self._fitting(kind)
+        obstacles = [obstacle(each) for each in fitting]
+        if None in obstacles:
+            return None
+        if obstacles:
+            return obstacles[0]
+        if kind == "oneccl":
+            return "its oneCCL module is not built (`cpulaunch ccl build --oneccl`)"
+        others = sorted({f"torch {each.torch}" for each in self.candidates if each.kind == "layer"})
+        return f"it is not built for torch {self.torch}" + (
+            f" (only for {', '.join(others)})" if others else ""
+        )
 
 
 def state() -> State:
@@ -82,8 +165,8 @@ def state() -> State:
     version = _torch_version(directory) if directory else None
     spec = machinery.PathFinder.find_spec(BINDINGS)
     bindings = Path(spec.origin).parent if spec and spec.origin else None
-    built = (*_from_wheel(), *_from_cache())
-    return State(version, directory, built, _bindings_version() if bindings else None, bindings)
+    candidates = (*_from_wheels(), *_from_cache())
+    return State(version, directory, candidates, _bindings_version() if bindings else None, bindings)
 
 
 def bindings_advice(there: State) -> str:
@@ -99,22 +182,31 @@ def bindings_advice(there: State) -> str:
 
 def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     """What is there and what would be used, as (label, text): for ``ccl info`` and ``env``."""
-    lines = [
-        ("torch", there.torch or "not installed"),
-        ("oneCCL", f"{ONECCL_VERSION}, linked into the group"),
-    ]
+    lines = [("torch", there.torch or "not installed")]
     if binding == "oneccl_bind_pt":
         theirs = (
             f"oneccl_bind_pt {there.bindings}" if there.bindings_fit else f"nothing: {bindings_advice(there)}"
         )
         lines.append(("used for ccl", theirs))
     elif there.built:
-        lines.append(("used for ccl", f"{there.built.module} ({there.built.origin})"))
+        lines.append(("used for ccl", f"{there.built.module} ({there.built.layer.origin})"))
+        lines.append(("with the core", f"{there.built.core.file} ({there.built.core.origin})"))
     else:
         lines.append(("used for ccl", f"nothing: {there.problem}; run `cpulaunch ccl build`"))
-    lines += [("built", f"for torch {b.torch}, {b.python}, oneCCL {b.oneccl}, by {b.compiler}: {b.directory}"
-               + ("" if b.sources == sources_digest() else " (of another version of cpulaunch)"))
-              for b in there.candidates]  # fmt: skip
+    if binding != "oneccl_bind_pt":
+        oneccl = there.part("oneccl")
+        needed = (
+            "not built; only --ccl-transport ofi and mpi, several workers and oneCCL's algorithms need it: "
+            "such a run builds it, and so does `cpulaunch ccl build --oneccl`"
+        )
+        lines.append(("oneCCL", f"{ONECCL_VERSION}, {oneccl.file}" if oneccl else needed))
+    for each in there.candidates:
+        what = f"layer for torch {each.torch}, {each.python}" if each.kind == "layer" else each.kind
+        why = obstacle(each)
+        note = f" (not used: {why})" if why else ""
+        if each.sources != there.wanted[each.kind]["sources"]:
+            note = " (of another version of cpulaunch)"
+        lines.append(("built", f"{what}, by {each.compiler}: {each.directory}{note}"))
     if there.bindings and binding != "oneccl_bind_pt":
         lines.append(
             ("not used", f"oneccl_bind_pt {there.bindings}, unless --ccl-binding oneccl_bind_pt asks for it")
@@ -124,18 +216,25 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     return lines
 
 
+# --- what fits
+
+
 def cache_directory() -> Path:
-    """Where groups are built, one directory each."""
+    """Where parts are built, one directory each."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cpulaunch" / "ccl"
 
 
-def sources_digest() -> str:
-    """Identifies the C++ sources: a group of other sources is another group."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        if path.suffix in (".cpp", ".hpp"):
-            digest.update(path.name.encode() + path.read_bytes())
+def sources_of(kind: str) -> list[Path]:
+    """The files that a part is made of, headers too."""
+    return sorted({path for pattern in SOURCES_OF[kind] for path in SOURCES.glob(pattern)})
+
+
+def sources_digest(kind: str) -> str:
+    """Identifies a part's C++ sources: what is made of other sources is another one."""
+    digest = hashlib.sha256(ONECCL_VERSION.encode() if kind == "oneccl" else b"")
+    for path in sources_of(kind):
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -144,9 +243,101 @@ def python_tag() -> str:
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
+def torch_key(version: str) -> str:
+    """What a layer is for: torch's series, as patch releases and kinds of builds (``+cpu``) share their ABI.
+
+    A development build is its own.
+    """
+    public, _, _ = version.partition("+")
+    released = re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?", public) and "git" not in version
+    return ".".join(map(str, series(version))) if released else version
+
+
+def torch_abi(directory: Path) -> str:
+    """``"0"`` where torch was built with the ABI that libstdc++ had before GCC 5, else ``"1"``."""
+    try:
+        text = (directory / "share/cmake/Torch/TorchConfig.cmake").read_text()
+    except OSError:
+        return "1"
+    return "0" if "_GLIBCXX_USE_CXX11_ABI=0" in text else "1"
+
+
 def is_supported(torch: str) -> bool:
     """Whether the sources may compile with this torch."""
     return series(torch) >= OLDEST_TORCH
+
+
+def series(version: str) -> tuple[int, ...]:
+    """``(2, 13)`` for ``"2.13.0+cpu"``."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def glibc_version() -> str:
+    """This host's, such as ``"glibc 2.36"``."""
+    return os.confstr("CS_GNU_LIBC_VERSION") or ""
+
+
+# --- what may be loaded
+
+
+def obstacle(part: Part) -> str | None:
+    """Why a part that fits can't be loaded on this host, or None."""
+    if part.origin == "cache" and (open_to := writable_by_others(part.file)):
+        return f"others may write to {open_to}"
+    if part.glibc not in ("", glibc_version()) and (lacking := missing_versions(part.file)):
+        return f"{part.file} was built on another host: this one lacks {', '.join(lacking)}"
+    return None
+
+
+def writable_by_others(path: Path) -> Path | None:
+    """The file, or a directory of the cache above it, that is another user's, or that others may write to."""
+    end = cache_directory().parent.parent
+    for each in (path, *path.parents):
+        if each == end:
+            break
+        try:
+            status = each.lstat()
+        except OSError:
+            return each
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            return each
+    return None
+
+
+def missing_versions(file: Path) -> list[str]:
+    """The versions of symbols that a library needs and that this host's libc and libstdc++ do not have."""
+    needed = sorted({match[1].decode() for match in _SYMBOL_VERSION.finditer(file.read_bytes())})
+    return [version for version in needed if not _has_version(version)]
+
+
+def _has_version(version: str) -> bool:
+    name, _, number = version.partition("_")
+    if name == "GLIBC":
+        return _numbers(number) <= _numbers(glibc_version())
+    path = _libstdcxx()
+    if path is None:
+        return True  # its absence shows when torch is loaded
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(f"\0{version}\0".encode()) >= 0
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _libstdcxx() -> str | None:
+    """The path of the C++ library that this Python loads."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
+    found = re.search(r"/\S*/libstdc\+\+\.so\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return found[0] if found else None
+
+
+# --- records
 
 
 def torch_directory() -> Path | None:
@@ -155,10 +346,20 @@ def torch_directory() -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def write_record(directory: Path, built: Built) -> None:
-    """Note beside a compiled group what it was compiled for."""
-    fields = ("torch", "python", "oneccl", "compiler", "abi", "sources")
-    (directory / _RECORD).write_text(json.dumps({name: getattr(built, name) for name in fields}, indent=1))
+def write_record(part: Part) -> None:
+    """Note beside a compiled part what it was compiled for."""
+    fields = ("kind", "sources", "machine", "compiler", "glibc", "torch", "python", "abi")
+    text = json.dumps({name: getattr(part, name) for name in fields}, indent=1)
+    (part.directory / _RECORD).write_text(text)
+
+
+def read_record(directory: Path, origin: str) -> Part | None:
+    """The part in a directory, or None."""
+    try:
+        part = Part(**json.loads((directory / _RECORD).read_text()), directory=directory, origin=origin)
+        return part if part.kind in FILES else None
+    except (OSError, ValueError, TypeError):
+        return None  # of another version of cpulaunch, or none of ours
 
 
 def _torch_version(directory: Path) -> str | None:
@@ -169,27 +370,20 @@ def _torch_version(directory: Path) -> str | None:
     return found[1] if found else None
 
 
-def series(version: str) -> tuple[int, ...]:
-    """``(2, 13)`` for ``"2.13.0+cpu"``."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+def _from_wheels() -> list[Part]:
+    specs = [machinery.PathFinder.find_spec(package) for package in PACKAGES]
+    packages = [Path(spec.origin).parent for spec in specs if spec and spec.origin]
+    return _read((directory for package in packages for directory in sorted(package.iterdir())), "wheel")
 
 
-def _from_wheel() -> list[Built]:
-    spec = machinery.PathFinder.find_spec(PACKAGE)
-    return _read(Path(spec.origin).parent, "wheel") if spec and spec.origin else []
-
-
-def _from_cache() -> list[Built]:
+def _from_cache() -> list[Part]:
     root = cache_directory()
-    directories = sorted(root.glob("torch-*")) if root.is_dir() else []
-    return [built for directory in directories for built in _read(directory, "cache")]
+    return _read(sorted(root.iterdir()), "cache") if root.is_dir() else []
 
 
-def _read(directory: Path, origin: str) -> list[Built]:
-    try:
-        return [Built(directory, **json.loads((directory / _RECORD).read_text()), origin=origin)]
-    except (OSError, ValueError, TypeError):
-        return []  # of another version of cpulaunch, or none of ours
+def _read(directories: Iterable[Path], origin: str) -> list[Part]:
+    read = (read_record(directory, origin) for directory in directories)
+    return [part for part in read if part]
 
 
 def _bindings_version() -> str:

@@ -1,4 +1,4 @@
-"""Finds and loads the compiled group, and sets oneCCL up for this rank."""
+"""Finds and loads the compiled group, and sets it, and oneCCL, up for this rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import machinery, util
 from pathlib import Path
 from types import ModuleType
 
 from cpulaunch.ccl import installed
+from cpulaunch.ccl.core import Core
 from cpulaunch.ccl.meeting import Peer
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import Situation, communication_defaults
@@ -50,13 +52,20 @@ class Neighbours:
         )
 
 
-def load_module() -> ModuleType:
+@dataclass(frozen=True)
+class Loaded:
+    """The compiled group in this process."""
+
+    core: Core
+    module: ModuleType  # torch's layer
+
+
+@cache
+def load_group() -> Loaded:
     """The compiled group.
 
     Raises HostError where it is not built for the installed torch or does not load.
     """
-    if _MODULE in sys.modules:
-        return sys.modules[_MODULE]
     there = installed.state()
     if there.problem or there.built is None:
         # In a rank's traceback a hint would not be seen.
@@ -64,17 +73,35 @@ def load_module() -> ModuleType:
             f"the ccl process group cannot be used: {there.problem}. "
             "Run `cpulaunch ccl build` on this host, or take the backend gloo."
         )
-    loader = machinery.ExtensionFileLoader(_MODULE, str(there.built.module))
-    spec = util.spec_from_file_location(_MODULE, there.built.module, loader=loader)
+    core = Core(there.built.core.file)  # first: the layer is linked with whatever has its name
+    return Loaded(core, load_layer(there.built.module))
+
+
+def load_layer(path: Path) -> ModuleType:
+    """Torch's layer from this file, once the core is loaded.  Raises HostError where it does not load."""
+    loader = machinery.ExtensionFileLoader(_MODULE, str(path))
+    spec = util.spec_from_file_location(_MODULE, path, loader=loader)
     assert spec is not None
     try:
         module = util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
-        raise HostError(f"the ccl process group in {there.built.directory} does not load: {error}",
+        raise HostError(f"the ccl process group in {path.parent} does not load: {error}",
                         hint="Build it anew: `cpulaunch ccl build --force`.") from error  # fmt: skip
     sys.modules[_MODULE] = module
     return module
+
+
+def oneccl_module() -> Path:
+    """The library with oneCCL in it.  Raises HostError where there is none for this host."""
+    there = installed.state()
+    part = there.part("oneccl")
+    if part is None:
+        raise HostError(
+            f"oneCCL cannot carry the collectives: {there.oneccl_problem}. "
+            "Run `cpulaunch ccl build --oneccl` on this host, or take `--ccl-transport tcp`."
+        )
+    return part.file
 
 
 def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:
@@ -114,13 +141,12 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
 def set_up(module: ModuleType, neighbours: Neighbours) -> None:
     """Apply the settings to this process, before oneCCL starts."""
     os.environ.update(settings(neighbours, os.environ))
-    offload = os.environ["CCL_WORKER_OFFLOAD"] == "1"
+    has_core = os.environ["CCL_WORKER_OFFLOAD"] == "1"
     module.configure(
-        offload=offload,
-        network=neighbours.hosts > 1,
+        has_core=has_core,
         only_core=neighbours.cores == 1,
         yield_cores=os.environ.get("CCL_YIELD") == "sched_yield",
-        cores=_worker_cores(os.environ, neighbours) if offload else [],
+        cores=_worker_cores(os.environ, neighbours) if has_core else [],
     )
 
 

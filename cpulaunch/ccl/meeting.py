@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,8 +25,11 @@ from cpulaunch.errors import HostError
 _MAX_SAID = 1 << 16
 """Bytes that a rank may say: 8,000 CPUs take less."""
 
+_SAME_BOOT = 0.005
+"""Seconds between what ranks of one machine make of its boot, which the clock's adjustments change."""
+
 _NAMED = 20
-"""So many missing ranks are named in a message."""
+"""The most missing ranks that a message names."""
 
 
 class Peer(NamedTuple):
@@ -35,12 +39,24 @@ class Peer(NamedTuple):
     pid: int
     cpus: list[int]
     socket: int  # -1: on several, or unknown
+    booted: float = 0.0  # when the machine was, in seconds; hosts that are simulated on one have the same
 
     @classmethod
     def this_process(cls) -> Peer:
         """This rank's own."""
         cpus = sorted(os.sched_getaffinity(0))
-        return cls(_host(), os.getpid(), cpus, _socket(cpus))
+        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted())
+
+
+def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
+    """Whether ranks of other hosts that are simulated on ``rank``'s machine may run on its cores.
+
+    Whether those of its own host do is known otherwise.
+    """
+    own = peers[rank]
+    others = (peer for peer in peers if peer.host != own.host)
+    beside = (peer for peer in others if abs(peer.booted - own.booted) < _SAME_BOOT)
+    return any(set(peer.cpus) & set(own.cpus) for peer in beside)
 
 
 class Meeting:
@@ -172,6 +188,19 @@ def _socket(cpus: list[int]) -> int:
     except (OSError, ValueError):
         return -1
     return found.pop() if len(found) == 1 else -1
+
+
+def _booted() -> float:
+    """By the clocks, as simulated hosts may have a boot_id of their own; the try that took least counts."""
+    tries = []
+    for _ in range(5):
+        before, now, after = (
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+            time.time(),
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+        )
+        tries.append((after - before, now - before))
+    return round(min(tries)[1], 4)
 
 
 def _host() -> str:

@@ -1,4 +1,4 @@
-"""A built group as a wheel, for nodes that have no compiler and no network."""
+"""Built parts of the group as a wheel, for nodes that have no compiler and no network."""
 
 from __future__ import annotations
 
@@ -6,45 +6,57 @@ import base64
 import hashlib
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from cpulaunch import __version__
-from cpulaunch.ccl.installed import PACKAGE, Built
+from cpulaunch.ccl.installed import PACKAGES, Part
 from cpulaunch.errors import UsageError
 
-_INIT = '"""The compiled oneCCL process group of cpulaunch, which loads it when a ccl group is made."""\n'
+_INIT = '"""The compiled process group of cpulaunch, which loads it when a ccl group is made."""\n'
 
 
-def write_wheel(built: Built, directory: Path) -> Path:
-    """Write ``built`` as a wheel into ``directory`` and return its path.
+def write_wheel(
+    parts: Sequence[Part], directory: Path, *, package: str = PACKAGES[0], platform: str = ""
+) -> Path:
+    """Write ``parts`` as a wheel into ``directory`` and return its path.
 
-    The wheel fits one torch and one Python.  oneCCL, which it contains, is Intel's: its licence is inside.
+    A wheel with a layer fits one series of torch and one Python; the core alone fits all.  ``platform`` is
+    the tag of the systems that it runs on, by default those like this one.  oneCCL, where it is among the
+    parts, is Intel's: its licence is inside.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="Make it first.")
-    public, _, _ = built.torch.partition("+")
-    version = f"{__version__}+torch{re.sub('[^a-z0-9]+', '.', built.torch.lower())}"
-    tag = f"{built.python}-{built.python}-linux_x86_64"
-    info = f"{PACKAGE}-{version}.dist-info"
-    files = {
-        f"{PACKAGE}/__init__.py": _INIT.encode(),
-        f"{PACKAGE}/_group.so": built.module.read_bytes(),
-        f"{PACKAGE}/build.json": (built.directory / "build.json").read_bytes(),
-        f"{info}/licenses/LICENSE-oneCCL.txt": (built.directory / "LICENSE-oneCCL.txt").read_bytes(),
-        f"{info}/METADATA": (
-            "Metadata-Version: 2.1\n"
-            f"Name: {PACKAGE.replace('_', '-')}\n"
-            f"Version: {version}\n"
-            f"Summary: cpulaunch's oneCCL process group, compiled for torch {built.torch}\n"
-            f"Requires-Dist: torch=={public}\n"
-        ).encode(),
-        f"{info}/WHEEL": (
-            f"Wheel-Version: 1.0\nGenerator: cpulaunch\nRoot-Is-Purelib: false\nTag: {tag}\n"
-        ).encode(),
-    }
+    layers = [part for part in parts if part.kind == "layer"]
+    platform = platform or f"linux_{parts[0].machine}"
+    tag, version, requires = f"py3-none-{platform}", __version__, ""
+    for layer in layers:
+        tag = f"{layer.python}-{layer.python}-{platform}"
+        version += f"+torch{re.sub('[^a-z0-9]+', '.', layer.torch.lower())}"
+        is_series = re.fullmatch(r"\d+\.\d+", layer.torch)
+        requires += f"Requires-Dist: torch=={layer.torch.partition('+')[0]}{'.*' if is_series else ''}\n"
+    if layers and not any(part.kind == "core" for part in parts):
+        requires += f"Requires-Dist: {PACKAGES[1].replace('_', '-')}=={__version__}\n"
+    info = f"{package}-{version}.dist-info"
+    files = {f"{package}/__init__.py": _INIT.encode()}
+    for part in parts:
+        for path in sorted(part.directory.iterdir()):
+            is_licence = path.name.startswith("LICENSE")
+            place = f"{info}/licenses" if is_licence else f"{package}/{part.kind}"
+            files[f"{place}/{path.name}"] = path.read_bytes()
+    files[f"{info}/METADATA"] = (
+        "Metadata-Version: 2.1\n"
+        f"Name: {package.replace('_', '-')}\n"
+        f"Version: {version}\n"
+        f"Summary: cpulaunch's process group ccl, compiled: {', '.join(part.kind for part in parts)}\n"
+        f"{requires}"
+    ).encode()
+    files[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: cpulaunch\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    ).encode()
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]).encode() + b"\n"
-    path = directory / f"{PACKAGE}-{version}-{tag}.whl"
+    path = directory / f"{package}-{version}-{tag}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():
             wheel.writestr(name, data)

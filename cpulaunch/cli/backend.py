@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
 from cpulaunch.errors import HostError
+from cpulaunch.plan.communication import ALGORITHMS, needs_oneccl
+from cpulaunch.plan.plan import Plan
 
 
 def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
     """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
 
-    With ``build``, the process group is built now where it isn't yet, which takes a few minutes, with its
+    With ``build``, the process group is built now where it isn't yet, which takes half a minute, with its
     progress on stderr; without, ``tell`` hears that it isn't.  HostError where ccl is insisted on and can't
     be had.
     """
@@ -41,6 +45,42 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
     return None
 
 
+def is_to_be_built(config: Config) -> bool:
+    """Whether a run would build the process group first."""
+    if config.training.backend not in ("auto", "ccl"):
+        return False
+    from cpulaunch.ccl import bindings
+    from cpulaunch.ccl.installed import state
+
+    there = state()
+    return not bindings.are_wanted(config.ccl.binding, there) and there.problem is not None
+
+
+def ensure_oneccl(config: Config, plan: Plan) -> str | None:
+    """Build the module with oneCCL in it, where the plan needs it and this host has none.
+
+    Returns why it can't be had, or None; raises HostError where the user insists on it.
+    """
+    if not needs_oneccl(plan.transport) or config.ccl.binding == "oneccl_bind_pt":
+        return None
+    from cpulaunch.ccl.build import build
+    from cpulaunch.ccl.installed import state
+    from cpulaunch.cli.progress import BuildProgress
+
+    if state().oneccl_problem is None:
+        return None
+    try:
+        with BuildProgress() as progress:
+            build(progress, oneccl=True, patient=False)
+    except HostError as e:
+        ours: tuple[Setting[Any], ...] = (Config.ccl.transport, Config.ccl.provider, Config.ccl.worker_count)
+        chosen = any(config.is_set(setting) for setting in ours)
+        if chosen or any(config.environ.get(name) for name in ALGORITHMS):
+            raise
+        return str(e)
+    return None
+
+
 def ccl_files(config: Config) -> tuple[str, ...]:
     """The compiled ccl group, or Intel's, which must be the same on all hosts."""
     if config.training.backend not in ("auto", "ccl"):
@@ -52,7 +92,7 @@ def ccl_files(config: Config) -> tuple[str, ...]:
     if bindings.are_wanted(config.ccl.binding, there):
         return bindings.package_files(there)
     built = there.built
-    return (str(built.module),) if built else ()
+    return (str(built.module), str(built.core.file)) if built else ()
 
 
 def ccl_lines(binding: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""``cpulaunch ccl``: build the oneCCL process group for the installed torch, and say what is built."""
+"""``cpulaunch ccl``: build the process group for the installed torch, and say what is built."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.errors import UsageError
 from cpulaunch.wording import did_you_mean
 
-HELP = "the oneCCL process group: build it for the installed torch, see what is built"
+HELP = "the process group ccl: build it for the installed torch, see what is built"
 
-USAGE = """cpulaunch ccl build [--wheel DIR] [--force]     compile it for the installed torch, a few minutes
-       cpulaunch ccl info                              what is built, what would be loaded, and why"""
+USAGE = """cpulaunch ccl build [--oneccl] [--wheel DIR] [--force]   compile it for the installed torch
+       cpulaunch ccl info                                       what is built, what would be loaded"""
 
 EPILOG = """\
 examples:
   cpulaunch ccl build                 once on each machine, or on a shared home directory
+  cpulaunch ccl build --oneccl        the module for --ccl-transport ofi and mpi, too
   cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without a compiler or network
 """
 
@@ -41,8 +42,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _build(arguments: list[str]) -> int:
-    parser = Parser(
-        "cpulaunch ccl build", "Compile the oneCCL process group for the installed torch.", EPILOG
+    parser = Parser("cpulaunch ccl build", "Compile the process group ccl for the installed torch.", EPILOG)
+    parser.add_argument(
+        "--oneccl",
+        action="store_true",
+        help="also the module with oneCCL in it, which needs the network, once",
     )
     parser.add_argument("--wheel", type=Path, metavar="DIR", help="also write it as a wheel into DIR")
     parser.add_argument("--force", action="store_true", help="compile even if it is already built")
@@ -51,12 +55,12 @@ def _build(arguments: list[str]) -> int:
     from cpulaunch.cli.progress import BuildProgress
 
     with BuildProgress() as progress:
-        built = build(progress, force=options.force)
-    say(f"ccl is built for torch {built.torch}: {built.directory}")
+        built = build(progress, force=options.force, oneccl=options.oneccl)
+    say(f"ccl is built for torch {built.torch}: {built.layer.directory}")
     if options.wheel is not None:
         from cpulaunch.ccl.wheel import write_wheel
 
-        print(write_wheel(built, options.wheel))
+        print(write_wheel(built.parts, options.wheel))
     return 0
 
 

@@ -1,19 +1,22 @@
 """Options of torchrun, accelerate, the MPIs, srun and ipexrun, which people type by habit.
 
 One table.  A row means one of our settings, or is ignored with a line that says why, or is refused with what
-to say instead.  Options that have the same name and meaning here need no row.  ``docs/coming-from.md`` is
-made from it.  Sources: ``torch/distributed/run.py`` (2.13), ``accelerate/commands/launch.py`` (1.15),
-``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of Open MPI 5.0, ``ipexrun --help`` of IPEX
-2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
+to say instead.  Options that have the same name and meaning here need no row, nor do those that are rarely
+typed.  ``docs/coming-from.md`` is made from it.  Sources: ``torch/distributed/run.py`` (2.13),
+``accelerate/commands/launch.py`` (1.15), ``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of
+Open MPI 5.0, ``ipexrun --help`` of IPEX 2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cpulaunch.config.kinds import Variables, Words
+from cpulaunch.cli.main import say
+from cpulaunch.config.kinds import Switch, Variables, Words
+from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import UsageError
 
@@ -32,9 +35,8 @@ Raises UsageError where there is none."""
 class Option:
     """Options that mean the same: their names, as ``programs`` document them, with a space between.
 
-    Hyphens and underscores are the same, and so are one dash and two before a name of several letters.  A
-    name that ends with ``*`` stands for all that begin so.  ``values``: how many words follow; where it is
-    two, they are NAME VALUE, and NAME=VALUE will do.
+    Hyphens and underscores are the same, and so are one dash and two before a name of several letters.
+    ``values``: how many words follow; where it is two, they are NAME VALUE, and NAME=VALUE will do.
     """
 
     programs: str
@@ -42,11 +44,20 @@ class Option:
     values: int = 1
 
     @property
+    def metavar(self) -> str:
+        """The value that it takes, as help shows it."""
+        return "VALUE"
+
+    @property
     def spellings(self) -> Iterator[str]:
         """Every way to type them that the parser has to know, with hyphens."""
         for name in self.names.split():
             bare = name.lstrip("-")
             yield from (f"-{bare}", f"--{bare}") if len(bare) > 1 else (name,)
+
+    def take(self, options: Namespace, name: str, value: str) -> None:
+        """Note in ``options`` that the option ``name`` was given, with ``value``.  Raises UsageError."""
+        raise NotImplementedError
 
 
 def as_given(option: str, value: str) -> str:
@@ -56,10 +67,40 @@ def as_given(option: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class Means(Option):
-    """It means the setting ``key``."""
+    """It means the setting ``key``; ``read`` makes the setting's text of its value, or of ``true``."""
 
     key: str = ""
     read: Read = as_given
+
+    @property
+    def metavar(self) -> str:
+        return "NAME VALUE" if self.values == 2 else SETTINGS[self.key].kind.metavar
+
+    def take(self, options: Namespace, name: str, value: str) -> None:
+        text = self.read(name, value)
+        if text is None:
+            return
+        # mpirun's -x takes a value, too.
+        key = "env" if self.key == "forward" and "=" in text else self.key
+        options.given = [*options.given, (key, text, name)]
+
+
+class AnySetting(Option):
+    """A setting, given as KEY=VALUE."""
+
+    @property
+    def metavar(self) -> str:
+        return "KEY=VALUE"
+
+    def take(self, options: Namespace, name: str, value: str) -> None:
+        key, equals, text = value.partition("=")
+        if not equals:
+            raise UsageError(f"{name} {value}: expected {self.metavar}",
+                             hint="`cpulaunch config show` lists the keys")  # fmt: skip
+        options.given = [*options.given, (key, text, f"{name} {key}")]
+
+
+ANY_SETTING = AnySetting("", "--set")
 
 
 @dataclass(frozen=True)
@@ -69,6 +110,9 @@ class Ignored(Option):
     values: int = 0
     why: str = ""
 
+    def take(self, options: Namespace, name: str, value: str) -> None:
+        say(f"{name} is ignored: {self.why}")
+
 
 @dataclass(frozen=True)
 class Refused(Option):
@@ -77,21 +121,23 @@ class Refused(Option):
     why: str = ""
     instead: str = ""
 
+    def refuse(self, typed: str) -> NoReturn:
+        """Raise UsageError about what was ``typed``."""
+        raise UsageError(f"{typed}: {self.why}", hint=self.instead)
+
 
 @dataclass(frozen=True)
-class Restricted(Option):
-    """It is refused, but accepted with the value ``only``, if there is one, and where it is about hosts
-    (``on_one_host``), for jobs on one.  Then it changes nothing; ``ignored`` says why, if that needs a line.
-    """
+class ForHosts(Refused):
+    """It is about hosts: ignored where the job is on one, refused elsewhere, or with a value that isn't
+    ``only``, if there is one."""
 
-    why: str = ""
-    instead: str = ""
-    ignored: str = ""
-    only: str | None = None
-    on_one_host: bool = False
+    only: str = ""
 
-    def refuse(self, option: str, value: str) -> NoReturn:
-        raise UsageError(f"{option}{f' {value}' if self.only else ''}: {self.why}", hint=self.instead)
+    def take(self, options: Namespace, name: str, value: str) -> None:
+        typed = f"{name} {value}" if self.only else name
+        if value != (self.only or value):
+            self.refuse(typed)
+        options.restricted = [*options.restricted, (self, typed)]
 
 
 def always(text: str) -> Read:
@@ -160,36 +206,22 @@ _LOW_LATENCY = (
 )
 """What ipexrun tells jemalloc where it is to benchmark."""
 
-_RENDEZVOUS = "no rendezvous service is needed, as one `cpulaunch run` starts all hosts"
-_ON_ALL_HOSTS = (
-    "leave it out: a queue's job knows its hosts, and elsewhere -f HOSTFILE or --hosts a,b names them"
-)
-_ONE_RUN = "one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order"
-_ALONE = "the job is on one host"
 _NAME_HOSTS = (
     "leave it out, and start one for all hosts: a queue's job knows them, and elsewhere -f HOSTFILE or "
     "--hosts a,b names them"
 )
-_BINDS = "cpulaunch itself binds ranks to cores"
-_BINDING = "--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy change it"
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
 _OUTPUT_OF_INSTANCES = "each instance's output is in the file instance-N.log of the job's directory"
 _OUTPUT_OPTIONS = "--log-dir D says where; --tee RANKS says whose is shown"
-_FOR_MPIEXEC = "it is an option of mpiexec itself"
-_HAND_ON = "pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD"
 _LABELS = "with several ranks, every line begins with its rank"
-_ON_CPUS = "cpulaunch trains on CPUs, with a copy of the model on each rank"
-_IN_SCRIPT = "set it up in the script itself"
 _OPTIMIZE = (
     "call ipex.optimize in the script, as examples/inference/bert.py does by --engine ipex and --precision; "
     "options of the script come after it"
 )
-_ONE_PROGRAM = "all ranks run the same program"
-
-TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
+TABLE: tuple[Means | Ignored | Refused, ...] = (
     # ---- how many ranks, and where
     Means(ACCELERATE, "--num-processes", key="hosts.nproc"),
-    Means(OPENMPI, "--np --n", key="hosts.nproc"),
+    Means(MPIS, "-np --n", key="hosts.nproc"),
     Means(SRUN, "--ntasks", key="hosts.nproc"),
     Means(ACCELERATE, "--num-machines", key="hosts.nnodes"),
     Means(SRUN, "--nodes", key="hosts.nnodes"),
@@ -210,20 +242,19 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Ignored(ACCELERATE, "--same-network", why="hosts are started over ssh, wherever they are"),
     Ignored(OPENMPI, "--nooversubscribe", why="ranks never share cores, unless --oversubscribe is given"),
     Ignored(OPENMPI, "--allow-run-as-root", why="root may run jobs anyway"),
-    Restricted(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id",
-               on_one_host=True, ignored=_ALONE, why=_RENDEZVOUS, instead=_ON_ALL_HOSTS),
-    Restricted(TORCHRUN, "--node-rank", only="0", on_one_host=True, ignored=_ALONE, why=_ONE_RUN,
-               instead=_NAME_HOSTS),
-    Restricted(ACCELERATE, "--machine-rank", only="0", on_one_host=True, ignored=_ALONE, why=_ONE_RUN,
-               instead=_NAME_HOSTS),
+    ForHosts(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id",
+             why="no rendezvous service is needed, as one `cpulaunch run` starts all hosts",
+             instead=_NAME_HOSTS),
+    ForHosts(f"{TORCHRUN}, {ACCELERATE}", "--node-rank --machine-rank", only="0",
+             why="one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order",
+             instead=_NAME_HOSTS),
     Refused(TORCHRUN, "--local-addr",
             why="each host's address is detected", instead="--interface IF names a card"),
-    Refused(f"{HYDRA}, {OPENMPI}", "-nolocal -skip-launch-node",
+    Refused(MPIS, "-nolocal",
             why="ranks run on the listed hosts, and on no others", instead="--exclude HOST leaves one out"),
     Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task",
             why="Open MPI counts ranks by it, srun the cores of each rank",
             instead="-n N for ranks, --cores-per-rank N for cores"),
-    Refused(MPIS, "-configfile --app", why=_ONE_PROGRAM, instead="start a job for each program"),
     # ---- instances
     Means(f"{IPEXRUN}, {RUN_CPU}", "--ninstances", key="instances.count", read=unless("-1", "0")),
     Means(f"{IPEXRUN}, {RUN_CPU}", f"{THROUGHPUT} {MULTI}", values=0, key="instances.count",
@@ -235,7 +266,7 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Means(IPEXRUN, "--instance-idx", key="instances.only", read=instance),
     Means(RUN_CPU, "--rank", key="instances.only", read=instance),
     Means(f"{IPEXRUN}, {RUN_CPU}", "--skip-cross-node-cores", values=0, key="cpu.bind_numa"),
-    Refused(IPEXRUN, "--auto-ipex --auto-ipex-verbose --disable-ipex-graph-mode --dtype",
+    Refused(IPEXRUN, "--auto-ipex --dtype",
             why="the script runs as it is, while ipexrun rewrites it to call ipex.optimize",
             instead=_OPTIMIZE),
     Ignored(IPEXRUN, "--multi-task-manager", values=1, why="instances are bound without such a program"),
@@ -243,11 +274,6 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Means(HYDRA, "-genv -env", values=2, key="env"),
     Ignored(HYDRA, "-genvall -envall", why="the ranks get this environment anyway"),
     Ignored(HYDRA, "-genvlist -envlist", values=1, why="the ranks get this whole environment anyway"),
-    Refused(HYDRA, "-genvnone -envnone", why="the ranks get this environment",
-            instead="empty it before: env -i PATH=$PATH cpulaunch run …"),
-    Refused(OPENMPI, "--path --preload-binary --preload-files --set-cwd-to-session-dir",
-            why="script and files must be at the same path on every host",
-            instead="-wdir D names the directory; `cpulaunch hosts check -f F train.py` checks it"),
     # ---- what a rank does
     Means(ACCELERATE, "--mixed-precision", key="training.precision", read=_precision),
     Means(ACCELERATE, "--num-cpu-threads-per-process", key="cpu.threads"),
@@ -258,20 +284,11 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Ignored(TORCHRUN, "--run-path", why="a script runs as it does with python, whatever its name"),
     Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a program of its own, not forked"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are known by their numbers alone"),
-    Refused(TORCHRUN, "--virtual-local-rank", why="each rank has a LOCAL_RANK of its own",
-            instead="the device of every rank is the CPU"),
-    Refused(ACCELERATE, "--main-training-function", why="the script runs as it is",
-            instead="call the function at its end"),
-    Refused(ACCELERATE, "--debug", why="it is accelerate's own", instead="--env ACCELERATE_DEBUG_MODE=1"),
-    Refused(ACCELERATE, "--dynamo-*", why="torch.compile is called with its defaults",
-            instead="--compile, or torch.compile in the script"),
-    Refused(ACCELERATE, "--use-parallelism-config --parallelism-config-* --use-fsdp --fsdp-* "
-            "--gradient-accumulation-steps --gradient-clipping", why=_ON_CPUS, instead=_IN_SCRIPT),
-    Refused(ACCELERATE, "--use-deepspeed --deepspeed-* --zero-* --zero3-* --offload-* --use-megatron-lm "
-            "--megatron-lm-* --fp8-*", why="only accelerate can set it up", instead=_IN_SCRIPT),
-    Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --tpu-* --no-tpu-cluster --vm --downcast-bf16 --aws-* "
-            "--use-xpu --num-gpus", why="cpulaunch trains on CPUs", instead="leave it out"),
-    Refused(MPIS, "-gpus-per-proc --gpu-support", why="cpulaunch trains on CPUs", instead="leave it out"),
+    Refused(ACCELERATE, "--use-fsdp --use-deepspeed --use-megatron-lm --use-parallelism-config "
+            "--gradient-accumulation-steps --gradient-clipping", why="the script has to set it up itself",
+            instead="leave it out, and set it up in the script, such as by an argument of Accelerator()"),
+    Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --use-xpu", why="cpulaunch trains on CPUs",
+            instead="leave it out"),
     Means(ACCELERATE, "--ipex", values=0, key="training.engine", read=always("ipex")),
     Means(IPEXRUN, "--benchmark", values=0, key="env", read=always(_LOW_LATENCY)),
     # ---- cores
@@ -290,13 +307,11 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Means(RUN_CPU, "--disable-iomp", values=0, key="cpu.openmp", read=always("default")),
     Ignored(RUN_CPU, "--disable-numactl --disable-taskset", why="ranks are bound without these programs"),
     Means(TORCHRUN, "--numa-binding", key="cpu.bind_numa", read=_numa),
-    Refused(MPIS, "-bind-to -map-by -rankmap -membind -cpu-bind -order-nodes -topolib",
-            why=_BINDS, instead=_BINDING),
-    Refused(OPENMPI, "--report-bindings --rank-by --cpu-set --cpu-list --use-hwthread-cpus --cpus-per-proc "
-            "--cpus-per-rank --bind-to-core --bind-to-socket --bycore --byslot --bynode --npersocket --ppr "
-            "--rankfile -rf", why=_BINDS, instead=_BINDING),
-    Refused(MPIS, "-print-rank-map --display --display-map --display-devel-map --display-allocation "
-            "--display-devel-allocation --display-topo --do-not-launch",
+    Refused(MPIS, "-bind-to -map-by --rank-by --rankfile --cpu-set --use-hwthread-cpus --report-bindings",
+            why="cpulaunch itself binds ranks to cores",
+            instead="--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy "
+            "change it"),
+    Refused(MPIS, "-print-rank-map --display-map --display-allocation",
             why="nothing of the kind is printed when a job starts",
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
@@ -306,52 +321,25 @@ TABLE: tuple[Means | Ignored | Refused | Restricted, ...] = (
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
     Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is printed anyway, all of it to stderr"),
     Ignored(HYDRA, "-print-all-exitcodes", why="outcome.json in the job's directory has them anyway"),
-    Refused(f"{TORCHRUN}, {ACCELERATE}", "-t", why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
-    Refused(TORCHRUN, "-r --redirects --local-ranks-filter --duplicate-stdout-filters "
-            "--duplicate-stderr-filters --logs-specs",
+    Refused(f"{TORCHRUN}, {ACCELERATE}", "-t -r --redirects --local-ranks-filter",
             why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
-    Refused(MPIS, "-outfile-pattern -errfile-pattern --output --output-filename --output-directory "
-            "--merge-stderr-to-stdout --stream-buffering --xml --xterm",
+    Refused(MPIS, "-outfile-pattern -errfile-pattern --output-filename",
             why=_OUTPUT, instead=_OUTPUT_OPTIONS),
-    Refused(MPIS, "-prepend-pattern -prepend-timestamp --timestamp-output", why=_LABELS,
-            instead="print timestamps in the script"),
     Refused(MPIS, "-s --stdin",
             why="rank 0 reads stdin, and no other", instead="give the ranks a file's name"),
-    Refused(MPIS, "-info -V",
-            why="it describes mpiexec itself", instead="`cpulaunch env` shows what is installed"),
     # ---- watching
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
             values=1, why="the end of a rank is noticed at once"),
-    Refused(TORCHRUN, "--signals-to-handle",
-            why="Ctrl-C, SIGTERM and SIGHUP end all ranks", instead="leave it out"),
-    Refused(TORCHRUN, "--event-log-handler",
-            why="events are in the file events.jsonl of the job's directory", instead="leave it out"),
     Refused(OPENMPI, "--timeout", why="a job has no time limit",
             instead="timeout 3600 cpulaunch run … ends it after an hour"),
-    Refused(HYDRA, "-disable-auto-cleanup",
-            why="when one rank fails, the whole job ends", instead="leave it out"),
-    Refused(OPENMPI, "--enable-recovery --continuous --abort-on-non-zero-status --with-ft",
-            why="when one rank fails, the whole job ends", instead="leave it out"),
     # ---- for the MPI
-    Refused(IPEXRUN, "--extra-mpi-params", why=_FOR_MPIEXEC, instead=_HAND_ON),
-    Refused(HYDRA, "-launcher -launcher-exec -enable-x -disable-x -rmk -nameserver -localhost -usize -aps "
-            "-mps -gdb -gdb-args -gtool -gtoolfile -hosts-group -silent-abort -tune -prot -demux "
-            "-memory-alloc-kinds -disable-hostname-propagation -hybrid-hosts -pmi-port -profile",
-            why=_FOR_MPIEXEC, instead=_HAND_ON),
-    Refused(OPENMPI, "--mca --gmca --omca --gomca --pmixmca --gpmixmca --prtemca --amca -am --personality "
-            "--prefix --noprefix --app-prefix --launch-agent --max-vm-size --novm --dvm --dvm-uri "
-            "--ompi-server --pset --report-pid --report-uri --report-events "
-            "--report-state-on-timeout --get-stack-traces --debug-daemons --debug-daemons-file "
-            "--debug-devel --debug-verbose --leave-session-attached --fwd-mpirun-port "
-            "--keep-fqdn-hostnames --no-local-resolve --rtos --runtime-options --spawn-timeout "
-            "--forward-signals --index-argv-by-rank --show-progress --exec-agent --pmix-prefix "
-            "--bootstrap --memory-alloc-kinds --initial-errhandler --display-comm "
-            "--display-comm-finalize --disable-recovery",
-            why=_FOR_MPIEXEC, instead=_HAND_ON),
+    Refused(f"{IPEXRUN}, {OPENMPI}", "--extra-mpi-params --mca --prefix",
+            why="it is an option of mpiexec itself",
+            instead="pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD"),
 )  # fmt: skip
 
-OWN_VALUES: dict[str, Read] = {
+_OWN_VALUES: dict[str, Read] = {
     "hosts.nproc_per_node": ranks_per_node,
     "output.tee": shown,
 }
@@ -448,9 +436,11 @@ def _typed(option: str, text: str) -> str:
     return f"{option}={text}" if option.startswith("--set ") else f"{option} {text}"
 
 
-def refusal(name: str) -> Refused | None:
-    """The row by which the option ``name``, with hyphens, is refused."""
-    return _EXACT.get(name) or next((row for head, row in _BEGINNINGS if name.startswith(head)), None)
+def own(setting: Setting[Any]) -> Means:
+    """The row of a setting's own options."""
+    values = 0 if isinstance(setting.kind, Switch) else 1
+    read = _OWN_VALUES.get(setting.key, as_given)
+    return Means("cpulaunch", " ".join(setting.flags), values, key=setting.key, read=read)
 
 
 _OUR_FLAGS = {flag for setting in SETTINGS.values() for flag in setting.flags}
@@ -465,6 +455,5 @@ _OF_RUN_CPU = {
     for name in row.spellings
     if name not in _OUR_FLAGS
 }
-_REFUSED = [row for row in TABLE if isinstance(row, Refused)]
-_EXACT = {name: row for row in _REFUSED for name in row.spellings if not name.endswith("*")}
-_BEGINNINGS = [(name[:-1], row) for row in _REFUSED for name in row.spellings if name.endswith("*")]
+REFUSED = {name: row for row in TABLE if type(row) is Refused for name in row.spellings}
+"""The options that are always refused."""

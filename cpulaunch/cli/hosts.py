@@ -79,8 +79,8 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
     required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
     found = check_hosts(config, hosts, here, required, AskingProgress())
-    if found.why_srun:
-        say(f"asked by srun: {found.why_srun}")
+    if found.step:
+        say(f"asked by srun: {found.step.unreached}")
     print("\n".join(table(found.reports)))
     for warning in warnings(found.reports):
         say(warning)

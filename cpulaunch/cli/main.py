@@ -28,7 +28,7 @@ COMMANDS = {
     "stacks": "show what every rank of a running job is doing",
     "profile": "trace steps of a running job, and say what they show",
     "env": "print a report to paste into an issue",
-    "ccl": "build the oneCCL process group, or show what is built",
+    "ccl": "build the process group ccl, or show what is built",
 }
 
 MODULES = {

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Container, Iterable, Sequence
+import re
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cpulaunch.cli import habits
 from cpulaunch.cli.main import say
 from cpulaunch.config.config import Config
-from cpulaunch.config.kinds import Switch
 from cpulaunch.config.load import load
-from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.errors import UsageError
 from cpulaunch.wording import closest
@@ -20,16 +20,19 @@ from cpulaunch.wording import closest
 CLOSE = 0.77
 """How much of an unknown option has to be that of another one for this to be suggested."""
 
+_LIKE_AN_OPTION = re.compile(r"-\D")
+"""A word that begins so is the value of an option only if a = joins them; negative numbers don't."""
+
 
 class Parser(argparse.ArgumentParser):
     """argparse, with our errors, and dashes or underscores in options.
 
-    ``foreign``: whether options of other programs, as in ``habits``, are understood.  ``shown_elsewhere``:
-    those that are meant for another program, whose own help shows them; ``elsewhere`` says which.
-    ``passes_through``: whether unknown options with a = are that program's, too.
+    ``rare``: what ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other launchers
+    that are refused.  ``shown_elsewhere``: options for a queue, whose own help shows them; ``elsewhere`` says
+    which.  ``passes_through``: whether unknown options with a = are the queue's, too.
     """
 
-    foreign = False
+    foreign: Mapping[str, habits.Refused] = MappingProxyType({})
     shown_elsewhere: frozenset[str] = frozenset()
     elsewhere = ""
     passes_through = False
@@ -43,12 +46,28 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.rare: list[argparse.Action] = []
+
+    def add_rare(self, *names: str, **kwargs: Any) -> None:
+        """Add an option that ``--help`` leaves out; arguments as of ``add_argument``."""
+        self.rare.append(self.add_argument(*names, **kwargs))
+
+    def format_help(self) -> str:
+        helps = [(action, action.help) for action in self.rare]
+        for action in self.rare:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in helps:
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=self._where_listed())
 
     def _where_listed(self) -> str:
-        return f"`{self.prog} --help` lists the options{self.elsewhere}"
+        help_all = "--help-all" if self.has("--help-all") else "--help"
+        return f"`{self.prog} {help_all}` lists the options{self.elsewhere}"
 
     def has(self, name: str) -> bool:
         """Whether there is an option of exactly this name."""
@@ -68,7 +87,10 @@ class Parser(argparse.ArgumentParser):
 
     def split(self, arguments: Sequence[str], ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
         """``(options, the rest)``: the rest begins with the first word that is no option or its value,
-        with one of ``ends``, or after ``--``.  Options come back with dashes for underscores."""
+        with one of ``ends``, or after ``--``.  Options come back with dashes for underscores.
+
+        Raises UsageError for an unknown option, and where an option's value is missing.
+        """
         known = self._option_string_actions
         options: list[str] = []
         i = 0
@@ -85,14 +107,19 @@ class Parser(argparse.ArgumentParser):
             words = arguments[i + 1 :][:wanted]
             i += 1 + len(words)
             if name not in known:
-                options.append(
-                    name + equals + value
-                )  # a letter with its value attached, or another program's
-            elif len(words) < wanted or (words and words[0] in known and not _fits(known[name], words[0])):
-                raise UsageError(f"{name} needs a value: {known[name].metavar}")
-            elif words and not name.startswith("--"):
+                options.append(name + equals + value)  # a letter with its value, or an option of a queue
+                continue
+            needs = f"{name} needs a value: {_expected(known[name])}"
+            if stray := next(filter(_LIKE_AN_OPTION.match, words), None):
+                raise UsageError(
+                    f"{needs}, and {stray} looks like an option",
+                    hint=f"if {stray} is the value, join them by =: {name}={'='.join(words)}",
+                )
+            if len(words) < wanted:
+                raise UsageError(needs)
+            if words and not name.startswith("--"):
                 options += [name, "=".join(words)]
-            else:  # joined, so that a value may begin with a dash
+            else:  # joined, as argparse takes no value that begins with a dash otherwise
                 options.append("=".join((name, *words)) if words else name + equals + value)
         return options, []
 
@@ -111,8 +138,8 @@ class Parser(argparse.ArgumentParser):
             return name, equals, value
         if self.passes_through and equals and name.startswith("--"):
             return name, equals, value
-        if self.foreign and (row := habits.refusal(name)):
-            raise UsageError(f"{name}: {row.why}", hint=row.instead)
+        if name in self.foreign:
+            self.foreign[name].refuse(name)
         visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
         if not name.startswith(("--", "-h")) and name[:2] in visible and _values(known[name[:2]]):
             return word, "", ""
@@ -124,158 +151,92 @@ class Parser(argparse.ArgumentParser):
 
 def _values(action: argparse.Action) -> int:
     """The number of words that an option takes."""
-    return action.values if isinstance(action, _Give) else int(action.nargs != 0)
+    return action.row.values if isinstance(action, _Take) else int(action.nargs != 0)
 
 
-def _fits(action: argparse.Action, word: str) -> bool:
-    """Whether ``word``, which is an option itself, may be its value: a text may begin with a dash."""
-    if isinstance(action, _Give):
-        try:
-            action.setting.kind.from_text(word)
-        except ValueError:
-            return False
-    return True
+def _expected(action: argparse.Action) -> str:
+    """The value that an option takes, as its help shows it."""
+    return str(action.metavar or "|".join(action.choices or ()))
 
 
-class _Give(argparse.Action):
-    """Note a setting, in the order of the command line.
+class _Take(argparse.Action):
+    """Leave it to ``row`` what the option means."""
 
-    ``read`` makes its text of what is given, which is ``values`` words with a = between.
-    """
-
-    def __init__(
-        self,
-        option_strings: Sequence[str],
-        dest: str,
-        setting: Setting[Any],
-        read: habits.Read,
-        values: int,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, row: habits.Option, **kwargs: Any) -> None:
+        metavar = row.metavar if row.values else None
+        nargs = None if row.values else 0
         super().__init__(
-            option_strings, dest, nargs=None if values else 0, default=argparse.SUPPRESS, **kwargs
+            option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, metavar=metavar, **kwargs
         )
-        self.setting, self.read, self.values = setting, read, values
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        option = str(option_string)
-        text = self.read(option, values if self.values else "true")
-        if text is None:
-            return
-        # mpirun's -x takes a value, too.
-        key = "env" if self.setting.key == "forward" and "=" in text else self.setting.key
-        namespace.given = [*namespace.given, (key, text, option)]
-
-
-class _Ignore(argparse.Action):
-    """Say why an option changes nothing."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, row: habits.Ignored, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, nargs=None if row.values else 0, **kwargs)
-        self.why = row.why
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        say(f"{option_string} is ignored: {self.why}")
-
-
-class _Restrict(argparse.Action):
-    """Note an option that changes nothing, or refuse it."""
-
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, row: habits.Restricted, **kwargs: Any
-    ) -> None:
-        super().__init__(option_strings, dest, **kwargs)
         self.row = row
 
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        if self.row.only is not None and values != self.row.only:
-            self.row.refuse(str(option_string), values)
-        if self.row.on_one_host:
-            namespace.restricted = [*namespace.restricted, (self.row, str(option_string), values)]
+        self.row.take(namespace, str(option_string), values if self.row.values else "true")
 
 
-class _Set(argparse.Action):
-    """Note a setting given as KEY=VALUE."""
+class _HelpAll(argparse.Action):
+    """Show all options, and exit."""
 
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        key, equals, text = values.partition("=")
-        if not equals:
-            parser.error(f"--set {values}: expected KEY=VALUE")
-        namespace.given = [*namespace.given, (key, text, f"--set {key}")]
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.rare.clear()
+        parser.print_help()
+        parser.exit()
 
 
 def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
     """Options for the settings of ``sections``, and those that say where settings come from."""
     parser.set_defaults(given=[], restricted=[])
+    if sections:
+        parser.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, dest="_", help="show all options; --help: the common ones"
+        )
+    for section in sorted(sections, key=lambda section: section != "hosts"):  # what is looked for most
+        group = parser.add_argument_group(SECTIONS[section])
+        for setting in SETTINGS.values():
+            if setting.section == section and setting.flags:
+                row = habits.own(setting)
+                action = group.add_argument(
+                    *setting.flags, action=_Take, row=row, dest="_", help=setting.help
+                )
+                if not setting.common:
+                    parser.rare.append(action)
     source = parser.add_argument_group("Settings")
     source.add_argument(
         "--config-file", metavar="F", type=Path, help="YAML file; default: ./cpulaunch.yaml, if it exists"
     )
-    source.add_argument("--set", metavar="KEY=VALUE", action=_Set, help="any setting, by its key (repeat)")
-    for section in sections:
-        group = parser.add_argument_group(SECTIONS[section])
-        for setting in SETTINGS.values():
-            if setting.section == section and setting.flags:
-                switch = isinstance(setting.kind, Switch)
-                group.add_argument(
-                    *setting.flags,
-                    action=_Give,
-                    dest=setting.key,
-                    setting=setting,
-                    read=habits.OWN_VALUES.get(setting.key, habits.as_given),
-                    values=0 if switch else 1,
-                    help=setting.help,
-                    metavar=None if switch else setting.kind.metavar,
-                )
+    source.add_argument(
+        "--set", action=_Take, row=habits.ANY_SETTING, dest="_", help="any setting, by its key (repeat)"
+    )
     if sections:
         _add_habits(parser, sections)
 
 
 def _add_habits(parser: Parser, sections: Container[str]) -> None:
     """The options of other programs that mean a setting of ``sections``, or nothing; no help shows them."""
-    parser.foreign = True
+    parser.foreign = habits.REFUSED
+    if "mpi" in sections:
+        parser.elsewhere = "; --mpi-args=WORD hands one to mpiexec"
     for row in habits.TABLE:
-        names = [name for name in row.spellings if name not in parser._option_string_actions]
-        if not names:
-            continue
-        if isinstance(row, habits.Ignored):
-            parser.add_argument(*names, action=_Ignore, row=row, dest="_", help=argparse.SUPPRESS)
-        elif isinstance(row, habits.Restricted):
-            parser.add_argument(*names, action=_Restrict, row=row, dest="_", help=argparse.SUPPRESS)
-        elif isinstance(row, habits.Means) and (setting := SETTINGS[row.key]).section in sections:
-            parser.add_argument(
-                *names,
-                action=_Give,
-                dest=setting.key,
-                setting=setting,
-                read=row.read,
-                values=row.values,
-                help=argparse.SUPPRESS,
-                metavar=setting.kind.metavar if row.values == 1 else "NAME VALUE",
-            )
+        names = [name for name in row.spellings if not parser.has(name)]
+        elsewhere = isinstance(row, habits.Means) and SETTINGS[row.key].section not in sections
+        if names and not elsewhere and type(row) is not habits.Refused:
+            parser.add_argument(*names, action=_Take, row=row, dest="_", help=argparse.SUPPRESS)
 
 
 def refuse_restricted(options: argparse.Namespace) -> None:
     """Raise UsageError where options were given that are accepted for jobs on one host only."""
-    for row, _, value in options.restricted:
-        names = [name for same, name, _ in options.restricted if same is row]
-        row.refuse(", ".join(dict.fromkeys(names)), value)  # all at once, as a job may wait long for each
+    for row, _ in options.restricted:
+        names = [name for same, name in options.restricted if same is row]
+        row.refuse(", ".join(dict.fromkeys(names)))  # all at once, as a job may wait long for each
 
 
 def tell_of_restricted(options: argparse.Namespace) -> None:
     """Say why options for jobs of several hosts change nothing, in one line."""
-    if options.restricted:
-        names = ", ".join(option for _, option, _ in options.restricted)
-        verb = "are" if len(options.restricted) > 1 else "is"
-        say(f"{names} {verb} ignored: {options.restricted[0][0].ignored}")
+    if names := [name for _, name in options.restricted]:
+        verb = "are" if len(names) > 1 else "is"
+        say(f"{', '.join(names)} {verb} ignored: the job is on one host")
 
 
 def load_config(options: argparse.Namespace) -> Config:

@@ -40,9 +40,9 @@ class BuildProgress:
         if self._on_terminal:
             self._drawn = True
             seconds = f"{time.monotonic() - self._began:.0f} s"
-            _draw(f"cpulaunch: ccl: {f'{step}, {detail}' if detail else step} ({seconds})")
+            _draw(f"cpulaunch: ccl, once: {f'{step}, {detail}' if detail else step} ({seconds})")
         elif not detail:
-            say(f"ccl: {step}" + ("" if self._said else " (building it takes a few minutes, once)"))
+            say(f"ccl: {step}" + ("" if self._said else " (building it takes half a minute, once)"))
             self._said = True
 
 

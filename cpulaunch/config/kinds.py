@@ -27,8 +27,12 @@ class Kind(Generic[T]):
     describe = "text"
 
     def from_text(self, text: str) -> T:
-        """The value that ``text``, from a flag or a variable, stands for."""
+        """The value that ``text``, from a flag, stands for."""
         raise NotImplementedError
+
+    def from_line(self, text: str) -> T:
+        """The value that ``text``, which is all of an environment variable or of an answer, stands for."""
+        return self.from_text(text)
 
     def expected(self, given: object) -> str:
         """``describe``, for an error about ``given``: with what is known only here and now."""
@@ -300,12 +304,17 @@ class Steps(Kind["StepRange | Literal['none']"]):
 
 
 class Words(Kind["tuple[str, ...]"]):
-    """A list of arguments; a flag may be repeated, a variable is split as a shell would."""
+    """A list of arguments: a flag adds one, a line is split as a shell would."""
 
-    metavar = "ARG"
     describe = "a list of texts"
 
+    def __init__(self, metavar: str) -> None:
+        self.metavar = metavar
+
     def from_text(self, text: str) -> tuple[str, ...]:
+        return (text,)
+
+    def from_line(self, text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
 
     def from_yaml(self, value: Any) -> tuple[str, ...]:
@@ -320,7 +329,7 @@ class Words(Kind["tuple[str, ...]"]):
 
 
 class Variables(Kind["Mapping[str, str]"]):
-    """Environment variables, name → value."""
+    """Environment variables, name → value: a flag adds one, a line is split as a shell would."""
 
     metavar = "K=V"
     describe = "NAME=VALUE, or in YAML a mapping of names to text"
@@ -330,6 +339,9 @@ class Variables(Kind["Mapping[str, str]"]):
         if not equals:
             raise ValueError
         return self.from_yaml({name: value})
+
+    def from_line(self, text: str) -> Mapping[str, str]:
+        return {name: value for word in shlex.split(text) for name, value in self.from_text(word).items()}
 
     def from_yaml(self, value: Any) -> Mapping[str, str]:
         if not isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,14 +83,14 @@ def load(
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 
-def read_setting(key: str, text: str, origin: Origin) -> Any:
-    """The value of the setting ``key`` that ``text`` stands for."""
-    setting = known_setting(key, origin)
+def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: Origin) -> Any:
+    """What ``read``, a method of the setting's kind, makes of ``text``.  Raises ConfigError."""
     try:
-        return setting.kind.from_text(text)
+        return read(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} is not valid for {key}: expected {setting.kind.expected(text)}", part=text
+            f"{origin}: {text!r} is not valid for {setting.key}: expected {setting.kind.expected(text)}",
+            part=text,
         ) from None
 
 
@@ -285,9 +285,7 @@ def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:
     for key, text, option in given:
         origin = Origin.of_option(option)
         setting = known_setting(key, origin)
-        # A repeated flag adds one argument; only a variable's text is split as a shell would.
-        value = (text,) if isinstance(setting.kind, Words) else read_setting(key, text, origin)
-        layer.put(setting, value, origin)
+        layer.put(setting, _read(setting, setting.kind.from_text, text, origin), origin)
     return layer
 
 
@@ -300,7 +298,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
             # A variable that is set to nothing counts as unset, as it does for most programs.
             if name and environ.get(name) and not told:
                 origin = Origin.of_variable(name)
-                layer.put(setting, read_setting(setting.key, environ[name], origin), origin)
+                layer.put(setting, _read(setting, setting.kind.from_line, environ[name], origin), origin)
     return ours, fields
 
 
@@ -310,7 +308,7 @@ def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
     env = layer.found.get(Config.env)
     if env and setting.variable and setting.variable in env.value:
         origin = replace(env.origin, text=f"{env.origin} {setting.variable}")
-        return Given(read_setting(setting.key, env.value[setting.variable], origin), origin)
+        return Given(_read(setting, setting.kind.from_line, env.value[setting.variable], origin), origin)
     return None
 
 

@@ -51,8 +51,10 @@ class Ask:
 class Setting(Generic[T]):
     """One setting.
 
-    ``flags`` are its options of ``cpulaunch run``; ``variable`` is the name by which the field
-    already knows it, if there is one: set in the environment, it counts as the user's wish.
+    ``flags`` are its options of ``cpulaunch run``, if it has any.  ``--help`` shows those of a ``common``
+    setting, ``--help-all`` all.
+    ``variable`` is the name by which the field already knows the setting, if there is one: set in the
+    environment, it counts as the user's wish.
     ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
     ``rank_variable`` is the variable by which ranks are told its value, where they are, and ``decided`` are
     the values that they may be told besides those that a user may give.
@@ -64,6 +66,7 @@ class Setting(Generic[T]):
     flags: tuple[str, ...] = ()
     variable: str | None = None
     ask: Ask | None = None
+    common: bool = False
     rank_variable: str | None = None
     decided: tuple[T, ...] = ()
     section: str = field(init=False)

@@ -63,14 +63,16 @@ class HostsSection(Section):
             "Where should the ranks run?",
             "Several machines are named in a hostfile and started through MPI over ssh.",
         ),
+        common=True,
     )
-    list = Setting(Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",))
+    list = Setting(Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",), common=True)
     exclude = Setting(Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",))
     nnodes: Setting[HostCount | Literal["all"]] = Setting(
         Nodes("all"),
         "all",
         "number of hosts to use, from the start of the list; MIN:MAX: a restart may leave out hosts that fail",
         ("--nnodes",),
+        common=True,
     )
     nproc_per_node: Setting[int | Auto] = Setting(
         Number(1, "auto"),
@@ -82,12 +84,14 @@ class HostsSection(Section):
             "How many ranks per host?",
             "One per NUMA node keeps memory local.  auto: hostfile slots, else that.",
         ),
+        common=True,
     )
     nproc: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
         "total number of ranks, divided evenly over the hosts",
-        ("-n", "-np", "--nproc"),
+        ("-n",),
+        common=True,
     )
     master_addr = Setting(
         Text("ADDR"),
@@ -108,6 +112,7 @@ class HostsSection(Section):
         False,
         "allow more ranks than cores; ranks then share cores",
         ("--oversubscribe",),
+        common=True,
     )
     skip_preflight = Setting(
         Switch(),
@@ -124,24 +129,26 @@ class InstancesSection(Section):
     count: Setting[int | Literal["auto", "none"]] = Setting(
         Number(1, "auto", "none"),
         "none",
-        "number of instances on all hosts together, instead of ranks: independent programs without a process group; auto: one per NUMA node, or as many of instances.cores_per_instance as fit; --throughput-mode is auto",
+        "number of independent programs on all hosts together; auto, or --throughput-mode: one per NUMA node, or as many of instances.cores_per_instance as fit",
         ("--instances",),
         ask=Ask(
             4,
             "How many independent instances, as for inference?",
             "none: the ranks of one job, as for training.  auto: one per NUMA node.",
         ),
+        common=True,
     )
     cores_per_instance: Setting[int | Literal["auto", "max"]] = Setting(
         Number(1, "auto", "max"),
         "auto",
-        "physical cores per instance; auto: the cores are shared out evenly; max: leftover cores are distributed, too; --latency-mode is 4",
+        "physical cores per instance; auto: an even share; max: leftover cores are distributed, too; --latency-mode: 4",
         ("--cores-per-instance",),
         ask=Ask(
             5,
             "How many cores per instance?",
             "All of them: most samples a second; 4: quick answers; auto: an even share.",
         ),
+        common=True,
     )
     only: Setting[int | Literal["all"]] = Setting(
         Number(0, "all"),
@@ -171,16 +178,20 @@ class MpiSection(Section):
             "Which MPI starts them?",
             "MPI only starts them; cpulaunch binds and watches.  auto: the first found.",
         ),
+        common=True,
     )
     path = Setting(Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",))
     args: Setting[tuple[str, ...]] = Setting(
-        Words(), (), "further arguments for mpiexec, or for srun", ("--mpi-args",)
+        Words("ARG"),
+        (),
+        "further arguments for mpiexec, or for srun",
+        ("--mpi-args",),
     )
 
 
 class CclSection(Section):
     section = "ccl"
-    title = "Collectives of the backend ccl"
+    title = "Network and collectives"
 
     binding: Setting[CclBinding] = Setting(
         Choice(*get_args(CclBinding)),
@@ -227,6 +238,7 @@ class CclSection(Section):
             "Which network interface connects the hosts?",
             "The wrong one makes the job hang.  auto: the route to the first host.",
         ),
+        common=True,
     )
     logical_cores = Setting(
         Switch(),
@@ -245,22 +257,28 @@ class CpuSection(Section):
         "auto",
         "physical cores per rank, including its workers' cores; max: leftover cores are distributed, too",
         ("--cores-per-rank",),
+        common=True,
     )
     cores: Setting[CoreSet | Auto] = Setting(
         Numbers("LIST", "0-13,28", "auto"),
         "auto",
         "CPUs to use; auto: all that this process may use",
         ("--cores",),
+        common=True,
     )
     numa_nodes: Setting[CoreSet | Auto] = Setting(
-        Numbers("LIST", "0-13,28", "auto"), "auto", "NUMA nodes to use; auto: all", ("--numa-nodes",)
+        Numbers("LIST", "0-13,28", "auto"),
+        "auto",
+        "NUMA nodes to use; auto: all",
+        ("--numa-nodes",),
     )
     bind_numa = Setting(Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",))
     logical_cores = Setting(
         Switch(),
         False,
-        "let ranks also use the hyperthread siblings of their cores",
+        "also use the hyperthread siblings of the cores",
         ("--use-logical-cores",),
+        common=True,
     )
     e_cores = Setting(Switch(), False, "also use efficiency cores", ("--use-e-cores",))
     strategy: Setting[Strategy] = Setting(
@@ -275,6 +293,7 @@ class CpuSection(Section):
         "OpenMP threads per rank; auto: one per compute core",
         ("--threads",),
         "OMP_NUM_THREADS",
+        common=True,
     )
     lenient = Setting(
         Switch(),
@@ -312,6 +331,7 @@ class TrainingSection(Section):
             "ccl is faster, gloo works everywhere.  auto: ccl where it can be used.",
         ),
         rank_variable=variables.BACKEND,
+        common=True,
     )
     precision: Setting[Precision] = Setting(
         Choice(*get_args(Precision)),
@@ -324,6 +344,7 @@ class TrainingSection(Section):
             "bf16 is far faster on CPUs with AMX, and slower on others.  auto measures.",
         ),
         rank_variable=variables.PRECISION,
+        common=True,
     )
     engine = Setting(
         ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
@@ -343,6 +364,7 @@ class TrainingSection(Section):
         "compile the models given to cpulaunch.prepare with torch.compile",
         ("--compile",),
         rank_variable=variables.COMPILE,
+        common=True,
     )
     compress_gradients: Setting[Compression] = Setting(
         Choice(*get_args(Compression)),
@@ -401,15 +423,17 @@ class WatchSection(Section):
     stall_action: Setting[StallAction] = Setting(
         Choice(*get_args(StallAction)),
         "report",
-        "what is done about a stalled job, besides showing where it is; restart: it is ended, and started "
-        "again as watch.max_restarts allows",
+        "what is done about a stalled job, besides showing where it is; restart: as "
+        "watch.max_restarts allows",
         ("--stall-action",),
+        common=True,
     )
     max_restarts: Setting[int] = Setting(
         Number(0),
         0,
         "how often a job that fails is started again; restarts before its last progress don't count",
         ("--max-restarts",),
+        common=True,
     )
     restart_on: Setting[RestartOn] = Setting(
         Choice(*get_args(RestartOn)),
@@ -417,19 +441,18 @@ class WatchSection(Section):
         "what a job is started again after; failure: signals, lost hosts, a network that failed; error: "
         "exceptions of the script and its exit codes, too",
         ("--restart-on",),
+        common=True,
     )
     restart_always = Setting(
         Switch(),
         False,
         "start a job again even if it failed before its first optimizer step",
-        ("--restart-always",),
     )
     restartable = Setting(
         Switch(),
         False,
         "SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step ends the job with exit code 75, as after "
         "a save: nothing is lost, and it can be started again",
-        ("--restartable",),
     )
     checkpoint_every: Setting[Interval | Auto] = Setting(
         Every("auto"),
@@ -438,6 +461,7 @@ class WatchSection(Section):
         "else every 10m",
         ("--checkpoint-every",),
         rank_variable=variables.CHECKPOINT_EVERY,
+        common=True,
     )
     telemetry: Setting[Sinks | Literal["none"]] = Setting(
         Destinations(),
@@ -452,6 +476,7 @@ class WatchSection(Section):
         "none",
         "optimizer steps that all ranks trace by torch's profiler, counted from the start",
         ("--profile",),
+        common=True,
     )
 
 
@@ -462,25 +487,28 @@ class OutputSection(Section):
     log_dir = Setting(
         Text("DIR"),
         "runs",
-        "directory in which each job gets a directory of its own",
+        "directory in which each job gets its own directory",
         ("--log-dir",),
         ask=Ask(
             11,
             "Where do logs go?",
             "Each job gets a directory in it: plan, command, a log per rank, outcome.",
         ),
+        common=True,
     )
     tee: Setting[CoreSet | AllOrNone] = Setting(
         Numbers("RANKS|all|none", "0,4-7", *get_args(AllOrNone)),
         "all",
         "ranks whose output is shown; identical lines from three or more ranks are folded into one, unless all is set explicitly",
         ("--tee",),
+        common=True,
     )
     verbose = Setting(
         Switch(),
         False,
         "print more: every event, and all notes on the plan",
         ("--verbose", "-v"),
+        common=True,
     )
 
 
@@ -493,8 +521,9 @@ class Table(Section):
     launcher = Setting(
         ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
         "auto",
-        "how ranks are started: local by cpulaunch itself, mpirun by mpiexec, slurm by srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
+        "local: cpulaunch itself starts the ranks; mpirun: mpiexec; slurm: srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
         ("--launcher",),
+        common=True,
     )
     hosts = Nested(HostsSection)
     instances = Nested(InstancesSection)
@@ -505,10 +534,18 @@ class Table(Section):
     watch = Nested(WatchSection)
     output = Nested(OutputSection)
     env: Setting[Mapping[str, str]] = Setting(
-        Variables(), {}, "environment variables set for the ranks", ("--env",)
+        Variables(),
+        {},
+        "environment variables set for the ranks",
+        ("--env",),
+        common=True,
     )
     forward: Setting[tuple[str, ...]] = Setting(
-        Words(), (), "names of variables of this environment to forward to the ranks", ("-x",)
+        Words("NAME"),
+        (),
+        "variables of this environment to forward to the ranks",
+        ("-x",),
+        common=True,
     )
 
 

@@ -19,10 +19,10 @@ from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.discovery.host.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
+from cpulaunch.model.facts import Facts, HostFacts, Step, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import expected_launcher, first_hosts, launcher_setting, ranks_per_host
+from cpulaunch.plan.select import decide_launcher, first_hosts, ranks_per_host
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 from cpulaunch.wording import counted
 
@@ -64,18 +64,20 @@ def collect_facts(
     demand_inside(config, listed, names)
     if program:
         demand_step(config, listed)
-    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if uses_mpi(config, listed, names) else ()
-    why_srun = _why_srun(config, listed, mpis, tell) if elsewhere else ""
+    by_mpi = uses_mpi(config, listed, names)
+    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if by_mpi else ()
+    step = _step(config, listed, tell) if by_mpi and elsewhere else None
+    chosen = decide_launcher(config, here_alone=not elsewhere, mpis=mpis, step=step)
     facts = Facts(
         like=here,
         listed=listed,
         spares=named[len(listed) :],
-        shares=cpus_of_nodes(config.environ) if why_srun or config.launcher == BY_STEP else {},
+        shares=cpus_of_nodes(config.environ) if chosen.name == BY_STEP else {},
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
         ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
-        why_srun=why_srun,
+        step=step,
     )
     if program and elsewhere and operators_hostfile(config.environ):
         from cpulaunch.discovery.batch.workers import wait_for_workers
@@ -84,18 +86,14 @@ def collect_facts(
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
 
 
-def _why_srun(config: Config, listed: Sequence[Host], mpis: Sequence[Mpi], tell: Tell) -> str:
-    """Why srun has to start the ranks, whether or not ssh leads to their hosts."""
-    if launcher_setting(config, here_alone=False) != "mpirun":
-        return ""
+def _step(config: Config, listed: Sequence[Host], tell: Tell) -> Step | None:
+    """The allocation whose steps can start ranks on the ``listed`` hosts, whether or not ssh leads there."""
     part, can = part_of_nodes(config, listed), can_start(config, listed)
     if part and not can:
         tell(
             f"warning: {part}, and ranks that ssh starts can use all of them: --launcher slurm keeps to those"
         )
-    if not can:
-        return ""
-    return "no MPI was found" if not mpis else part
+    return Step(part) if can else None
 
 
 def ask_hosts(
@@ -112,9 +110,8 @@ def ask_hosts(
     """
     listed, names = facts.listed, facts.here
     here_alone = all_here(listed, names)
-    launcher = expected_launcher(config, here_alone=here_alone, why_srun=facts.why_srun)
-    elsewhere = any(host.name not in names for host in listed)
-    if not elsewhere or config.hosts.skip_preflight or launcher.this_host_only:
+    chosen = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
+    if here_alone or config.hosts.skip_preflight or chosen.launcher.this_host_only:
         return replace(facts, free_port=None)
     # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
@@ -124,14 +121,14 @@ def ask_hosts(
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)), *(mpi.path for mpi in (facts.mpis or ())[:1]))
     required = Required(program.interpreter, program.directory, files, ccl_files())
-    preflight = check_hosts(config, listed, names, required, progress, facts.why_srun)
+    preflight = check_hosts(config, listed, names, required, progress, facts.mpis, facts.step)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
         hosts={report.host: report.facts for report in preflight.reports if report.facts},
         egress_interface=preflight.egress_interface,
         free_port=preflight.free_port,
-        why_srun=preflight.why_srun,
+        step=preflight.step,
     )
 
 
@@ -197,7 +194,7 @@ def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
 def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """All hosts that the user named, or else those of the allocation that we are in."""
     hosts = _named(config)
-    elsewhere = not expected_launcher(config, here_alone=False).this_host_only
+    elsewhere = not decide_launcher(config, here_alone=False).launcher.this_host_only
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
         hosts = _excluded(config, given.hosts)
         several = " ..." if len(hosts) > 1 else ""
@@ -218,7 +215,7 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
 
 def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:
     """Whether an MPI will start the ranks."""
-    return launcher_setting(config, here_alone=all_here(listed, here)) == "mpirun"
+    return decide_launcher(config, here_alone=all_here(listed, here)).by_mpi
 
 
 def _named(config: Config) -> tuple[Host, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpulaunch.plan.placement import HostSpec, Placement, guard
+from cpulaunch.plan.placement import Placement, guard
 from cpulaunch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,16 +18,7 @@ def agent_argv(plan: Plan, installation: Installation) -> list[str]:
 
 
 def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
-    """The variables that tell the agents the plan.  Hosts with the same specification share an entry."""
-    numbers: dict[object, int] = {}
-    specs: list[HostSpec] = []
-    hosts = []
-    for host in plan.hosts:
-        spec = HostSpec.of(host)
-        number = numbers.setdefault(_hashable(spec), len(specs))
-        if number == len(specs):
-            specs.append(spec)
-        hosts.append((host.host, number))
+    """The variables that tell the agents the plan."""
     count, first = (plan.instances.count, plan.instances.first) if plan.instances else (0, 0)
     return Placement(
         launcher=launcher.name,
@@ -36,8 +27,7 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         daemon_outlives_link=launcher.daemon_outlives_link,
         python=plan.program.python,
         directory=plan.program.directory,
-        hosts=hosts,
-        host_specs=specs,
+        hosts=plan.hosts,
         request=plan.request.to_json(),
         env={name: plan.env[name] for name in plan.private},
         hidden=plan.hidden,
@@ -49,8 +39,3 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         first_instance=first,
         each=plan.program.each[first : first + plan.world_size],
     ).to_variables()
-
-
-def _hashable(spec: HostSpec) -> object:
-    ranks = tuple((*rank[:-1], tuple(rank.env.items())) for rank in spec.ranks)
-    return spec.assumed, tuple(spec.env.items()), ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.fabrics import Fabric
@@ -100,6 +100,18 @@ class Mpi:
     version: str
 
 
+class Step(NamedTuple):
+    """A Slurm allocation by whose steps the job's ranks can be started, where the user leaves that to us.
+
+    ``part`` is what the allocation has of a node of which it hasn't all CPUs, in words; empty where it has
+    whole nodes.  ``unreached`` says that ssh doesn't reach its nodes; empty where it does, or nobody has
+    tried.
+    """
+
+    part: str = ""
+    unreached: str = ""
+
+
 @dataclass(frozen=True)
 class Facts:
     """All that planning needs to know.
@@ -114,8 +126,7 @@ class Facts:
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
     ``egress_interface``: this host's interface to the others, where it was looked for.
     ``free_port``: a port that is free on the first host, likewise.
-    ``why_srun``: why srun starts the ranks of a Slurm allocation where the user leaves it to us; empty where
-    it needn't.
+    ``step``: the Slurm allocation whose steps can start the ranks; None where there is none.
     """
 
     like: HostFacts
@@ -129,7 +140,7 @@ class Facts:
     egress_interface: Interface | None = None
     free_port: int | None = None
     like_what: str = "this machine"
-    why_srun: str = ""
+    step: Step | None = None
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
         """The facts of the host ``name``, and whether they are only assumed."""

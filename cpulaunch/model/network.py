@@ -43,6 +43,14 @@ class Interface:
         return not (address.is_loopback or address.is_link_local or self.name.startswith(_VIRTUAL))
 
 
+def is_loopback(name: str) -> bool:
+    """Whether ``name``, a host's name or address, leads each host that asks to itself."""
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return name.removeprefix("ip6-").partition(".")[0] == "localhost"
+
+
 def interface_to_master(
     interfaces: Iterable[Interface], source: str | None, otherwise: Iterable[str | None]
 ) -> Interface | None:

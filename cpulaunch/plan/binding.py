@@ -15,26 +15,12 @@ from typing import NamedTuple
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
+from cpulaunch.plan.placement import RankPlan
 from cpulaunch.plan.request import BindingRequest
 from cpulaunch.wording import counted
 
 SMALL_RANK = 4
 """With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
-
-
-class RankBinding(NamedTuple):
-    """One local rank's CPUs: ``cores`` for its computation, ``comm_cores`` for oneCCL's workers.
-
-    ``threads`` is the number of physical compute cores, unless a CPU quota or the user says otherwise.
-    ``places`` are the CPUs of each of these cores, empty where other ranks may be on them, too.
-    """
-
-    local_rank: int
-    cores: CoreSet
-    comm_cores: CoreSet
-    numa_nodes: CoreSet
-    threads: int
-    places: tuple[CoreSet, ...] = ()
 
 
 class Binding(NamedTuple):
@@ -45,7 +31,7 @@ class Binding(NamedTuple):
     (``CCL_WORKER_OFFLOAD=0``).
     """
 
-    ranks: tuple[RankBinding, ...]
+    ranks: tuple[RankPlan, ...]
     idle: CoreSet
     worker_count: int
     notes: tuple[str, ...] = ()
@@ -284,7 +270,7 @@ def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: B
 
 def _rank_bindings(
     shares: list[list[Core]], workers: int, quota: float | None, request: BindingRequest, notes: list[str]
-) -> tuple[RankBinding, ...]:
+) -> tuple[RankPlan, ...]:
     on_siblings = bool(workers) and request.ccl_logical_cores
     if on_siblings and not all(_siblings(share, workers) for share in shares):
         on_siblings = False
@@ -310,7 +296,7 @@ def _rank_bindings(
             places = tuple(place - comm for place in places)
         cpus = CoreSet(cpu for place in places for cpu in place)
         own = () if request.oversubscribe else places
-        ranks.append(RankBinding(local_rank, cpus, comm, nodes, threads, own))
+        ranks.append(RankPlan(local_rank, cpus, comm, nodes, threads, own))
     return _with_threads(ranks, workers, _quota_each(quota, shares), request, notes)
 
 
@@ -322,8 +308,8 @@ def _siblings(share: list[Core], workers: int) -> CoreSet:
 
 
 def _with_threads(
-    ranks: list[RankBinding], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
-) -> tuple[RankBinding, ...]:
+    ranks: list[RankPlan], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
+) -> tuple[RankPlan, ...]:
     """The same ranks with the user's number of threads, or as many as the quota has time for."""
     if request.threads != "auto":
         return tuple(rank._replace(threads=request.threads) for rank in ranks)
@@ -381,7 +367,7 @@ def _what_fits(nodes: list[list[Core]], ranks: int, size: int, request: BindingR
     return f"{' or '.join(ways)} would fit here." if ways else ""
 
 
-def _spanning_note(ranks: Sequence[RankBinding], noun: str) -> str:
+def _spanning_note(ranks: Sequence[RankPlan], noun: str) -> str:
     spanning = [rank for rank in ranks if len(rank.numa_nodes) > 1]
     if len(spanning) == 1:
         return f"{noun} {spanning[0].local_rank} spans NUMA nodes {spanning[0].numa_nodes}"

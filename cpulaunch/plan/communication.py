@@ -71,6 +71,11 @@ def decide_transport(
     return "shm+tcp" if local_ranks > 1 else "tcp"
 
 
+def needs_oneccl(transport: str) -> bool:
+    """Whether a transport of `decide_transport` needs the module with oneCCL in it."""
+    return transport in (*TRANSPORTS, COMBINED_TRANSPORT)
+
+
 class Situation(NamedTuple):
     """What is known about a rank when its communication is set up."""
 

@@ -9,8 +9,9 @@ from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.binding import Binding, RankBinding
+from cpulaunch.plan.binding import Binding
 from cpulaunch.plan.malloc import GLIBC, TUNABLES, tunables
+from cpulaunch.plan.placement import RankPlan
 
 AFFINITY = "CCL_WORKER_AFFINITY"
 THREADS = "OMP_NUM_THREADS"
@@ -166,12 +167,12 @@ def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | No
     return asked
 
 
-def threads_environment(rank: RankBinding) -> dict[str, str]:
+def threads_environment(rank: RankPlan) -> dict[str, str]:
     """The variable for a rank's number of OpenMP threads."""
     return {THREADS: str(rank.threads)}
 
 
-def places_environment(rank: RankBinding, intel_openmp: bool) -> dict[str, str]:
+def places_environment(rank: RankPlan, intel_openmp: bool) -> dict[str, str]:
     """The variable that binds each OpenMP thread of a rank to a core of its own, except for the first thread.
 
     The first is the program's main thread and may use all cores of the rank: what it starts (DataLoader
@@ -190,7 +191,7 @@ def places_environment(rank: RankBinding, intel_openmp: bool) -> dict[str, str]:
     return {"OMP_PLACES": ",".join([_place(rank.cores), *_series(rest)])}
 
 
-def memory_policy(rank: RankBinding, topology: Topology, strict: bool) -> str:
+def memory_policy(rank: RankPlan, topology: Topology, strict: bool) -> str:
     """A rank's memory policy as the kernel writes it (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
 
     Empty on a host with one NUMA node, and for a rank that spans several: the kernel then gives each thread

@@ -7,10 +7,10 @@ assumed, each agent calls it again, with what it sees itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cpulaunch.model.facts import HostFacts
-from cpulaunch.plan.binding import RankBinding, bind
+from cpulaunch.plan.binding import Binding
 from cpulaunch.plan.environment import (
     AFFINITY,
     BINDS_THREADS,
@@ -22,7 +22,7 @@ from cpulaunch.plan.environment import (
     workers_environment,
 )
 from cpulaunch.plan.malloc import GLIBC, demand_glibc, why_untuned
-from cpulaunch.plan.plan import HostPlan, RankPlan
+from cpulaunch.plan.placement import HostPlan, RankPlan
 from cpulaunch.plan.request import HostRequest
 
 
@@ -30,17 +30,14 @@ from cpulaunch.plan.request import HostRequest
 class HostInput:
     """What is known of one host when its plan is made.
 
-    ``assumed``: the facts are those of another host that this one is assumed to match.  ``ranks`` is how many
-    it gets; None leaves that to its topology.  ``first_rank`` is the first one's number in the job.
-    ``user_env`` are the variables that the user has set for the ranks, ``env`` those that the plan sets for
-    this host's network.
+    ``assumed``: the facts are those of another host that this one is assumed to match.  ``user_env`` are the
+    variables that the user has set for the ranks, ``env`` those that the plan sets for this host's network.
     """
 
     name: str
     facts: HostFacts
+    binding: Binding
     assumed: bool = False
-    ranks: int | None = None
-    first_rank: int = 0
     user_env: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,9 +45,9 @@ class HostInput:
 def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
     """The plan of ``host``.  What the user has set himself is left out.
 
-    Raises PlanError where the host can't fulfil the request.
+    Raises PlanError where the host lacks a library that is asked for.
     """
-    binding = bind(host.facts.topology, replace(request.binding, ranks=host.ranks))
+    binding = host.binding
     libraries = _libraries(host, len(binding.ranks), request)
     workers = {} if AFFINITY in host.user_env else workers_environment(binding)
     return HostPlan(
@@ -73,16 +70,11 @@ def _libraries(host: HostInput, ranks: int, request: HostRequest) -> Libraries:
     return choose_libraries(facts.libraries, request.allocator, request.openmp, host.user_env, untuned)
 
 
-def _plan_rank(rank: RankBinding, host: HostInput, libraries: Libraries, request: HostRequest) -> RankPlan:
+def _plan_rank(rank: RankPlan, host: HostInput, libraries: Libraries, request: HostRequest) -> RankPlan:
     user_binds_threads = any(name in host.user_env for name in BINDS_THREADS)
     places = {} if user_binds_threads else places_environment(rank, libraries.intel_openmp)
-    return RankPlan(
-        rank=host.first_rank + rank.local_rank,
-        local_rank=rank.local_rank,
-        cores=rank.cores,
-        comm_cores=rank.comm_cores,
-        numa_nodes=rank.numa_nodes,
-        threads=rank.threads,
+    return rank._replace(
+        places=(),
         memory_policy=memory_policy(rank, host.facts.topology, request.binding.bind_numa),
         env={**threads_environment(rank), **places},
     )

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from cpulaunch.config.config import Config
 from cpulaunch.config.origin import Source
 from cpulaunch.config.setting import Setting
 from cpulaunch.errors import CpulaunchError, PlanError
-from cpulaunch.model.facts import Facts
+from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import LOCALHOST, Host
+from cpulaunch.model.topology import Topology
 from cpulaunch.plan.binding import Binding, bind
 from cpulaunch.plan.environment import PRELOAD, library_among
 from cpulaunch.plan.host import HostInput, plan_host
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.malloc import GLIBC
-from cpulaunch.plan.plan import HostPlan
+from cpulaunch.plan.placement import HostPlan
 from cpulaunch.plan.request import BindingRequest, HostRequest
 from cpulaunch.plan.select import ranks_per_host
-
-
-class BoundHost(NamedTuple):
-    """A host and its ranks' CPUs, before it is known what all hosts together need."""
-
-    input: HostInput
-    binding: Binding
 
 
 def user_environment(config: Config) -> dict[str, str]:
@@ -66,66 +60,70 @@ def _library(config: Config, setting: Setting[Any], wanted: str) -> str:
     return "auto" if weak and library_among(setting.name, preloaded) else wanted
 
 
-def host_inputs(
-    config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
-) -> tuple[HostInput, ...]:
-    """What is known of each of ``hosts``."""
-    counts, user_env = ranks_per_host(config, hosts), user_environment(config)
-    inputs = []
-    for host in hosts:
-        known, assumed = facts.of(host.name) if facts.listed else (facts.like, False)
-        asked = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
-        if assumed and not asked <= set(known.libraries or ()):
-            # They may be there all the same: the host's agents will look.
-            known = replace(known, libraries=None)
-        inputs.append(HostInput(host.name, known, assumed, counts[host.name], user_env=user_env))
-    return tuple(inputs)
-
-
 def bind_hosts(
-    hosts: Sequence[HostInput], request: HostRequest, like: str
-) -> tuple[list[BoundHost], HostRequest]:
-    """The CPUs of all ranks, and the request by which the hosts' agents will come to the same.
+    config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
+) -> tuple[list[HostInput], HostRequest]:
+    """What is known of each of ``hosts``, with its ranks' CPUs.
 
-    ``like`` is what assumed hosts are assumed to match, in words for errors.
+    And the request by which the hosts' agents will come to the same.
     """
-    bound = [BoundHost(host, _bind(host, request.binding, like)) for host in hosts]
-    if len({(b.binding.worker_count, bool(b.binding.worker_affinity)) for b in bound}) > 1:
+    counts, user_env = ranks_per_host(config, hosts), user_environment(config)
+
+    def bound(host: str, known: HostFacts, assumed: bool, asked: BindingRequest) -> Binding:
+        asked = replace(asked, ranks=counts[host])
+        return _bind(host, known.topology, asked, facts.like_what if assumed else "")
+
+    inputs = []
+    for name in (host.name for host in hosts):
+        known, assumed = _known(facts, name, request)
+        binding = bound(name, known, assumed, request.binding)
+        inputs.append(HostInput(name, known, binding, assumed, user_env=user_env))
+    bindings = [each.binding for each in inputs]
+    if len({(each.worker_count, bool(each.worker_affinity)) for each in bindings}) > 1:
         # oneCCL wants one number of workers on all ranks: the one that suits the smallest.
-        workers = min(b.binding.worker_count for b in bound)
-        dedicate = all(b.binding.worker_affinity for b in bound)
-        binding = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
-        bound = [BoundHost(host, _bind(host, binding, like)) for host in hosts]
+        workers = min(each.worker_count for each in bindings)
+        dedicate = all(each.worker_affinity for each in bindings)
+        asked = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
+        inputs = [replace(each, binding=bound(each.name, each.facts, each.assumed, asked)) for each in inputs]
     # Agents that bind anew must not come to another number.
-    first = bound[0].binding
+    first = inputs[0].binding
     settled = replace(
         request.binding,
         worker_count=max(1, first.worker_count),
         dedicate_workers=bool(first.worker_affinity),
     )
-    return bound, replace(request, binding=settled)
+    return inputs, replace(request, binding=settled)
 
 
-def _bind(host: HostInput, request: BindingRequest, like: str) -> Binding:
+def _known(facts: Facts, name: str, request: HostRequest) -> tuple[HostFacts, bool]:
+    """The facts of the host ``name`` as far as they may be relied on, and whether they are only assumed."""
+    known, assumed = facts.of(name) if facts.listed else (facts.like, False)
+    asked = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
+    if assumed and not asked <= set(known.libraries or ()):
+        # They may be there all the same: the host's agents will look.
+        known = replace(known, libraries=None)
+    return known, assumed
+
+
+def _bind(host: str, topology: Topology, request: BindingRequest, like: str) -> Binding:
+    """``like`` is what an assumed host is assumed to match, in words for errors; empty for a known one."""
     try:
-        return bind(host.facts.topology, replace(request, ranks=host.ranks))
+        return bind(topology, request)
     except CpulaunchError as e:
-        taken = f", assumed to match {like}" if host.assumed else ""
-        place = "" if host.name == LOCALHOST else f"{host.name}{taken}: "
+        taken = f", assumed to match {like}" if like else ""
+        place = "" if host == LOCALHOST else f"{host}{taken}: "
         hint = e.hint
-        if host.assumed:
+        if like:
             hint = f"{hint or ''} Hosts are described by --facts or --lscpu.".strip()
         raise PlanError(f"{place}{e}", hint=hint) from None
 
 
 def plan_hosts(hosts: Sequence[HostInput], request: HostRequest) -> tuple[HostPlan, ...]:
-    """The plan of each host; ranks are numbered in the hosts' order."""
+    """The plan of each host."""
     planned: list[HostPlan] = []
-    first_rank = 0
     for host in hosts:
         try:
-            planned.append(plan_host(replace(host, first_rank=first_rank), request))
+            planned.append(plan_host(host, request))
         except PlanError as e:
             raise PlanError(str(e) if host.name == LOCALHOST else f"{host.name}: {e}", hint=e.hint) from None
-        first_rank += len(planned[-1].ranks)
     return tuple(planned)

@@ -16,7 +16,8 @@ from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.model.names import INSTANCE, Names
-from cpulaunch.plan.plan import HostPlan, Program
+from cpulaunch.plan.placement import HostPlan
+from cpulaunch.plan.plan import Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.wording import counted
 
@@ -161,5 +162,5 @@ def only_one(
         )
     host, rank = every[number]
     binding = replace(request.binding, cores=rank.cores, cores_per_rank="auto")
-    alone = replace(host, ranks=(replace(rank, rank=0, local_rank=0),))
+    alone = host._replace(ranks=(rank._replace(local_rank=0),))
     return (alone,), replace(request, binding=binding)

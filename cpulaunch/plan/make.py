@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cpulaunch import launchers, variables
+from cpulaunch import variables
 from cpulaunch.config.config import Config, Settings
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.setting import Setting
@@ -20,10 +20,9 @@ from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common, foreign_claims
+from cpulaunch.plan.host import HostInput
 from cpulaunch.plan.hosts import (
-    BoundHost,
     bind_hosts,
-    host_inputs,
     host_request,
     plan_hosts,
     user_environment,
@@ -38,15 +37,17 @@ from cpulaunch.plan.instances import (
 from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.network import (
     Provider,
+    Transport,
     choose_provider,
     choose_transport,
     interfaces_of,
     plan_communication,
 )
-from cpulaunch.plan.plan import HostPlan, Instances, Plan, Program
+from cpulaunch.plan.placement import HostPlan
+from cpulaunch.plan.plan import Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
-    ChosenLauncher,
+    LauncherDecision,
     check_restarts,
     checked_world_size,
     chosen_hosts,
@@ -71,33 +72,32 @@ def make_plan(
     check_restarts(config := as_instances(config))
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
-    backend = decide_backend(config, facts)
-    launcher = launchers.load(chosen.name)
+    backend, launcher = decide_backend(config, facts), chosen.launcher
     job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
-    notes = (_srun_note(facts, chosen), backend.note, warning, *job.notes, _hidden_note(config, hidden))
-    master_addr = chosen_master_addr(config, facts, chosen, listed)
+    master = chosen_master_addr(config, facts, launcher, listed)
+    notes = (chosen.note, master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
     decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
     if not instances:
-        decided |= {Config.hosts.master_addr: master_addr, Config.training.backend: backend.backend}
-    if job.transport:
-        decided[Config.ccl.transport] = job.transport
+        decided |= {Config.hosts.master_addr: master.address, Config.training.backend: backend.backend}
+    if job.transport.name:
+        decided[Config.ccl.transport] = job.transport.name
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
         world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
-        master_addr=master_addr,
-        transport=job.transport,
+        master_addr=master.address,
+        transport=job.transport.name,
         allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
         hosts=job.hosts,
         here_alone=all_here(listed, facts.here),
         env=env,
         private=tuple(sorted(config.env)),
-        forward=tuple(n for n in forwarded_names(config, facts, chosen, listed) if n not in env),
+        forward=tuple(n for n in forwarded_names(config, facts, launcher, listed) if n not in env),
         hidden=hidden,
         program=program,
         mpiexec=chosen.mpiexec,
@@ -117,7 +117,7 @@ def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
     """What is known of each host's speed."""
     speeds = []
     for host, each in zip(job.hosts, job.bound, strict=True):
-        known = each.input.facts
+        known = each.facts
         speeds.append(HostSpeed(host.host, known.cpu, known.cpu_flags, known.rates_of(host.ranks[0].threads)))
     return speeds
 
@@ -129,10 +129,10 @@ class _PlannedHosts(NamedTuple):
     """All hosts of the job.  ``env`` are the variables that all ranks share."""
 
     hosts: tuple[HostPlan, ...]
-    bound: list[BoundHost]
+    bound: list[HostInput]
     request: HostRequest
     provider: str | None
-    transport: str
+    transport: Transport
     env: dict[str, str]
     notes: tuple[str, ...]
 
@@ -142,18 +142,19 @@ def _plan_all(
 ) -> _PlannedHosts:
     """First all ranks' CPUs, then what collectives need on the narrowest host, then each host's plan."""
     asked = host_request(config, backend)
-    bound, request = bind_hosts(host_inputs(config, facts, listed, asked), asked, facts.like_what)
+    bound, request = bind_hosts(config, facts, listed, asked)
     network = _network(config, bound, launcher, backend)
     user_env = user_environment(config)
     inputs = []
     for each in bound:
         env = {name: value for name, value in network.of_host(each).items() if name not in user_env}
-        inputs.append(replace(each.input, env=env))
+        inputs.append(replace(each, env=env))
     threads, hosts = _with_shared_threads(plan_hosts(inputs, request))
     binders = [name for name in BINDS_THREADS if name in user_env]
     notes = (
         *_binding_notes(bound),
         *network.provider.notes,
+        network.transport.note,
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
@@ -165,21 +166,21 @@ class _Network(NamedTuple):
     """What collectives get: ``shared`` variables on all hosts, and those `of_host` on one."""
 
     provider: Provider
-    transport: str
+    transport: Transport
     shared: dict[str, str]
-    of_host: Callable[[BoundHost], dict[str, str]]
+    of_host: Callable[[HostInput], dict[str, str]]
 
 
-def _network(config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str) -> _Network:
+def _network(config: Config, bound: Sequence[HostInput], launcher: Launcher, backend: str) -> _Network:
     if backend == NO_BACKEND:
-        return _Network(Provider(None), "", {}, lambda host: {})
-    provider = choose_provider(config, backend, [each.input for each in bound])
-    communication = plan_communication(config, bound, launcher, backend, provider.name)
+        return _Network(Provider(None), Transport(""), {}, lambda host: {})
+    provider = choose_provider(config, backend, bound)
     transport = choose_transport(config, bound, backend, provider.name)
+    communication = plan_communication(config, bound, launcher, backend, provider.name, transport.name)
 
-    def of_host(host: BoundHost) -> dict[str, str]:
+    def of_host(host: HostInput) -> dict[str, str]:
         several = len(bound) > 1
-        return communication.of_host(interfaces_of(config, host.input.facts, provider.name, several=several))
+        return communication.of_host(interfaces_of(config, host.facts, provider.name, several=several))
 
     return _Network(provider, transport, communication.shared, of_host)
 
@@ -200,18 +201,18 @@ def _instances(
         return job, listed, Instances(count)
     hosts, request = only_one(config, number, job.hosts, job.request)
     left = tuple(host for host in listed if host.name == hosts[0].host)
-    bound = [each for each in job.bound if each.input.name == hosts[0].host]
+    bound = [each for each in job.bound if each.name == hosts[0].host]
     # Of cores that no instance has, and of the other hosts, this job is not about.
     notes = tuple(note for note in job.notes if note not in _binding_notes(job.bound))
     job = job._replace(hosts=hosts, bound=bound, request=request, notes=notes)
     return job, left, Instances(count, number)
 
 
-def _binding_notes(bound: Sequence[BoundHost]) -> list[str]:
+def _binding_notes(bound: Sequence[HostInput]) -> list[str]:
     return [
         f"{host.name}{' (assumed)' if host.assumed else ''}: {note}"
-        for host, binding in bound
-        for note in binding.notes
+        for host in bound
+        for note in host.binding.notes
     ]
 
 
@@ -223,9 +224,9 @@ def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], t
     stripped = []
     for host in hosts:
         ranks = (
-            replace(rank, env={k: v for k, v in rank.env.items() if k != THREADS}) for rank in host.ranks
+            rank._replace(env={k: v for k, v in rank.env.items() if k != THREADS}) for rank in host.ranks
         )
-        stripped.append(replace(host, ranks=tuple(ranks)))
+        stripped.append(host._replace(ranks=tuple(ranks)))
     return shared, tuple(stripped)
 
 
@@ -239,10 +240,6 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 
 
 # ---- what it all came to
-
-
-def _srun_note(facts: Facts, chosen: ChosenLauncher) -> str:
-    return f"started by srun: {facts.why_srun}" if facts.why_srun and chosen.name == "slurm" else ""
 
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
@@ -268,7 +265,7 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
-def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[Setting[Any], Any]:
+def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """What was found for settings that are ``auto``."""
     found: dict[Setting[Any], Any] = {
         Config.launcher: chosen.setting,
@@ -278,7 +275,7 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[S
     }
     if chosen.mpiexec:
         found.update({Config.mpi.flavour: chosen.name, Config.mpi.path: chosen.mpiexec})
-    if all(each.input.facts.libraries is not None for each in job.bound):
+    if all(each.facts.libraries is not None for each in job.bound):
         libraries: dict[Setting[Any], set[str]] = {
             Config.cpu.allocator: {host.allocator for host in job.hosts},
             Config.cpu.openmp: {host.openmp for host in job.hosts},
@@ -292,12 +289,15 @@ def _found(config: Config, chosen: ChosenLauncher, job: _PlannedHosts) -> dict[S
 def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """The same for settings that mean nothing to instances."""
     ranks = [len(host.ranks) for host in job.hosts]
+    transport: str = config.ccl.transport
+    if transport == "auto" or job.transport.note:
+        transport = job.transport.name or transport
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     return {
         Config.hosts.nproc: sum(ranks),
         Config.hosts.nproc_per_node: _one_or_list(ranks),
         Config.ccl.provider: job.provider or config.ccl.provider,
-        Config.ccl.transport: (config.ccl.transport == "auto" and job.transport) or config.ccl.transport,
+        Config.ccl.transport: transport,
         Config.ccl.worker_count: workers if config.ccl.worker_count == "auto" else config.ccl.worker_count,
     }
 

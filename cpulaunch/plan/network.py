@@ -12,7 +12,7 @@ from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
 from cpulaunch.plan.environment import common
 from cpulaunch.plan.host import HostInput
-from cpulaunch.plan.hosts import BoundHost, user_environment
+from cpulaunch.plan.hosts import user_environment
 
 
 class Provider(NamedTuple):
@@ -56,16 +56,33 @@ def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) ->
     return Provider(provider, (unused,) if provider else ())
 
 
-def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, provider: str | None) -> str:
-    """What carries the collectives of ccl; empty with another backend."""
+class Transport(NamedTuple):
+    """What carries the collectives of ccl, and a note where that isn't what was asked for.
+
+    The name is empty with another backend.
+    """
+
+    name: str
+    note: str = ""
+
+
+def choose_transport(
+    config: Config, bound: Sequence[HostInput], backend: str, provider: str | None
+) -> Transport:
+    """What `decide_transport` says for the whole job, but for Intel's bindings, which never ask it."""
     if backend != "ccl":
-        return ""
+        return Transport("")
     requested = config.ccl.transport
-    if config.ccl.binding == "oneccl_bind_pt":
-        return "mpi" if requested == "mpi" else "ofi"  # Intel's bindings know nothing of ours
+    if config.ccl.binding == "oneccl_bind_pt":  # which knows nothing of cpulaunch's own transports
+        name = "mpi" if requested == "mpi" else "ofi"
+        dropped = requested not in ("auto", name)
+        where = config.where(Config.ccl.transport)
+        return Transport(
+            name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}" if dropped else ""
+        )
     user_variables = user_environment(config)
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
-    return decide_transport(
+    name = decide_transport(
         requested,
         hosts=len(bound),
         local_ranks=max(len(host.binding.ranks) for host in bound),
@@ -73,6 +90,7 @@ def choose_transport(config: Config, bound: Sequence[BoundHost], backend: str, p
         worker_count=bound[0].binding.worker_count,
         user_variables=user_variables,
     )
+    return Transport(name)
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
@@ -85,9 +103,17 @@ def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, sev
 
 
 def plan_communication(
-    config: Config, bound: Sequence[BoundHost], launcher: Launcher, backend: str, provider: str | None
+    config: Config,
+    bound: Sequence[HostInput],
+    launcher: Launcher,
+    backend: str,
+    provider: str | None,
+    transport: str,
 ) -> Communication:
-    """One set of variables for all ranks, as collectives want it: that of the narrowest host."""
+    """One set of variables for all ranks, as collectives want it: that of the narrowest host.
+
+    ``transport`` is that of `choose_transport`.
+    """
     bindings = [each.binding for each in bound]
     ranks = [rank for binding in bindings for rank in binding.ranks]
     situation = Situation(
@@ -98,12 +124,12 @@ def plan_communication(
         worker_count=max(1, bindings[0].worker_count),
         oversubscribed=any(binding.oversubscribed for binding in bindings),
         intel_mpi=launcher.is_intel_mpi,
-        transport="mpi" if config.ccl.transport == "mpi" else "ofi",
+        transport="mpi" if transport == "mpi" else "ofi",
         provider=provider,
         bindings=config.ccl.binding == "oneccl_bind_pt",
     )
     several = len(bound) > 1
-    each = {interfaces_of(config, host.input.facts, provider, several=several) for host in bound}
+    each = {interfaces_of(config, host.facts, provider, several=several) for host in bound}
     by_interfaces = {
         one: communication_defaults(situation._replace(interface=one.interface, card=one.card))
         for one in each

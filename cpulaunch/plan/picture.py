@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Core, Topology
+from cpulaunch.plan.placement import RankPlan
 from cpulaunch.wording import counted
 
 BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}
@@ -27,24 +28,9 @@ class Look(NamedTuple):
 PLAIN = Look()
 
 
-class Bound(Protocol):
-    """A local rank with its CPUs: a rank of a `Binding`, or of a `HostPlan`."""
-
-    @property
-    def local_rank(self) -> int: ...
-    @property
-    def cores(self) -> CoreSet: ...
-    @property
-    def comm_cores(self) -> CoreSet: ...
-    @property
-    def numa_nodes(self) -> CoreSet: ...
-    @property
-    def threads(self) -> int: ...
-
-
 def picture(
     topology: Topology,
-    ranks: Sequence[Bound],
+    ranks: Sequence[RankPlan],
     *,
     width: int = 80,
     look: Look = PLAIN,
@@ -63,7 +49,9 @@ def picture(
 
 
 class _Drawing:
-    def __init__(self, topology: Topology, ranks: Sequence[Bound], width: int, look: Look, noun: str) -> None:
+    def __init__(
+        self, topology: Topology, ranks: Sequence[RankPlan], width: int, look: Look, noun: str
+    ) -> None:
         self.topology = topology
         self.ranks = ranks
         self.width = width

@@ -1,6 +1,6 @@
-"""The plan as the agents need it: one text, the same for all ranks, that travels by environment.
+"""A plan's ranks and hosts, and all that agents must know of it: one text that travels by environment.
 
-Hosts with the same specification share one, so that a thousand like hosts cost a few kilobytes more than one.
+Like hosts share a part of the text, so that a thousand like hosts cost a few kilobytes more than one.
 A text that is too long for one variable is compressed, and goes on in the next variables where need be.
 Named tuples, not dataclasses: those would cost every agent 6 ms at its start.
 """
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError, PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-
-if TYPE_CHECKING:
-    from cpulaunch.plan.plan import HostPlan
 
 VERSION = 2
 """Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
@@ -42,35 +39,70 @@ class IdentityVariables(NamedTuple):
     local_size: str = ""
 
 
-class RankSpec(NamedTuple):
-    """What an agent must know of one local rank; the fields are those of `plan.plan.RankPlan`."""
+class RankPlan(NamedTuple):
+    """One rank of a host: its CPUs, as `bind` gives them, and what `plan_host` adds for its program.
 
+    ``cores`` are for its computation, ``comm_cores`` for oneCCL's workers.  ``threads`` are OpenMP's: the
+    number of physical compute cores, unless a CPU quota or the user says otherwise.  ``places`` are the CPUs
+    of each of these cores, empty where other ranks may be on them, too, and once ``env`` has them.
+    ``memory_policy`` is in the kernel's words, such as ``prefer:1``; empty where the kernel's default stays.
+    """
+
+    local_rank: int
     cores: CoreSet
     comm_cores: CoreSet
     numa_nodes: CoreSet
     threads: int
-    memory_policy: str
-    env: Mapping[str, str]
+    places: tuple[CoreSet, ...] = ()
+    memory_policy: str = ""
+    env: Mapping[str, str] = {}
 
-
-class HostSpec(NamedTuple):
-    """A host's ranks, and the variables that they share.
-
-    ``assumed``: the planner did not know that host, so its agents plan it anew.
-    """
-
-    assumed: bool
-    env: Mapping[str, str]
-    ranks: Sequence[RankSpec]
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, without its number; core lists are folded, such as ``0-13,28``."""
+        return {
+            "cores": str(self.cores),
+            "comm_cores": str(self.comm_cores),
+            "numa_nodes": str(self.numa_nodes),
+            "threads": self.threads,
+            "memory_policy": self.memory_policy,
+            "env": self.env,
+        }
 
     @classmethod
-    def of(cls, host: HostPlan) -> HostSpec:
-        """What the agents must know of a host's plan."""
-        ranks = [
-            RankSpec(r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy, r.env)
-            for r in host.ranks
-        ]
-        return cls(host.assumed, host.env, ranks)
+    def from_json(cls, local_rank: int, raw: Mapping[str, Any]) -> RankPlan:
+        """What `to_json` gave."""
+        cores, comm_cores, nodes = (
+            CoreSet.parse(raw[name]) for name in ("cores", "comm_cores", "numa_nodes")
+        )
+        return cls(local_rank, cores, comm_cores, nodes, raw["threads"], (), raw["memory_policy"], raw["env"])
+
+
+class HostPlan(NamedTuple):
+    """One host and its ranks, which are contiguous.
+
+    ``assumed``: its topology is that of another host, so its agents plan it anew.  ``env`` is what its ranks
+    share.  ``allocator`` and ``openmp`` are the libraries that they get, and ``notes`` are on these; agents
+    aren't told them.
+    """
+
+    host: str
+    assumed: bool
+    env: Mapping[str, str]
+    ranks: tuple[RankPlan, ...]
+    allocator: str = ""
+    why_allocator: str = ""
+    openmp: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, without its name: what like hosts have in common."""
+        return {"assumed": self.assumed, "env": self.env, "ranks": [rank.to_json() for rank in self.ranks]}
+
+    @classmethod
+    def from_json(cls, host: str, raw: Mapping[str, Any]) -> HostPlan:
+        """What `to_json` gave, of the host called ``host``."""
+        ranks = tuple(RankPlan.from_json(number, rank) for number, rank in enumerate(raw["ranks"]))
+        return cls(host, raw["assumed"], raw["env"], ranks)
 
 
 class Placement(NamedTuple):
@@ -80,8 +112,8 @@ class Placement(NamedTuple):
     ``agents_are_children``: cpulaunch itself is the agents' parent.  ``daemon_outlives_link``: the launcher's
     daemon, which is the agents' parent on each host, stays when the network to it is cut.
     ``python``: the program is a Python script or module.  ``directory`` is where it is started.
-    ``hosts`` are (name, index into ``host_specs``) in the order of ranks.  ``request`` is what an assumed
-    host is planned by (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
+    ``hosts`` are in the order of ranks.  ``request`` is what an assumed host is planned by
+    (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
     in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher
     wants to know what steps take.  Periods are in seconds.
 
@@ -95,8 +127,7 @@ class Placement(NamedTuple):
     daemon_outlives_link: bool
     python: bool
     directory: str
-    hosts: Sequence[tuple[str, int]]
-    host_specs: Sequence[HostSpec]
+    hosts: Sequence[HostPlan]
     request: Mapping[str, Any]
     env: Mapping[str, str]
     hidden: Sequence[str]
@@ -128,11 +159,13 @@ class Placement(NamedTuple):
         return dict(zip(variables.PLACEMENT, parts, strict=False))
 
     def _to_json(self) -> str:
-        raw = {"version": VERSION, **self._asdict()}
-        raw["host_specs"] = [
-            {**spec._asdict(), "ranks": [rank._asdict() for rank in spec.ranks]} for spec in self.host_specs
-        ]
-        return json.dumps(raw, separators=(",", ":"), default=str)  # of our values, only CoreSets need str()
+        raw: dict[str, Any] = {"version": VERSION}
+        for name, value in self._asdict().items():
+            if name == "hosts":
+                raw["hosts"], raw["host_specs"] = _folded(self.hosts)
+            else:
+                raw[name] = value
+        return json.dumps(raw, separators=(",", ":"))
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> Placement:
@@ -151,13 +184,24 @@ class Placement(NamedTuple):
                 hint="install the same cpulaunch on all hosts",
             )
         raw["identity"] = IdentityVariables(*raw["identity"])
-        raw["hosts"] = [(name, spec) for name, spec in raw["hosts"]]
-        raw["host_specs"] = [
-            HostSpec(spec["assumed"], spec["env"], [_rank_spec(**rank) for rank in spec["ranks"]])
-            for spec in raw["host_specs"]
-        ]
+        like = [HostPlan.from_json("", host)[1:4] for host in raw.pop("host_specs")]
+        raw["hosts"] = [HostPlan(name, *like[number]) for name, number in raw["hosts"]]
         raw["each"] = tuple(map(tuple, raw["each"]))
         return cls(**raw)
+
+
+def _folded(hosts: Sequence[HostPlan]) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
+    """Each host's name with an index into the second list, in which like hosts share an entry."""
+    numbers: dict[object, int] = {}
+    named: list[tuple[str, int]] = []
+    different: list[dict[str, Any]] = []
+    for host in hosts:
+        ranks = tuple((*rank[:-1], tuple(rank.env.items())) for rank in host.ranks)
+        number = numbers.setdefault((host.assumed, tuple(host.env.items()), ranks), len(different))
+        if number == len(different):
+            different.append(host.to_json())
+        named.append((host.host, number))
+    return named, different
 
 
 def _compressed(text: str) -> str:
@@ -176,10 +220,6 @@ def _decompressed(text: str) -> bytes:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except zlib.error as e:
         raise ValueError(str(e)) from None
-
-
-def _rank_spec(cores: str, comm_cores: str, numa_nodes: str, **others: Any) -> RankSpec:
-    return RankSpec(CoreSet.parse(cores), CoreSet.parse(comm_cores), CoreSet.parse(numa_nodes), **others)
 
 
 def guard(arguments: Sequence[str]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.model.network import Interface
+from cpulaunch.plan.placement import HostPlan
 from cpulaunch.plan.request import HostRequest
 
 if TYPE_CHECKING:  # agents, which plan a host anew, needn't know of settings
@@ -41,51 +41,6 @@ class Instances:
 
     count: int
     first: int = 0
-
-
-@dataclass(frozen=True)
-class RankPlan:
-    """One rank.  ``threads`` are OpenMP's.
-
-    ``memory_policy`` is in the kernel's words, such as ``prefer:1``; empty where the kernel's default stays.
-    """
-
-    rank: int
-    local_rank: int
-    cores: CoreSet
-    comm_cores: CoreSet
-    numa_nodes: CoreSet
-    threads: int
-    memory_policy: str
-    env: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data; core lists are folded, such as ``0-13,28``."""
-        raw = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: str(value) if isinstance(value, CoreSet) else value for name, value in raw.items()}
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """One host and its ranks, which are contiguous.  ``assumed``: its topology is that of another host.
-
-    ``allocator`` and ``openmp`` are the libraries that its ranks get, and ``notes`` are on these; the plan's
-    JSON has them in its settings, ``allocator`` and notes.
-    """
-
-    host: str
-    assumed: bool
-    env: Mapping[str, str]
-    ranks: tuple[RankPlan, ...]
-    allocator: str = field(default="", compare=False)
-    why_allocator: str = field(default="", compare=False)
-    openmp: str = field(default="", compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        ranks = [rank.to_json() for rank in self.ranks]
-        return {"host": self.host, "assumed": self.assumed, "env": dict(self.env), "ranks": ranks}
 
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
@@ -149,6 +104,17 @@ class Plan:
         """Every setting with what was found for it."""
         return self.settings.rows(self.found)
 
+    def _hosts_as_json(self) -> Iterator[dict[str, Any]]:
+        """Each host with its name, and with the numbers of its ranks."""
+        first = 0
+        for host in self.hosts:
+            data = host.to_json()
+            for rank, each in zip(host.ranks, data["ranks"], strict=True):
+                number = {"rank": first + rank.local_rank, "local_rank": rank.local_rank}
+                data["ranks"][rank.local_rank] = {**number, **each}
+            yield {"host": host.host, **data}
+            first += len(host.ranks)
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``--dry-run --format json``, without its ``commands``."""
         document: dict[str, Any] = {"schema": SCHEMA}
@@ -159,7 +125,7 @@ class Plan:
             elif f.name == "precision":
                 document["precision"] = value.to_json()
             elif f.name == "hosts":
-                document["hosts"] = [host.to_json() for host in value]
+                document["hosts"] = list(self._hosts_as_json())
             elif f.name == "settings":
                 document["settings"] = [row.to_json() for row in self.setting_rows()]
             elif f.name not in ("program", "found"):

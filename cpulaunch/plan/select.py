@@ -10,8 +10,9 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
-from cpulaunch.model.facts import Facts
+from cpulaunch.model.facts import Facts, Mpi, Step
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, fold_hosts
+from cpulaunch.model.network import is_loopback
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted
@@ -153,88 +154,140 @@ def checked_world_size(config: Config, world_size: int) -> int:
     return world_size
 
 
-class ChosenLauncher(NamedTuple):
+class LauncherDecision(NamedTuple):
     """What starts the ranks.
 
     ``setting`` is the setting's value that was chosen, ``name`` the launcher's name, ``mpiexec`` the path of
-    its program, empty where it isn't an MPI.
+    its program: empty where it isn't an MPI, or none was found.  ``why`` says why srun starts the ranks where
+    the user leaves it to us.
     """
 
     setting: str
     name: str
     mpiexec: str = ""
+    why: str = ""
+
+    @property
+    def launcher(self) -> Launcher:
+        """The launcher itself."""
+        return launchers.load(self.name)
+
+    @property
+    def by_mpi(self) -> bool:
+        """Whether an MPI's mpiexec starts them."""
+        return self.setting == "mpirun"
+
+    @property
+    def note(self) -> str:
+        """What the user should know of it."""
+        return f"started by srun: {self.why}" if self.why else ""
 
 
-def launcher_setting(config: Config, *, here_alone: bool, why_srun: str = "") -> str:
-    """The setting ``launcher``, with ``auto`` resolved.
+def decide_launcher(
+    config: Config, *, here_alone: bool, mpis: Sequence[Mpi] | None = None, step: Step | None = None
+) -> LauncherDecision:
+    """The one decision on what starts the ranks, by as much as is known.
 
-    ``here_alone``: all ranks are on this host; ``why_srun``: why srun has to start them elsewhere, if it has.
+    ``here_alone``: all ranks are on this host.  ``mpis`` and ``step`` are those of `Facts`; None also where
+    nobody has looked yet.
     """
-    setting = config.launcher
-    if setting != "auto":
-        return setting
-    asks_for_mpi = config.mpi.flavour != "auto" or config.mpi.path != "auto"
-    if asks_for_mpi:
-        return "mpirun"
-    return "local" if here_alone else "slurm" if why_srun else "mpirun"
+    setting, why = config.launcher, ""
+    if setting == "auto":
+        if not leaves_launcher_to_us(config):
+            setting = "mpirun"
+        elif here_alone:
+            setting = "local"
+        else:
+            why = _why_step(step, mpis)
+            setting = "slurm" if why else "mpirun"
+    if setting != "mpirun":
+        return LauncherDecision(setting, setting, why=why)
+    flavour = config.mpi.flavour
+    for mpi in mpis or ():
+        if flavour in ("auto", mpi.flavour):
+            return LauncherDecision(setting, mpi.flavour, mpi.path)
+    preferred = launchers.load_mpi(flavour)
+    return LauncherDecision(setting, preferred.name, preferred.executables[0] if mpis is None else "")
 
 
-def expected_launcher(config: Config, *, here_alone: bool, why_srun: str = "") -> Launcher:
-    """The launcher, as far as it is known before anybody has looked which MPIs there are."""
-    setting = launcher_setting(config, here_alone=here_alone, why_srun=why_srun)
-    return launchers.load_mpi(config.mpi.flavour) if setting == "mpirun" else launchers.load(setting)
+def leaves_launcher_to_us(config: Config) -> bool:
+    """Whether the user asks for no launcher, and for no MPI, which would be one."""
+    return config.launcher == "auto" and config.mpi.flavour == "auto" and config.mpi.path == "auto"
 
 
-def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> ChosenLauncher:
-    """What starts the ranks on ``hosts``.  Raises PlanError where it is not there, or can't reach them."""
+def _why_step(step: Step | None, mpis: Sequence[Mpi] | None) -> str:
+    """Why a step of the Slurm allocation has to start the ranks; empty where it can't, or needn't."""
+    if step is None:
+        return ""
+    return "no MPI was found" if mpis is not None and not mpis else step.part or step.unreached
+
+
+def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> LauncherDecision:
+    """The decision for ``hosts``.  Raises PlanError where the launcher isn't there, or can't reach them."""
     here_alone = all_here(hosts, facts.here)
-    setting = launcher_setting(config, here_alone=here_alone, why_srun=facts.why_srun)
-    if setting == "mpirun":
-        return ChosenLauncher(setting, *chosen_mpi(config, facts))
-    if not here_alone and launchers.load(setting).this_host_only:
+    decision = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
+    if decision.by_mpi and not decision.mpiexec:
+        raise _no_mpi(config, facts.mpis or ())
+    if not here_alone and decision.launcher.this_host_only:
         raise PlanError(
-            f"{config.where(Config.launcher)}: {setting} starts ranks on this machine only, but the hosts "
-            f"are {fold_hosts(host.name for host in hosts)}",
+            f"{config.where(Config.launcher)}: {decision.setting} starts ranks on this machine only, but the "
+            f"hosts are {fold_hosts(host.name for host in hosts)}",
             hint="--launcher mpirun, or slurm in an allocation",
         )
-    return ChosenLauncher(setting, setting)
+    return decision
 
 
-def chosen_mpi(config: Config, facts: Facts) -> tuple[str, str]:
-    """The MPI's flavour, and the path of its mpiexec."""
+def _no_mpi(config: Config, mpis: Sequence[Mpi]) -> PlanError:
     flavour, path = config.mpi.flavour, config.mpi.path
-    if facts.mpis is None:
-        preferred = launchers.load_mpi(flavour)
-        return preferred.name, preferred.executables[0]
-    for mpi in facts.mpis:
-        if flavour in ("auto", mpi.flavour):
-            return mpi.flavour, mpi.path
-    found = "; found: " + ", ".join(f"{m.flavour} ({m.path})" for m in facts.mpis) if facts.mpis else ""
+    found = "; found: " + ", ".join(f"{m.flavour} ({m.path})" for m in mpis) if mpis else ""
     place = "" if path == "auto" else f" in {path} ({config.origin(Config.mpi.path)})"
     what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origin(Config.mpi.flavour)})"
-    raise PlanError(
+    return PlanError(
         f"{what} was found{place}{found}",
         hint=f"{launchers.load_mpi(flavour).install_hint}; --mpi-path names its directory",
     )
 
 
+class MasterAddress(NamedTuple):
+    """The name or address at which the ranks meet, and what the user should know of it."""
+
+    address: str
+    note: str = ""
+
+
 def chosen_master_addr(
-    config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
-) -> str:
-    """The address at which the ranks meet: the user's, else the first host's."""
-    chosen = config.hosts.master_addr
+    config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]
+) -> MasterAddress:
+    """Where the ranks meet: at the user's address, else at the first host's.
+
+    Raises PlanError where a job of several hosts has only a loopback address, which no other host can reach.
+    """
+    chosen, first = config.hosts.master_addr, hosts[0].name
+    if len(hosts) == 1 or are_wanted(config):
+        here = launcher.this_host_only or first == LOCALHOST
+        return MasterAddress(("127.0.0.1" if here else first) if chosen == "auto" else chosen)
     if chosen != "auto":
-        return chosen
-    found, assumed = facts.of(hosts[0].name)
-    if len(hosts) > 1 and not assumed and found.address:
-        return found.address  # a name may mean something else on the next host
-    here = launchers.load(launcher.name).this_host_only or hosts[0].name == LOCALHOST
-    return "127.0.0.1" if here else hosts[0].name
+        if is_loopback(chosen):
+            raise ConfigError(
+                f"{config.where(Config.hosts.master_addr)}: {chosen} is another host on each of {len(hosts)}",
+                hint=f"leave it out, or name an address by which the others reach {first}",
+            )
+        return MasterAddress(chosen)
+    found, assumed = facts.of(first)
+    # A name may mean something else on the next host.
+    address = found.address if found.address and not assumed else first
+    if not is_loopback(address):
+        return MasterAddress(address)
+    own = sorted(name for name in found.names if not assumed and not is_loopback(name))
+    if not own:
+        raise PlanError(
+            f"the ranks meet on the first host, and {address} is no address of it to the others",
+            hint="name it as they do, or set hosts.master_addr (--master-addr)",
+        )
+    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
 
 
-def forwarded_names(
-    config: Config, facts: Facts, launcher: ChosenLauncher, hosts: tuple[Host, ...]
-) -> list[str]:
+def forwarded_names(config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]) -> list[str]:
     """The names of variables that the launcher has to hand on, each once.
 
     They are those that the user named and, where the launcher hands on nothing by itself, all that make
@@ -247,6 +300,6 @@ def forwarded_names(
                 hint=f"--env {name}=VALUE sets it for the ranks",
                 part=name,
             )
-    passes = launchers.load(launcher.name).passes_environment
+    passes = launcher.passes_environment
     needed = to_forward(config.environ) if not passes and not all_here(hosts, facts.here) else []
     return list(dict.fromkeys((*config.forward, *needed)))

@@ -129,9 +129,9 @@ def prepare(operation: str, size: int) -> Call:
 
 
 def in_shared_memory(tensor: Tensor) -> Tensor:
-    from cpulaunch.ccl.load import load_module
+    from cpulaunch.ccl.load import load_group
 
-    assert load_module().ProcessGroupCCL.share_memory(tensor)
+    assert load_group().module.ProcessGroupCCL.share_memory(tensor)
     return tensor
 
 

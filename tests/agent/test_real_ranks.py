@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AGENT, PlayedLauncher, placement, rank_spec, run_agent
+from support.agents import AGENT, PlayedLauncher, placement, rank_plan, run_agent
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
 
@@ -283,13 +283,13 @@ class TestMemory:
 
     @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
     def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
-        assert output_of_one(run_agent(placement(tmp_path, rank_spec(policy)), SHOW))["policy"] == policy
+        assert output_of_one(run_agent(placement(tmp_path, rank_plan(policy)), SHOW))["policy"] == policy
 
     def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
-        assert output_of_one(run_agent(placement(tmp_path, rank_spec()), SHOW))["policy"] == "default"
+        assert output_of_one(run_agent(placement(tmp_path, rank_plan()), SHOW))["policy"] == "default"
 
     def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
-        done = run_agent(placement(tmp_path, rank_spec("bind:1000")), SHOW)
+        done = run_agent(placement(tmp_path, rank_plan("bind:1000")), SHOW)
         assert done.returncode == 3
         assert "the memory policy bind:1000 can't be set: Invalid argument" in done.stderr
         assert done.stdout == ""
@@ -298,7 +298,7 @@ class TestMemory:
     def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
         """Near memory is what the kernel prefers anyway, and containers often forbid the system call."""
         assert (
-            output_of_one(run_agent(placement(tmp_path, rank_spec(policy), lenient=lenient), SHOW))["policy"]
+            output_of_one(run_agent(placement(tmp_path, rank_plan(policy), lenient=lenient), SHOW))["policy"]
             == "default"
         )
 
@@ -309,7 +309,7 @@ class TestMemory:
             "from cpulaunch.agent.launch.child import set_memory_policy\nset_memory_policy('prefer:0')\n"
         )
         env = {"PYTHONPATH": str(tmp_path / "site")}
-        done = run_agent(placement(tmp_path, rank_spec("bind:0")), "import time; time.sleep(300)", env)
+        done = run_agent(placement(tmp_path, rank_plan("bind:0")), "import time; time.sleep(300)", env)
         assert done.returncode == 3
         assert "rank 0 was given the memory policy bind:0, but has prefer:0" in done.stderr
 
@@ -319,7 +319,7 @@ class TestHostsThatNobodyLookedAt:
         intel = installed("intel")
         placed = placement(
             tmp_path,
-            rank_spec(cores="4000-4055"),
+            rank_plan(cores="4000-4055"),
             assumed=True,
             host_env={"LD_PRELOAD": "/not/here/libtcmalloc.so.4", "MALLOC_CONF": "x:1"},
             request=HostRequest(

@@ -18,7 +18,7 @@ from ranks import environment, free_port, run_script
 from support.command import TIMEOUT, bounded
 
 from cpulaunch.ccl import build, installed
-from cpulaunch.ccl.installed import Built, State
+from cpulaunch.ccl.installed import Built, Part, State
 from cpulaunch.ccl.wheel import write_wheel
 from cpulaunch.errors import HostError, UsageError
 
@@ -41,19 +41,20 @@ def python(source: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def make(tmp_path: Path, **changes: str) -> Built:
-    there = installed.state()
+def make(tmp_path: Path, kind: str = "layer", **changes: str) -> Part:
+    """A part in the cache below ``tmp_path``, which nobody could load."""
     fields = {
-        "torch": str(there.torch), "python": installed.python_tag(), "oneccl": installed.ONECCL_VERSION,
-        "compiler": "g++-12", "abi": "1", "sources": installed.sources_digest(), **changes,
-    }  # fmt: skip
-    directory = tmp_path / "cpulaunch" / "ccl" / f"torch-{fields['torch']}-{len(changes)}"
+        "compiler": "g++-12",
+        "glibc": installed.glibc_version(),
+        **installed.state().wanted[kind],
+        **changes,
+    }
+    directory = tmp_path / "cpulaunch" / "ccl" / f"{kind}-{len(changes)}"
     directory.mkdir(parents=True)
-    (directory / "_group.so").write_bytes(b"")
-    (directory / "LICENSE-oneCCL.txt").write_text("licence")
-    found = Built(directory, **fields, origin="cache")
-    installed.write_record(directory, found)
-    return found
+    part = Part(kind, directory, "cache", **fields)
+    part.file.write_bytes(b"")
+    installed.write_record(part)
+    return part
 
 
 # --- what is there
@@ -69,24 +70,75 @@ def test_looking_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "fits"),
-    [({}, True), ({"torch": "2.9.1+cpu"}, False), ({"python": "cp39"}, False), ({"oneccl": "2021.13"}, False),
-     ({"sources": "0"}, False), ({"compiler": "clang++-18"}, True)],
+    ("kind", "changes", "fits"),
+    [("layer", {}, True), ("layer", {"torch": "2.9"}, False), ("layer", {"python": "cp39"}, False),
+     ("layer", {"abi": "0"}, False), ("layer", {"machine": "riscv64"}, False), ("layer", {"sources": "0"}, False),
+     ("layer", {"compiler": "clang++-18"}, True), ("core", {"sources": "0"}, False),
+     ("core", {"machine": "riscv64"}, False), ("core", {"compiler": "zig"}, True), ("oneccl", {"sources": "0"}, False)],
     ids=str,
 )  # fmt: skip
-def test_a_built_group_is_taken_only_if_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], fits: bool
+def test_a_built_part_is_taken_only_if_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, str], fits: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = make(tmp_path, **changes)
-    assert installed.state().built == (found if fits else None)
+    found = make(tmp_path, kind, **changes)
+    assert installed.state().part(kind) == (found if fits else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "key"),
+    [("2.13.0", "2.13"), ("2.13.1+cpu", "2.13"), ("2.8.0+cu128", "2.8"), ("2.13.0.post1", "2.13"),
+     ("2.14.0.dev20261101+cpu", "2.14.0.dev20261101+cpu"), ("2.14.0a0+git0123abc", "2.14.0a0+git0123abc"),
+     ("2.14.0rc2", "2.14.0rc2")],
+)  # fmt: skip
+def test_a_layer_serves_all_builds_and_patch_releases_of_its_torch(version: str, key: str) -> None:
+    assert installed.torch_key(version) == key
 
 
 def test_the_problem_says_what_is_built_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "not built for torch" in str(installed.state().problem)
-    make(tmp_path, torch="2.9.1+cpu")
-    assert "only for torch 2.9.1+cpu" in str(installed.state().problem)
+    make(tmp_path, torch="2.9")
+    make(tmp_path, "core")
+    assert "only for torch 2.9" in str(installed.state().problem)
+
+
+@pytest.mark.parametrize("where", ["", "core-0", "core-0/libcpulaunch_ccl.so"])
+def test_what_others_may_write_to_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make(tmp_path, "core")
+    open_to = installed.cache_directory() / where
+    assert installed.state().part("core")
+    open_to.chmod(0o777)
+    assert installed.state().part("core") is None
+    assert f"others may write to {open_to}" in str(installed.state().problem)
+
+
+def test_the_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = os.umask(0)
+    try:
+        with build._lock(lambda step, detail: None):
+            assert installed.writable_by_others(installed.cache_directory()) is None
+    finally:
+        os.umask(before)
+
+
+def test_what_needs_a_newer_c_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that was built on another host, such as a login node."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    part = make(tmp_path, "core", glibc="glibc 99.0")
+    part.file.write_bytes(b"\0GLIBC_2.2.5\0GLIBC_99.0\0GLIBCXX_3.4.11\0")
+    assert "this one lacks GLIBC_99.0" in str(installed.state().problem)
+    part.file.write_bytes(b"\0GLIBC_2.2.5\0GLIBCXX_3.4.11\0")
+    assert installed.state().part("core") == part
+
+
+def test_the_group_needs_what_this_host_has(built: Built) -> None:
+    for part in built.parts:
+        assert installed.missing_versions(part.file) == []
 
 
 # --- building
@@ -116,7 +168,7 @@ def test_building_without_the_network_says_the_way_out(
     said: list[str] = []
     (installed.cache_directory() / "building-killed" / "oneccl").mkdir(parents=True)
     with pytest.raises(HostError, match="could not fetch oneccl-devel") as caught:
-        build.build(lambda step, detail: said.append(step + detail))
+        build.build(lambda step, detail: said.append(step + detail), oneccl=True)
     assert "network" in str(caught.value.hint)
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
     # Nothing half-built is left, not even of a build that was killed earlier.
@@ -141,51 +193,128 @@ def test_a_run_that_has_to_build_says_so_in_two_lines(
     env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
     done = cpulaunch("run", "-n", "1", "--backend", "ccl", "hello.py", env=env)
     assert done.returncode == 3
-    fetching, compiling, failed, *_ = done.stderr.splitlines()
-    assert fetching == (
-        f"cpulaunch: ccl: fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB) "
-        "(building it takes a few minutes, once)"
+    compiling, failed, *_ = done.stderr.splitlines()
+    assert compiling == (
+        "cpulaunch: ccl: compiling the core and torch's layer (building it takes half a minute, once)"
     )
-    assert compiling == f"cpulaunch: ccl: compiling for torch {installed.state().torch}"
     assert failed.startswith("cpulaunch: error: the compiler failed")
 
 
-# A build of few sources: the one of all of them is what the other tests use.
+@pytest.mark.slow
+def test_a_job_that_cannot_be_planned_fails_before_the_build(
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "hello.py").write_text("")
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "/bin/false"}
+    done = cpulaunch("run", "-n", "1000", "--backend", "ccl", "hello.py", env=env)
+    assert done.returncode == 2
+    assert "compiling" not in done.stderr
+
+
+# A compiler that counts what it compiles, and waits for a pipe before it does the core's larger unit if asked to.
+COUNTING = """#!/bin/sh
+case "$*" in *" -c "*)
+  echo "$*" | grep -o "[a-z]*[.]cpp -o" >> {here}/compiled
+  case "$*" in */layer.cpp*) test -e {here}/fifo && exec cat {here}/fifo;; esac;;
+esac
+exec g++ "$@"
+"""
 BUILD = """
 import sys; from pathlib import Path; from cpulaunch.ccl import build, installed
 build.SOURCES = installed.SOURCES = Path(sys.argv[1])
+build._check_loading = lambda made, there: None
 print(build.build(lambda *t: print(*t, flush=True)).module)
 """
 
 
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Few sources, a cache of their own, and a compiler that counts; the real ones take half a minute."""
+    sources = tmp_path / "sources"
+    for name in ("core/arithmetic.cpp", "core/boundary.cpp", "core/other.cpp", "layer/group.cpp"):
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_text(f"int {Path(name).stem};\n" if "boundary" not in name else "")
+    (compiler := tmp_path / "g++").write_text(COUNTING.format(here=tmp_path))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return sources
+
+
+def start_build(sources: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(sources)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def compiled_units(tmp_path: Path) -> list[str]:
+    return sorted(line.split(".")[0] for line in (tmp_path / "compiled").read_text().splitlines())
+
+
 @pytest.mark.slow
-def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path) -> None:
-    (sources := tmp_path / "sources").mkdir()
-    (sources / "user.cpp").write_text(USES_ONECCL)
-    shutil.copy(installed.SOURCES / "oneccl_shim.cpp", sources)
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", BUILD, str(sources)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-        )  # fmt: skip
-
-    with bounded(start(), limit=120) as first, bounded(start(), limit=120) as second:
+def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path, small: Path) -> None:
+    with bounded(start_build(small), limit=120) as first, bounded(start_build(small), limit=120) as second:
         texts = [builder.communicate()[0] for builder in (first, second)]
     modules = {text.splitlines()[-1] for text in texts}
     assert len(modules) == 1
-    assert Path(modules.pop()).stat().st_size > 1e6
+    assert Path(modules.pop()).stat().st_size > 1e3
+    assert compiled_units(tmp_path) == ["arithmetic", "core", "layer"]
     # The second waited for the first, and took what it had built.
     assert sorted("linking" in text for text in texts) == [False, True]
     assert any("waiting for another build" in text for text in texts)
+    # Only what is used stays.
+    assert {path.name.partition("-")[0] for path in installed.cache_directory().iterdir()} == {
+        "core",
+        "lock",
+        "torch",
+    }
+
+
+@pytest.mark.slow
+def test_what_an_interrupted_build_has_compiled_is_used_by_the_next(tmp_path: Path, small: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with bounded(start_build(small), limit=120) as builder:
+        assert builder.stdout is not None
+        while not builder.stdout.readline().endswith("2 of 3\n"):
+            pass
+        os.killpg(builder.pid, signal.SIGINT)
+        builder.communicate()
+    assert len([*(installed.cache_directory() / "objects").iterdir()]) == 2
+    assert compiled_units(tmp_path) == ["arithmetic", "core", "layer"]
+    (tmp_path / "fifo").unlink()
+    (tmp_path / "compiled").unlink()
+    with bounded(start_build(small), limit=120) as builder:
+        builder.communicate()
+    assert (builder.returncode, compiled_units(tmp_path)) == (0, ["layer"])
+
+
+@pytest.mark.slow
+def test_another_torch_compiles_only_the_layer(tmp_path: Path, small: Path) -> None:
+    """The core, in a wheel or from an earlier build, is the same for all."""
+    with bounded(start_build(small), limit=120) as builder:
+        builder.communicate()
+    (layer,) = installed.cache_directory().glob("torch-*")
+    shutil.rmtree(layer)
+    (tmp_path / "compiled").unlink()
+    with bounded(start_build(small), limit=120) as builder:
+        builder.communicate()
+    assert (builder.returncode, compiled_units(tmp_path)) == (0, ["layer"])
+
+
+def test_as_many_compilers_run_as_there_are_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(Path, "read_text", lambda self: f"MemTotal: 1 kB\nMemAvailable: {8 << 20} kB\n")
+    assert build.jobs() == 5
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert build.jobs() == 1
 
 
 # --- the symbols that oneCCL's static library lacks
 
 USES_ONECCL = """
 #include <oneapi/ccl.hpp>
-extern "C" void* PyList_New(long);
-void* use() { ccl::init(); return PyList_New(0); }
+void use() { ccl::init(); }
 """
 
 
@@ -213,7 +342,7 @@ def compiled(source: Path, oneccl: Path) -> Path:
 
 def shim(tmp_path: Path, oneccl: Path, without: str = "\0") -> Path:
     """The compiled shim, lacking the lines with the given text."""
-    lines = (installed.SOURCES / "oneccl_shim.cpp").read_text().splitlines()
+    lines = (installed.SOURCES / "oneccl/shim.cpp").read_text().splitlines()
     source = tmp_path / "shim.cpp"
     source.write_text("\n".join(line for line in lines if without not in line) + "\n")
     return compiled(source, oneccl)
@@ -236,13 +365,13 @@ def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None
     begun = os.open(tmp_path / "begun", os.O_RDWR)  # both ends, or the first writer would wait for a reader
     program = (
         "import sys; from pathlib import Path; from cpulaunch.ccl import build;"
-        "here = Path(sys.argv[1]); torch = build._Torch('2.13.0', here, '1', ());"
-        "build._compile(torch, str(here / 'g++'), here, here, here / 'm.so', print)"
+        "here = Path(sys.argv[1]); build._compile({'core': build.core_units()},"
+        " build.Compiler(str(here / 'g++'), ''), here / 'kept', here, print)"
     )
     argv = [sys.executable, "-c", program, tmp_path]
     with subprocess.Popen(argv, start_new_session=True, stderr=subprocess.PIPE, text=True) as builder:
         try:
-            for _ in range(min(build._JOBS, os.cpu_count() or 1)):  # that run at once
+            for _ in range(min(build.jobs(), len(build.core_units()))):  # that run at once
                 assert select.select([begun], [], [], TIMEOUT)[0]
                 os.read(begun, len("begun\n"))
             os.killpg(builder.pid, signal.SIGINT)
@@ -263,40 +392,43 @@ def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
     (tmp_path / "user.cpp").write_text(USES_ONECCL)
     text = (missing or "\0").replace("hwloc_bitmap_alloc", "NO_TOPOLOGY(bitmap_alloc)")
     objects = [compiled(tmp_path / "user.cpp", oneccl), shim(tmp_path, oneccl, without=text)]
-    directory = installed.torch_directory()
-    assert directory is not None
-    arguments = ("g++", objects, oneccl / "libccl.a", tmp_path / "linked.so", directory / "lib")
+    linked = tmp_path / "linked.so"
+    argv = ["g++", "-shared", "-o", str(linked), *map(str, objects), "-Wl,-z,defs"]
     if missing is None:
-        build._link(*arguments)
-        assert symbols(tmp_path / "linked.so", "-D", "--undefined-only") >= {"PyList_New"}
+        build.link_oneccl(argv, oneccl / "libccl.a")
+        assert not {name for name in symbols(linked, "-D", "--defined-only") if "ccl" in name}
     else:
         with pytest.raises(HostError, match=f"(?m)nothing that is linked defines {missing}$"):
-            build._link(*arguments)
+            build.link_oneccl(argv, oneccl / "libccl.a")
 
 
 @pytest.mark.slow
-def test_sources_that_change_while_they_are_compiled_make_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oneccl: Path
-) -> None:
-    (sources := tmp_path / "csrc").mkdir()
-    (sources / "group.cpp").write_text("int group;\n")
-    (compiler := tmp_path / "g++").write_text(f'#!/bin/sh\necho "// " >>{sources}/group.cpp\nexec g++ "$@"\n')
-    compiler.chmod(0o755)
-    for module in (build, installed):
-        monkeypatch.setattr(module, "SOURCES", sources)
-    monkeypatch.setattr(build, "_oneccl", lambda *args, **kwargs: oneccl)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(HostError, match="sources were changed while they were compiled"):
-        build.build()
-    assert installed.state().built is None
+def test_sources_that_change_while_they_are_compiled_make_no_group(tmp_path: Path, small: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\necho "// " >>{small}/core/other.cpp\nexec g++ "$@"\n')
+    with bounded(start_build(small), limit=120) as builder:
+        _, error = builder.communicate()
+    assert "sources were changed while they were compiled" in error
+    assert not [*installed.cache_directory().glob("core-*")]
+
+
+@pytest.mark.slow
+def test_what_does_not_load_is_not_kept(tmp_path: Path, small: Path) -> None:
+    program = BUILD.replace("build._check_loading = lambda made, there: None\n", "")
+    with bounded(
+        subprocess.Popen([sys.executable, "-c", program, str(small)], stderr=subprocess.PIPE, text=True),
+        limit=120,
+    ) as builder:
+        _, error = builder.communicate()
+    assert "what was compiled does not load" in error
+    assert not [*installed.cache_directory().glob("core-*")]
 
 
 def test_a_toolchain_without_nm_is_named(tmp_path: Path) -> None:
     (compiler := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
     compiler.chmod(0o755)
     with pytest.raises(HostError, match="no-such-nm can't be run: No such file"):
-        build._undefined_python_symbols(str(compiler), [])
+        build._undefined_python_symbols(build.Compiler(str(compiler), ""), [])
 
 
 def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
@@ -309,7 +441,7 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
         assert archive.testzip() is None
         assert {Path(name).name for name in archive.namelist()} >= {
             "_group.so",
-            "LICENSE-oneCCL.txt",
+            "libcpulaunch_ccl.so",
             "RECORD",
         }
     # A fresh environment, which borrows torch and cpulaunch from this one.
@@ -323,7 +455,9 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
     alone = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
     source = (
         "import shutil; assert not shutil.which('g++')\n"
-        "from cpulaunch.ccl.installed import state; print(state().built.origin, flush=True)\n" + HELLO % "ccl"
+        "from cpulaunch.ccl.installed import state; print(state().built.layer.origin, flush=True)\n"
+        + HELLO
+        % "ccl"
     )
     for result in run_script(2, source, python=str(venv / "bin" / "python"), **alone):
         assert result.returncode == 0, result.stderr
@@ -335,7 +469,7 @@ def test_a_wheel_wants_a_directory(tmp_path: Path, directory: str) -> None:
     (tmp_path / "a file").write_text("")
     found = make(tmp_path)
     with pytest.raises(UsageError, match="is not a directory"):
-        write_wheel(found, tmp_path / directory)
+        write_wheel([found], tmp_path / directory)
 
 
 # --- registration

@@ -85,6 +85,19 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     assert second.returncode == 7  # its peer is gone, or it was told of the failure
 
 
+def test_who_asks_a_group_what_is_wrong_learns_the_kind() -> None:
+    """The one that waits in vain has a timeout, and another, which would wait for longer, hears of that."""
+    first, second, _ = run_script(3, script(
+        "group = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))",
+        "options = dist.AllreduceOptions()",
+        "options.asyncOp, options.timeout = False, timedelta(seconds=3 if rank == 0 else 60)",
+        "if rank == 2: store.wait(['rank 0 has raised'], timedelta(seconds=60))",
+        "try: group.allreduce([x], options)",
+        "finally: print(group.get_error().name)",
+    ))  # fmt: skip
+    assert (first.stdout, second.stdout) == ("TIMEOUT\n", "REMOTE_ERROR\n"), first.stderr + second.stderr
+
+
 @pytest.mark.parametrize(
     ("call", "missing"),
     [

@@ -19,6 +19,7 @@ from support.command import REPOSITORY, TIMEOUT, Run
 from support.terminal import Terminal
 
 from cpulaunch.ccl import fetch, installed
+from cpulaunch.ccl.installed import Built
 from cpulaunch.errors import HostError
 
 Index = Callable[[str], str]
@@ -77,7 +78,7 @@ def test_an_index_out_of_reach_is_asked_once(tmp_path: Path, index: Index, kind:
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
     again, said = failure(tmp_path)
     assert str(again).endswith(f": {reason} (tried just now)")
-    assert "`cpulaunch ccl build` tries again" in str(again.hint)
+    assert "`cpulaunch ccl build --oneccl` tries again" in str(again.hint)
     assert said == []
 
 
@@ -111,17 +112,17 @@ def test_a_password_is_neither_kept_nor_shown(
 def test_who_asks_for_a_build_has_it_tried(tmp_path: Path, index: Index, cpulaunch: Run) -> None:
     reason = f"{index('closed port')}/oneccl-devel/: Connection refused"
     failure(tmp_path)
-    done = cpulaunch("ccl", "build", env={"PIP_RETRIES": "1"})
+    done = cpulaunch("ccl", "build", "--oneccl", env={"PIP_RETRIES": "1"})
     assert done.returncode == 3
     fetching, error, hint = done.stderr.splitlines()
     assert "fetching oneccl-devel" in fetching
     assert error.endswith(f"oneccl-devel {installed.ONECCL_VERSION}: {reason}")
-    assert "This needs the network, once." in hint
+    assert "needs the network, once" in hint
 
 
 def test_on_a_terminal_the_error_has_a_line_of_its_own(tmp_path: Path, index: Index) -> None:
     index("closed port")
-    command = [sys.executable, "-m", "cpulaunch", "ccl", "build"]
+    command = [sys.executable, "-m", "cpulaunch", "ccl", "build", "--oneccl"]
     terminal = Terminal(tmp_path, {**os.environ, "PIP_RETRIES": "0", "TERM": "xterm"}, command)
     assert terminal.ends() == 3
     last, _, _ = terminal.raw.partition("cpulaunch: error: ")
@@ -129,17 +130,23 @@ def test_on_a_terminal_the_error_has_a_line_of_its_own(tmp_path: Path, index: In
     assert last.endswith("\r\n")
 
 
-def test_a_run_goes_on_with_gloo_and_does_not_ask_again(index: Index, cpulaunch: Run, show: Path) -> None:
+def test_a_run_that_needs_oneccl_does_not_ask_again(
+    built: Built, index: Index, cpulaunch: Run, show: Path
+) -> None:
+    """Nothing else needs the network."""
+    shutil.copytree(built.core.directory, installed.cache_directory() / built.core.directory.name)
+    shutil.copytree(built.layer.directory, installed.cache_directory() / built.layer.directory.name)
     index("closed port")
-    first, second = (cpulaunch("run", "-n", "1", "show.py") for _ in range(2))
+    oneccl = ("--backend", "ccl", "--ccl-transport", "ofi")
+    first, second = (cpulaunch("run", "-n", "1", *oneccl, "show.py") for _ in range(2))
     for done in (first, second):
-        assert done.returncode == 0, done.stderr
-        assert "backend gloo, as ccl can't be used: pip could not fetch oneccl-devel" in done.stderr
+        assert done.returncode == 3
+        assert "pip could not fetch oneccl-devel" in done.stderr
+        assert "--ccl-transport tcp needs none" in done.stderr
     assert "fetching" in first.stderr
     assert "fetching" not in second.stderr
-    insisted = cpulaunch("run", "-n", "1", "--backend", "ccl", "show.py")
-    assert insisted.returncode == 3
-    assert "(tried just now)" in insisted.stderr
+    without = cpulaunch("run", "-n", "1", "--backend", "ccl", "show.py")
+    assert without.returncode == 0, without.stderr
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +197,7 @@ def test_an_environment_without_pip_can_fetch(
         capture_output=True, text=True, timeout=TIMEOUT, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "oneccl" / "libccl.a").stat().st_size > 1e6
+    assert (tmp_path / "oneccl-wheel" / "libccl.a").stat().st_size > 1e6
     assert any(path.endswith(".whl") for path in asked)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import tracemalloc
 import zlib
@@ -15,7 +17,7 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
-from cpulaunch.ccl.meeting import Meeting, own_address
+from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
 from cpulaunch.errors import HostError
 
 LIMIT = timedelta(seconds=60)
@@ -146,3 +148,58 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+# --- cores
+
+
+def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
+    """One for each host, the time of its machine's boot, and CPUs."""
+    return [Peer(host, 4711, cpus, -1, booted) for host, booted, cpus in places]
+
+
+@pytest.mark.parametrize(
+    ("places", "shared"),
+    [
+        ([("a", 10.0, [0]), ("b", 20.0, [0])], False),  # two machines
+        ([("a", 10.0, [0]), ("b", 10.3, [0])], False),  # switched on together
+        ([("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 20.0, [0]), ("b", 20.0, [1])], False),
+        ([("a", 10.0, [0]), ("b", 10.0003, [0])], True),  # two containers on one core
+        ([("a", 10.0, [0]), ("b", 10.0, [1])], False),  # each has its own
+        ([("a", 10.0, [0, 1]), ("b", 10.0, [1, 2])], True),
+        ([("a", 10.0, [0]), ("a", 10.0, [0])], False),  # one host, which is oversubscribed
+    ],
+)
+def test_only_simulated_hosts_share_cores(places: list[tuple[str, float, list[int]]], shared: bool) -> None:
+    assert shares_cores(0, peers(*places)) is shared
+
+
+def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> None:
+    everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
+    assert shares_cores(0, everybody)
+    assert not shares_cores(0, everybody[:2])
+
+
+def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
+    program = "from cpulaunch.ccl.meeting import Peer; print(Peer.this_process().booted)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert abs(float(done.stdout) - Peer.this_process().booted) < 0.005
+
+
+# --- descriptors
+
+
+def test_a_group_of_many_hosts_may_open_as_many_connections() -> None:
+    """The soft limit is that of a shell; 63 other hosts with 8 ranks each take four connections a rank."""
+    program = (
+        "import os, resource\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "from cpulaunch.ccl.create import reserve_descriptors\n"
+        "reserve_descriptors(10); few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(504); many = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(1); print(few >= 40, many >= min(hard, 4 * 504),"
+        " many == resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True True True\n", done.stderr

@@ -20,18 +20,8 @@ from cpulaunch.ccl.installed import SOURCES
 pytestmark = pytest.mark.slow
 
 NATIVE = Path(__file__).parent / "native"
-WITHOUT_TORCH = (
-    "arithmetic",
-    "clock",
-    "shared_*",
-    "connector",
-    "lender",
-    "network",
-    "host_exchange",
-    "fabric_*",
-    "*hierarchical*",
-)
-FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{SOURCES}")
+CORE = SOURCES / "core"
+FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}", f"-I{SOURCES / 'layer'}")
 SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
@@ -73,8 +63,7 @@ class Program:
 def compiled(directory: Path, compiler: str, *flags: str) -> str:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    names = [f"{name}.cpp" for name in WITHOUT_TORCH]
-    sources = [*NATIVE.glob("*.cpp"), *(path for name in names for path in SOURCES.glob(name))]
+    sources = [*NATIVE.glob("*.cpp"), *CORE.glob("*.cpp")]
     objects = [directory / f"{source.stem}.o" for source in sources]
 
     def tool(*arguments: str | Path) -> None:
@@ -204,13 +193,21 @@ def test_nobody_relies_on_the_kernel_to_keep_messages(plain: Program, layout: st
     plain.check(layout, seed=5, what="narrow connections", rounds=20)
 
 
-@on_each_program("1")
-def test_memory_is_lent_and_not_copied(program: Program, layout: str) -> None:
-    program.check(layout, seed=0, what="lending")
-
-
 def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:
     program.check("1", seed=6, what="rounding")
+
+
+DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal sums", "an endless message", "seals",
+           "a crowd", "pace")  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DETAILS)
+def test_details(program: Program, what: str) -> None:
+    program.check("1", seed=0, what=what, rounds=1)
+
+
+def test_a_forked_process_has_tensors_of_its_own(plain: Program) -> None:
+    plain.check("1", seed=0, what="forked tensors", rounds=1)
 
 
 # --- what is not as it should be
@@ -291,8 +288,16 @@ def test_threads_write_one_ledger(tmp_path: Path) -> None:
     """Under ThreadSanitizer."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    sources = (Path(__file__).with_name("ledger_threads.cpp"), SOURCES / "ledger.cpp")
-    command = ["g++", *FLAGS, *SANITIZED, "-fsanitize=thread", *sources, "-o", tmp_path / "threads"]
+    sources = (Path(__file__).with_name("ledger_threads.cpp"), SOURCES / "layer/ledger.cpp")
+    command = [
+        "g++",
+        *FLAGS,
+        *SANITIZED,
+        "-fsanitize=thread",
+        *sources,
+        "-o",
+        tmp_path / "threads",
+    ]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr
     Program((str(tmp_path / "threads"),), rounds=1).check("1", seed=1)

@@ -26,6 +26,7 @@ OPTIONS = ("--heartbeat-timeout", "5", "--grace-period", "1", "--max-restarts", 
 PROGRAM = """
 import json, os, time
 from cpulaunch import ledger
+from cpulaunch.model.hosts import fold_hosts
 header = ledger.MAGIC, ledger.HAS_OPTIMIZER, 5, 0, time.monotonic_ns(), 0, 0
 ledger.PROGRESS.pack_into(ledger.of_this_process, 0, *header)
 if os.environ["CPULAUNCH_RESTART_COUNT"] == "0":
@@ -88,7 +89,7 @@ def test_a_job_goes_on_without_a_host_that_is_gone(
     happened, next_one = ended.told
     assert f"no sign of life from host {gone}" in happened
     assert ", at step 5" in happened
-    names = ", ".join(left)
+    names = fold_hosts(left)
     assert next_one.startswith(f"restart 1 of 2: 3 ranks on {names}, without {gone} (plan-1.json)")
     attempts = [(attempt["kind"], attempt["hosts"]) for attempt in ended.outcome["attempts"]]
     assert attempts == [("node_lost", list(HOSTS)), ("ok", left)]

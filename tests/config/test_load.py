@@ -99,6 +99,18 @@ class TestPrecedence:
         assert config.env == {"A": "1", "B": "3", "C": "4"}
         assert config.mpi.args == ("-y z",)
 
+    def test_a_variable_that_holds_several_values_is_split_as_a_shell_would(self) -> None:
+        variables = {
+            "CPULAUNCH_ENV": "A=1 B='2 3'",
+            "CPULAUNCH_MPI_ARGS": "-y 'z z'",
+            "CPULAUNCH_FORWARD": "C D",
+        }
+        config = load([], environ=variables)
+        assert config.env == {"A": "1", "B": "2 3"}
+        assert (config.mpi.args, config.forward) == (("-y", "z z"), ("C", "D"))
+        with pytest.raises(ConfigError, match=r"\$CPULAUNCH_ENV: 'A=1 B' is not valid for env"):
+            load([], environ={"CPULAUNCH_ENV": "A=1 B"})
+
     @pytest.mark.parametrize(
         ("environ", "file", "worker_count"),
         [

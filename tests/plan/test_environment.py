@@ -12,7 +12,7 @@ from support.machines import machine
 from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.binding import RankBinding, bind
+from cpulaunch.plan.binding import bind
 from cpulaunch.plan.environment import (
     HOW_TO_GET,
     LEFT_OUT,
@@ -22,6 +22,7 @@ from cpulaunch.plan.environment import (
     places_environment,
 )
 from cpulaunch.plan.malloc import KEEP
+from cpulaunch.plan.placement import RankPlan
 from cpulaunch.plan.request import BindingRequest
 
 FOUND = {
@@ -230,8 +231,8 @@ def test_the_first_place_is_the_whole_rank_and_the_others_are_its_other_cores(
         assert not any(place & rank.comm_cores for place in places)
 
 
-def rank_on(nodes: str) -> RankBinding:
-    return RankBinding(0, CoreSet([0]), CoreSet(), CoreSet.parse(nodes), 1)
+def rank_on(nodes: str) -> RankPlan:
+    return RankPlan(0, CoreSet([0]), CoreSet(), CoreSet.parse(nodes), 1)
 
 
 @pytest.mark.parametrize(

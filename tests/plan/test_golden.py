@@ -30,7 +30,7 @@ CASES = {
     "four-by-four.intel": ["-f", FOUR],
     "four-by-four.mpich": ["-f", FOUR, "--mpi", "mpich"],
     "four-by-four.openmpi": ["-f", FOUR, "--mpi", "openmpi", "-x", "HF_TOKEN"],
-    "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args", "-print-rank-map"],
+    "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args=-print-rank-map"],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
     "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--provider", "psm3"],
     "uneven.slurm": ["--hosts", "a:3,b:1", "--launcher", "slurm", "--env", "SECRET=s"],

@@ -16,22 +16,21 @@ from cpulaunch.agent.launch.rebind import rebind_on_host
 from cpulaunch.errors import PlanError
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Topology
+from cpulaunch.plan.binding import bind
 from cpulaunch.plan.environment import AFFINITY, THREADS
 from cpulaunch.plan.host import HostInput, plan_host
-from cpulaunch.plan.placement import HostSpec
 from cpulaunch.plan.request import BindingRequest, HostRequest
 
 FOUND = {"tcmalloc": "/t/libtcmalloc.so.4", "intel": "/i/libiomp5.so", "torch": "/torch/libgomp.so.1"}
 FACTS = HostFacts(machine("xeon-2x28"), libraries=FOUND)
+BINDING = bind(FACTS.topology, BindingRequest())
 
 
 @given(topologies(), requests)
 def test_ranks_are_where_the_binding_has_them(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, request)
-    host = HostInput("a", HostFacts(topology), ranks=request.ranks, first_rank=7)
-    planned = plan_host(host, HostRequest(request))
+    planned = plan_host(HostInput("a", HostFacts(topology), binding), HostRequest(request))
     for rank, bound_rank in zip(planned.ranks, binding.ranks, strict=True):
-        assert rank.rank == 7 + bound_rank.local_rank
         for name in ("local_rank", "cores", "comm_cores", "numa_nodes", "threads"):
             assert getattr(rank, name) == getattr(bound_rank, name)
         assert rank.env[THREADS] == str(bound_rank.threads)
@@ -48,7 +47,7 @@ def test_ranks_are_where_the_binding_has_them(topology: Topology, request: Bindi
     ],
 )
 def test_what_the_user_has_set_is_left_out(name: str, missing: str) -> None:
-    host = HostInput("a", FACTS)
+    host = HostInput("a", FACTS, BINDING)
     others, users = (
         plan_host(host, HostRequest()),
         plan_host(replace(host, user_env={name: "x"}), HostRequest()),
@@ -58,7 +57,7 @@ def test_what_the_user_has_set_is_left_out(name: str, missing: str) -> None:
 
 
 def test_the_variables_of_its_network_come_first_and_libraries_last() -> None:
-    host = HostInput("a", FACTS, env={"GLOO_SOCKET_IFNAME": "eth0"})
+    host = HostInput("a", FACTS, BINDING, env={"GLOO_SOCKET_IFNAME": "eth0"})
     planned = plan_host(host, HostRequest(openmp="intel"))
     assert list(planned.env) == ["GLOO_SOCKET_IFNAME", AFFINITY, "KMP_BLOCKTIME", "LD_PRELOAD"]
     assert (planned.allocator, planned.openmp) == ("tcmalloc", "intel")
@@ -66,7 +65,7 @@ def test_the_variables_of_its_network_come_first_and_libraries_last() -> None:
 
 def test_what_cannot_be_there_is_an_error() -> None:
     with pytest.raises(PlanError, match="allocator jemalloc: jemalloc was not found"):
-        plan_host(HostInput("a", FACTS), HostRequest(allocator="jemalloc"))
+        plan_host(HostInput("a", FACTS, BINDING), HostRequest(allocator="jemalloc"))
 
 
 @given(
@@ -99,9 +98,8 @@ def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: lis
     assert host.assumed
     request = json.loads(json.dumps(planned.request.to_json()))
     users = {name: planned.env[name] for name in planned.private}
-    again, _ = rebind_on_host("a", facts, HostSpec.of(host), request, users)
-    expected = HostSpec.of(host)
+    again = rebind_on_host(host, facts, request, users)
     shared = {name: planned.env[name] for name in (THREADS,) if name in planned.env}
-    assert again.env == expected.env
-    assert [{**shared, **rank.env} for rank in expected.ranks] == [rank.env for rank in again.ranks]
-    assert [rank[:-1] for rank in again.ranks] == [rank[:-1] for rank in expected.ranks]
+    assert again.env == host.env
+    assert [{**shared, **rank.env} for rank in host.ranks] == [rank.env for rank in again.ranks]
+    assert [rank[:-1] for rank in again.ranks] == [rank[:-1] for rank in host.ranks]

@@ -47,7 +47,7 @@ def test_sizes(settings, hosts, expected) -> None:
     assert sizes(made) == expected
     assert made.world_size == sum(expected)
     # A host's ranks are contiguous, and numbered from 0 on each host.
-    ranks = [(rank.rank, rank.local_rank) for host in made.hosts for rank in host.ranks]
+    ranks = [(rank["rank"], rank["local_rank"]) for host in made.to_json()["hosts"] for rank in host["ranks"]]
     assert ranks == list(enumerate(local for size in expected for local in range(size)))
 
 

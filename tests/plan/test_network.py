@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make, setting
 
+from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.fabrics import Fabric
 from cpulaunch.model.facts import HostFacts, read_record, record
 from cpulaunch.plan.plan import Plan
@@ -114,6 +115,51 @@ def test_the_master_is_the_first_hosts_address() -> None:
     assert looked_at("hosts.master_addr=head").master_addr == "head"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "names", "expected"),
+    [
+        ("localhost", (), "127.0.0.1"),
+        ("localhost,b", ("localhost", "127.0.0.1", "::1", "node7"), "node7"),
+        ("127.0.0.1,b", ("node7.example", "127.0.0.1"), "node7.example"),
+        ("head,b", ("localhost", "node7"), "head"),
+    ],
+)
+def test_other_hosts_are_never_sent_to_a_loopback_address(
+    hosts: str, names: tuple[str, ...], expected: str
+) -> None:
+    """As in a dry run, in which nobody looks for an address."""
+    first = hosts.partition(",")[0]
+    made = looked_at(hosts=hosts, known={first: replace(SMALL, names=frozenset(names))})
+    assert (made.master_addr, made.env["MASTER_ADDR"]) == (expected, expected)
+    told = f"the ranks meet at {expected}, as {first} means another host to the others"
+    assert (told in made.notes) == expected.startswith("node7")
+
+
+def test_an_address_of_localhost_that_was_found_is_taken() -> None:
+    made = looked_at(hosts="localhost,b", known={"localhost": host("eth0", "10.0.0.1")})
+    assert (made.master_addr, made.notes) == ("10.0.0.1", ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "known", "message"),
+    [
+        ((), "localhost,b", {}, "localhost is no address of it to the others"),
+        ((), "localhost,b", {"localhost": host("lo", "127.0.0.1")}, "127.0.0.1 is no address of it"),
+        (("hosts.master_addr=127.0.0.1",), "a,b", KNOWN, "127.0.0.1 is another host on each of 2"),
+        (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is another host on each of 2"),
+    ],
+)
+def test_where_none_is_known_to_other_hosts_there_is_no_plan(
+    settings: tuple[str, ...], hosts: str, known: Mapping[str, HostFacts], message: str
+) -> None:
+    with pytest.raises(CpulaunchError, match=message):
+        looked_at(*settings, hosts=hosts, known=known)
+
+
+def test_instances_meet_nowhere() -> None:
+    assert "MASTER_ADDR" not in looked_at("instances.count=2", hosts="localhost,b", known={}).env
+
+
 def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
     """What carries the collectives: of the plan, as the ranks are told, and the setting with its origin."""
     return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), setting(plan, "ccl.transport")
@@ -136,6 +182,8 @@ def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
         ("a,b", (), {"CCL_ALLREDUCE": "ring"}, "ofi", ("ofi", "detected")),
         ("a,b", ("env=CCL_ALLREDUCE=ring",), {}, "ofi", ("ofi", "detected")),
         ("a,b", ("ccl.binding=oneccl_bind_pt",), {}, "ofi", ("ofi", "detected")),
+        ("a,b", ("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp"), {}, "ofi", ("ofi", "detected")),
+        ("a,b", ("ccl.binding=oneccl_bind_pt", "ccl.transport=ofi"), {}, "ofi", ("ofi", "--ccl.transport")),
         ("a:2,b", ("ccl.transport=tcp", "ccl.worker_count=2"), {}, "shm+tcp", ("tcp", "--ccl.transport")),
         ("", ("ccl.transport=ofi",), {}, "ofi", ("ofi", "--ccl.transport")),
         ("", ("mpi.flavour=intel", "ccl.transport=mpi"), {}, "mpi", ("mpi", "--ccl.transport")),
@@ -153,6 +201,14 @@ def test_the_plan_says_what_carries_the_collectives(
     assert made.env["CCL_ATL_TRANSPORT"] == ("mpi" if planned == "mpi" else "ofi")
 
 
+def test_a_transport_that_oneccl_bind_pt_lacks_is_not_dropped_without_a_word() -> None:
+    made = make("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp", hosts="a,b")
+    (note,) = (note for note in made.notes if "oneccl_bind_pt" in note)
+    assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it takes ofi"
+    for settings in ((), ("ccl.transport=ofi",), ("mpi.flavour=intel", "ccl.transport=mpi")):
+        assert not make("ccl.binding=oneccl_bind_pt", *settings, hosts="a,b").notes
+
+
 def test_oneccl_drives_a_card_unless_the_user_wants_tcp() -> None:
     assert with_cards((VERBS,), (VERBS,)).transport == "ofi"
     assert with_cards((VERBS,), (BROKEN,)).transport == "tcp"
@@ -166,7 +222,8 @@ def test_gloo_has_a_transport_of_its_own() -> None:
 
 def test_a_rank_that_starts_a_job_does_not_hand_on_its_own_transport() -> None:
     outer = make()
-    inner = make(hosts="a:2,b", environ=dict(outer.env))
+    environ = {name: value for name, value in outer.env.items() if name != "MASTER_ADDR"}
+    inner = make(hosts="a:2,b", environ=environ)
     assert transport(inner) == ("shm+tcp", "shm+tcp", ("shm+tcp", "detected"))
     gloo = make("training.backend=gloo", environ=dict(outer.env))
     assert transport(gloo) == ("", "auto", ("auto", "default"))

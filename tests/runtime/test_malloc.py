@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cpulaunch.discovery.this_host import libc_here
 from support.command import Run
 from support.jobs import output_of_one
+
+from cpulaunch.discovery.host.this_host import libc_here
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ OPTIONS = ("--launcher", "slurm", "--tee", "all", "-ppn", "1", "--grace-period",
 
 def test_a_job_goes_on_without_a_node_that_was_set_down(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
-    restarts = ("--nnodes", "3:4", "--max-restarts", "1", "--restart-always")
+    restarts = ("--nnodes", "3:4", "--max-restarts", "1", "--set", "watch.restart_always=true")
     argv = [*CPULAUNCH, "run", *OPTIONS, *restarts, "waits.py"]
     with queue.allocation("--nodes=4", "--no-kill") as allocation:
         environ = clean_environment(LC_ALL="C.UTF-8", **allocation)

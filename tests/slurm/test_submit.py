@@ -199,7 +199,7 @@ def preempt(queue: Queue) -> None:
 
 def test_a_signal_while_hosts_are_asked_loses_nothing(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    argv = [*CPULAUNCH, "run", "--launcher", "slurm", "--restartable", "train.py"]
+    argv = [*CPULAUNCH, "run", "--launcher", "slurm", "--set", "watch.restartable=true", "train.py"]
     with queue.allocation("--nodes=2") as allocation, queue.without_slurmd("node1"):
         environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
         with bounded(queue.start("login", argv, directory=tmp_path, env=environ), LIMIT) as job:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cpulaunch import messages, variables
 from cpulaunch.messages import FROM_AGENT, AgentMessage, LauncherMessage
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec
+from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, RankPlan
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.wire import decode, encode, proof
 from support.command import TIMEOUT, clean_environment
@@ -26,14 +26,15 @@ TOKEN = "secret"
 M = TypeVar("M")
 
 
-def rank_spec(policy: str = "", cores: str = str(FIRST_CPU)) -> RankSpec:
+def rank_plan(policy: str = "", cores: str = str(FIRST_CPU)) -> RankPlan:
     env = {"OMP_NUM_THREADS": "1"}
-    return RankSpec(CoreSet.parse(cores), CoreSet(), CoreSet([0]), 1, policy, env)
+    return RankPlan(0, CoreSet.parse(cores), CoreSet(), CoreSet([0]), 1, memory_policy=policy, env=env)
 
 
-def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -> Placement:
+def placement(directory: Path, rank: RankPlan | None = None, **different: Any) -> Placement:
     """The plan of a job of one rank on this host; ``assumed`` and ``host_env`` are of the host."""
-    host = HostSpec(different.pop("assumed", False), different.pop("host_env", {}), [rank or rank_spec()])
+    assumed, env = different.pop("assumed", False), different.pop("host_env", {})
+    host = HostPlan("localhost", assumed, env, (rank or rank_plan(),))
     request = different.pop("request", HostRequest(allocator="default", openmp="default"))
     usual: dict[str, Any] = {
         "launcher": "local",
@@ -42,8 +43,7 @@ def placement(directory: Path, rank: RankSpec | None = None, **different: Any) -
         "daemon_outlives_link": False,
         "python": True,
         "directory": str(directory),
-        "hosts": [("localhost", 0)],
-        "host_specs": [host],
+        "hosts": [host],
         "request": request.to_json(),
         "env": {},
         "hidden": [],

@@ -97,7 +97,7 @@ class Job:
         )
         argv = [
             sys.executable, "-m", "cpulaunch", "run", "-f", hostfile, "-ppn", "1", "--nnodes", str(RANKS),
-            "--max-restarts", "20", "--restart-always", "--checkpoint-every", str(EVERY), "--tee", "all",
+            "--max-restarts", "20", "--set", "watch.restart_always=true", "--checkpoint-every", str(EVERY), "--tee", "all",
             "--grace-period", str(GRACE), "--heartbeat-timeout", str(HEARTBEAT), "--backend", backend, *mpi,
             "program.py", REPOSITORY / "examples" / "checkpoint.py", "--steps", str(STEPS),
         ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.errors import HostError
-from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec, own_arguments
+from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, RankPlan, own_arguments
 from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
@@ -44,21 +44,20 @@ class Identity(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The plan's part for one rank: its host, by number and name, what ranks get there, and which it is."""
+    """The plan's part for one rank: its host, with the host's number, and which of its ranks it is."""
 
     group_rank: int
-    host: str
-    spec: HostSpec
+    host: HostPlan
     local_rank: int
 
     @property
-    def rank(self) -> RankSpec:
-        return self.spec.ranks[self.local_rank]
+    def rank(self) -> RankPlan:
+        return self.host.ranks[self.local_rank]
 
 
 def assignment(placement: Placement, identity: Identity) -> Assignment:
     """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
-    sizes = [len(placement.host_specs[number].ranks) for _, number in placement.hosts]
+    sizes = [len(host.ranks) for host in placement.hosts]
     names = placement.names
     if sum(sizes) != identity.size:
         started = counted(identity.size, names.noun)
@@ -67,16 +66,16 @@ def assignment(placement: Placement, identity: Identity) -> Assignment:
     while identity.rank >= first + sizes[group_rank]:
         first += sizes[group_rank]
         group_rank += 1
-    host, number = placement.hosts[group_rank]
-    size = sizes[group_rank]
+    host, size = placement.hosts[group_rank], sizes[group_rank]
     local_size = size if identity.local_size is None else identity.local_size
     if (identity.rank - first, size) != (identity.local_rank, local_size):
         raise HostError(
             f"{names.one(identity.rank)} was planned as local rank {identity.rank - first} of {size} "
-            f"on {host}, but {placement.launcher} made it local rank {identity.local_rank} of {local_size}",
+            f"on {host.host}, but {placement.launcher} made it local rank {identity.local_rank} of "
+            f"{local_size}",
             hint="are two names in the hostfile the same host?",
         )
-    return Assignment(group_rank, host, placement.host_specs[number], identity.local_rank)
+    return Assignment(group_rank, host, identity.local_rank)
 
 
 def program_environment(
@@ -86,7 +85,7 @@ def program_environment(
     left_out = {*_OF_THE_AGENT, *placement.hidden, *(_OF_A_RANK if placement.instances else ())}
     env = {name: value for name, value in environ.items() if name not in left_out}
     env.update(placement.env)
-    env.update(assigned.spec.env)
+    env.update(assigned.host.env)
     env.update(assigned.rank.env)
     env.setdefault(variables.JOB_ID, WITHOUT_LAUNCHER)
     if placement.instances:
@@ -97,7 +96,7 @@ def program_environment(
         RANK=str(identity.rank),
         WORLD_SIZE=str(identity.size),
         LOCAL_RANK=str(identity.local_rank),
-        LOCAL_WORLD_SIZE=str(len(assigned.spec.ranks)),
+        LOCAL_WORLD_SIZE=str(len(assigned.host.ranks)),
         GROUP_RANK=str(assigned.group_rank),
         GROUP_WORLD_SIZE=str(len(placement.hosts)),
     )
@@ -130,10 +129,10 @@ def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def planned_preloads(placement: Placement, spec: HostSpec, environ: Mapping[str, str]) -> list[str]:
+def planned_preloads(placement: Placement, host: HostPlan, environ: Mapping[str, str]) -> list[str]:
     """The libraries that the plan adds to those of the user's own LD_PRELOAD."""
     users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
-    planned = set(filter(None, spec.env.get("LD_PRELOAD", "").split(":")))
+    planned = set(filter(None, host.env.get("LD_PRELOAD", "").split(":")))
     return sorted(planned - set(users.replace(":", " ").split()))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from cpulaunch.discovery.host.cgroup import memory_limit
 from cpulaunch.discovery.host.files import read_file
@@ -12,18 +13,12 @@ from cpulaunch.discovery.host.libraries import find_libraries, import_directorie
 from cpulaunch.discovery.host.this_host import libc_here, topology_here
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.network import interface_to_master
+from cpulaunch.plan.binding import bind
 from cpulaunch.plan.communication import interface_variables
 from cpulaunch.plan.environment import AFFINITY, LEFT_OUT, LIBRARY_VARIABLES
 from cpulaunch.plan.host import HostInput, plan_host
-from cpulaunch.plan.placement import HostSpec
+from cpulaunch.plan.placement import HostPlan
 from cpulaunch.plan.request import HostRequest
-
-
-class Rebound(NamedTuple):
-    """A host's specification, and what its user should know that the planner could not say."""
-
-    spec: HostSpec
-    notes: list[str]
 
 
 def facts_of_this_host() -> HostFacts:
@@ -35,27 +30,24 @@ def facts_of_this_host() -> HostFacts:
 
 
 def rebind_on_host(
-    name: str,
-    facts: HostFacts,
-    assumed: HostSpec,
-    request: Mapping[str, Any],
-    user_env: Mapping[str, str],
-) -> Rebound:
-    """What `plan_host` makes of a host, called ``name``, in place of the ``assumed`` specification.
+    assumed: HostPlan, facts: HostFacts, request: Mapping[str, Any], user_env: Mapping[str, str]
+) -> HostPlan:
+    """What `plan_host` makes of the host that was ``assumed``, with notes on what the planner could not know.
 
     ``request`` is the placement's, ``user_env`` holds the variables that the user has set.  Raises PlanError
     where this host can't fulfil the request.
     """
     replaced = (AFFINITY, *LIBRARY_VARIABLES)
+    asked = HostRequest.from_json(request)
     host = HostInput(
-        name,
+        assumed.host,
         facts,
-        ranks=len(assumed.ranks),
+        bind(facts.topology, replace(asked.binding, ranks=len(assumed.ranks))),
         user_env=user_env,
         env={name: value for name, value in assumed.env.items() if name not in replaced},
     )
-    planned = plan_host(host, HostRequest.from_json(request))
-    return Rebound(HostSpec.of(planned), [note for note in planned.notes if LEFT_OUT in note])
+    planned = plan_host(host, asked)
+    return planned._replace(notes=tuple(note for note in planned.notes if LEFT_OUT in note))
 
 
 def select_interface(env: Mapping[str, str]) -> dict[str, str]:

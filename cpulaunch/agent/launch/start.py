@@ -80,7 +80,7 @@ def start_program(
     HostError or PlanError where the plan can't be kept on this host.
     """
     assigned, notes = _assigned_here(placement, identity)
-    rank, host = assigned.rank, assigned.host
+    rank, host = assigned.rank, assigned.host.host
     name = placement.names.one(identity.rank)
     _enter(placement.directory, host)
     notes += _check_allowed(rank.cores, name, host, placement.lenient)
@@ -96,7 +96,7 @@ def start_program(
         env[variables.REPORT_FD] = str(streams[2])
         stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
         kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
-    preloads = planned_preloads(placement, assigned.spec, os.environ)
+    preloads = planned_preloads(placement, assigned.host, os.environ)
     try:
         # Rank 0 alone has a stdin; under hydra, that of the others never ends.
         program = Program(argv, env, rank.cores, streams, identity.rank == 0, open_files)
@@ -152,13 +152,13 @@ def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment
     Notes on that come with it, for the first of the host's ranks.
     """
     assigned = assignment(placement, identity)
-    if not assigned.spec.assumed:
+    if not assigned.host.assumed:
         return assigned, []
     from cpulaunch.agent.launch.rebind import facts_of_this_host, rebind_on_host
 
     users = {**os.environ, **placement.env}
-    again = rebind_on_host(assigned.host, facts_of_this_host(), assigned.spec, placement.request, users)
-    return assigned._replace(spec=again.spec), [] if assigned.local_rank else again.notes
+    again = rebind_on_host(assigned.host, facts_of_this_host(), placement.request, users)
+    return assigned._replace(host=again), [] if assigned.local_rank else list(again.notes)
 
 
 def _environment(placement: Placement, identity: Identity, assigned: Assignment) -> dict[str, str]:

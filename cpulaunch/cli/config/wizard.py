@@ -132,8 +132,7 @@ class Wizard:
             backend = values.get(Table.training.backend, "auto")
             return backend == "ccl" or (backend == "auto" and not self.machine.ccl_missing)
         if setting is Table.training.engine:
-            chosen = self.precision()
-            return chosen is not None and chosen.precision == "bf16"
+            return values.get(Table.training.precision) != "fp32"
         return True
 
     def ask(self, setting: Setting[Any]) -> None:
@@ -168,11 +167,10 @@ class Wizard:
         others = (f"{default}-{i}" for i in range(2, 1000)) if setting is Table.output.log_dir else ()
         return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
-    def precision(self, value: str | None = None) -> PrecisionDecision | None:
-        """The precision after the answers so far, or with another ``value``; None where there is no plan."""
-        changed = {Table.training.precision: value} if value else {}
+    def precision(self, value: str) -> PrecisionDecision | None:
+        """What ``value`` comes to after the answers so far; None where there is no plan."""
         try:
-            return preview(self.draft.config(self.environ, changed))[1].precision
+            return preview(self.draft.config(self.environ, {Table.training.precision: value}))[1].precision
         except CpulaunchError:
             return None
 
@@ -216,16 +214,16 @@ class Wizard:
         elif not answer or (setting in OF_INSTANCES and answer == _typed(setting, setting.default)):
             values.pop(setting, None)
         elif isinstance(setting.kind, Variables):
-            values[setting] = {**values.get(setting, {}), **setting.kind.from_text(answer)}
+            values[setting] = {**values.get(setting, {}), **setting.kind.from_line(answer)}
         else:
-            values[setting] = setting.kind.from_text(answer)
+            values[setting] = setting.kind.from_line(answer)
 
     def wrong(self, setting: Setting[Any], text: str) -> str | None:
         """What is wrong with a typed answer, as far as can be known before the job runs."""
         if not text:
             return None
         try:
-            value = setting.kind.from_text(text)
+            value = setting.kind.from_line(text)
         except ValueError:
             return f"expected {setting.kind.expected(text)}"
         if setting is Table.output.log_dir:

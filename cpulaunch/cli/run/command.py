@@ -56,16 +56,18 @@ USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
 EPILOG = """\
-Everything after the script is passed to it.  Settings: command line > environment > YAML > detected.
+Everything after the script is passed to it.
+Settings: command line > environment > YAML > detected.
 
 examples:
-  cpulaunch run -n 2 train.py --lr 0.1                        two ranks on this machine
-  cpulaunch run -f hostfiles/four-nodes -ppn 4 train.py       sixteen ranks on four hosts
-  cpulaunch run -f hostfiles/four-nodes --dry-run train.py    only show what would be done
-  cpulaunch run --instances auto infer.py --part {instance}   a program per NUMA node, each by itself
+  cpulaunch run -n 2 train.py --lr 0.1             two ranks on this machine
+  cpulaunch run -f hostfile -ppn 4 train.py        four ranks on each host
+  cpulaunch run -f hostfile --dry-run train.py     only show what would be done
+  cpulaunch run --instances auto infer.py          a program per NUMA node
 
-exit code: 0; that of the first rank that failed, or 128 + its signal; 2 wrong usage or settings;
-3 a host is not ready; 4 a host was lost, or the job stalled; 75 saved at a signal; 130 interrupted
+exit code: 0; that of the first rank that failed, or 128 + its signal;
+2 wrong usage or settings; 3 a host is not ready; 4 a host was lost, or the job
+stalled; 75 saved at a signal; 130 interrupted
 """
 
 
@@ -160,11 +162,14 @@ def _may_come_back(exit_code: int) -> bool:
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
+    from cpulaunch.cli.backend import ensure_oneccl, is_to_be_built
     from cpulaunch.cli.run.facts import gather, measured_plan
     from cpulaunch.discovery.host.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
+    if ask and is_to_be_built(config):  # what is wrong with the job is said before that
+        make_plan(config, gather(config, tell=lambda line: None), program)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
     if facts.mpis is None and not options.dry_run:
         raise UsageError(
@@ -172,6 +177,10 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
             hint="add --dry-run",
         )
     plan = make_plan(config, facts, program) if options.dry_run else measured_plan(config, facts, program)
+    if ask and (missing := ensure_oneccl(config, plan)):
+        say(f"warning: the hosts' fast cards stay unused: {missing}")
+        config = config.put(Config.ccl.transport, "tcp")
+        plan = make_plan(config, facts, program, plan.precision)
     if len(plan.hosts) > 1:
         refuse_restricted(options)
     tell_of_restricted(options)
@@ -218,24 +227,24 @@ def _picture(plan: Plan, facts: Facts) -> str:
 
 def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
+    add_settings(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan, and start nothing")
     parser.add_argument("--format", choices=("text", "json", "shell"), help="how --dry-run prints the plan")
+    parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument(
+        "--wdir", metavar="DIR", type=Path, default=Path(),
+        help="working directory of the ranks, to which the script's path is relative; default: this one",
+    )  # fmt: skip
+    parser.add_rare(
         "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
     )
-    parser.add_argument(
+    parser.add_rare(
         "--lscpu",
         metavar="F",
         type=Path,
         help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
     )
-    parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     add_each(parser)
-    parser.add_argument(
-        "--wdir", "--wd", "--chdir", "--workdir", metavar="DIR", type=Path, default=Path(),
-        help="working directory of the ranks, to which the script's path is relative; default: this one",
-    )  # fmt: skip
-    add_settings(parser)
     return parser
 
 

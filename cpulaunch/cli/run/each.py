@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentParser
 from pathlib import Path
 
+from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.plan.instances import are_wanted, as_instances
@@ -14,9 +14,9 @@ from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 _EXPECTED = "it has a line of arguments per instance"
 
 
-def add_each(parser: ArgumentParser) -> None:
+def add_each(parser: Parser) -> None:
     """The option."""
-    parser.add_argument(
+    parser.add_rare(
         "--each", metavar="FILE", type=_named, help="further arguments for each instance: a line of this file"
     )
 

@@ -16,9 +16,10 @@ from cpulaunch.config.origin import DEFAULT
 from cpulaunch.config.write import scalar
 from cpulaunch.launchers.command import Command, to_json
 from cpulaunch.model.hosts import fold_hosts
+from cpulaunch.plan.communication import needs_oneccl
 from cpulaunch.plan.describe import describe, size, started
-from cpulaunch.plan.placement import NUMBER, own_arguments
-from cpulaunch.plan.plan import HostPlan, Plan
+from cpulaunch.plan.placement import NUMBER, HostPlan, own_arguments
+from cpulaunch.plan.plan import Plan
 from cpulaunch.wording import counted, shown_path
 
 FEW = 3
@@ -68,7 +69,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
     """
     lines = [f"{size(plan)}, {started(plan)}"]
-    lines += [f"transport: {plan.transport}"] if plan.transport else []
+    lines += [f"transport: {_transport(plan)}"] if plan.transport else []
     lines += [] if plan.settings.training.as_written else [str(plan.precision)]
     lines.append(f"allocator: {plan.allocator}")
     lines += ["", "Placement", *placement_as_text(plan, like)]
@@ -90,6 +91,13 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     lines += ["", "Settings" if verbose else "Settings that differ from the defaults (-v: all)"]
     lines += _settings_as_text(plan, verbose)
     return "\n".join(lines) + "\n"
+
+
+def _transport(plan: Plan) -> str:
+    """What carries ccl's collectives, and the module that it needs."""
+    ours = plan.settings.ccl.binding != "oneccl_bind_pt"
+    needs = " (needs the oneCCL module: cpulaunch ccl build --oneccl)"
+    return plan.transport + (needs if ours and needs_oneccl(plan.transport) else "")
 
 
 def placement_as_text(plan: Plan, like: str) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import replace
 from typing import Any
 
 from cpulaunch import variables
@@ -42,7 +41,7 @@ def picture_of_first_host(
     topology = facts.of(host.host)[0].topology
     look = Look(colour, unicode)
     # The only instance to run, of many, is known by its number among all.
-    ranks = [replace(rank, local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
+    ranks = [rank._replace(local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
     return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
 
 

@@ -13,6 +13,7 @@ from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes,
 from cpulaunch.discovery.probe.preflight import Report
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, fold_hosts
+from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 NAME = "slurm"
 """What the setting calls this launcher."""
@@ -59,7 +60,7 @@ def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
 
 def can_start(config: Config, hosts: Sequence[Host]) -> bool:
     """Whether the user leaves the launcher to us, and a step can start ranks on ``hosts``."""
-    if config.launcher != "auto" or config.mpi.flavour != "auto" or config.mpi.path != "auto":
+    if not leaves_launcher_to_us(config):
         return False
     return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
 
@@ -70,7 +71,7 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
     They are somebody else's: ssh would start ranks there all the same.  ``here`` are this host's names.
     """
     nodes = allocated_nodes(config.environ)
-    if not nodes or config.launcher == "local":
+    if not nodes or decide_launcher(config, here_alone=False).launcher.this_host_only:
         return
     ours = nodes | {name.partition(".")[0] for name in nodes} | (set(here) if nodes & set(here) else set())
     outside = [host.name for host in hosts if not {host.name, host.name.partition(".")[0]} & ours]

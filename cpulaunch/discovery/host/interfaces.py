@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cpulaunch.model.network import Interface, interface_to_master
+from cpulaunch.model.network import Interface, interface_to_master, is_loopback
 
 if TYPE_CHECKING:
     from cpulaunch.discovery.probe.messages import ProbeAnswer
@@ -82,7 +82,7 @@ def select_interfaces(
     """
     others = list(answers.values())[1:]
     seen = dict.fromkeys(address for answer in others for address in answer.master)
-    masters = [address for address in seen if not _is_loopback(address)]
+    masters = [address for address in seen if not is_loopback(address)]
     # The host that we are on was reached without ssh: the others know it by where we came from.
     ours = list(dict.fromkeys(answer.reached_from for answer in answers.values()))
     selected: dict[str, Interface | None] = {}
@@ -96,10 +96,6 @@ def select_interfaces(
             reached = [answer.reached_at] if answer.reached_at else ours
             selected[host] = interface_to_master(interfaces, answer.source, [*masters, *reached])
     return selected
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _address(sockaddr: int | None) -> str | None:

@@ -14,9 +14,10 @@ from cpulaunch.discovery.probe.messages import ProbeRequest
 from cpulaunch.discovery.probe.preflight import Report, egress_interface, report_on_hosts
 from cpulaunch.discovery.probe.probe import Progress, probe_hosts
 from cpulaunch.launchers.reach import Reach
+from cpulaunch.model.facts import Mpi, Step
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.network import Interface
-from cpulaunch.plan.select import expected_launcher
+from cpulaunch.plan.select import decide_launcher
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Required:
 class Preflight:
     """A report on each host, this host's interface to the others, and a free port on the first host.
 
-    ``why_srun``: why the hosts were asked by steps of a Slurm allocation, and not over ssh.
+    ``step`` is that of `Facts`, with what the asking has shown of ssh.
     """
 
     reports: tuple[Report, ...]
     egress_interface: Interface | None
     free_port: int | None
-    why_srun: str = ""
+    step: Step | None = None
 
 
 def check_hosts(
@@ -51,18 +52,19 @@ def check_hosts(
     here: frozenset[str],
     required: Required,
     progress: Progress,
-    why_srun: str = "",
+    mpis: Sequence[Mpi] | None = None,
+    step: Step | None = None,
 ) -> Preflight:
     """Ask ``hosts``, of whom the first will be the master, in the way that the launcher will take.
 
-    Where that was to be ssh, which leads nowhere, and srun can be it instead, they are asked by that.
-    ``here`` are this host's names.
+    Where ssh doesn't reach them and a step of a Slurm allocation can start the ranks, steps ask them again.
+    ``here`` are this host's names; ``mpis`` and ``step`` are those of `Facts`.
     """
-    launcher = expected_launcher(config, here_alone=all_here(hosts, here), why_srun=why_srun)
-    found = _ask(config, hosts, here, required, launcher.reach, progress)
-    if not why_srun and (why := why_instead_of_ssh(config, hosts, found.reports)):
-        return check_hosts(config, hosts, here, required, progress, why)
-    return replace(found, why_srun=why_srun)
+    chosen = decide_launcher(config, here_alone=all_here(hosts, here), mpis=mpis, step=step)
+    found = _ask(config, hosts, here, required, chosen.launcher.reach, progress)
+    if not chosen.why and (unreached := why_instead_of_ssh(config, hosts, found.reports)):
+        return check_hosts(config, hosts, here, required, progress, mpis, Step(unreached=unreached))
+    return replace(found, step=step)
 
 
 def _ask(

@@ -18,7 +18,7 @@ from cpulaunch.launchers.reach import Reach
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.rates import Cpu, ProductRates
-from cpulaunch.plan.plan import HostPlan
+from cpulaunch.plan.placement import HostPlan
 
 TIMEOUT = 90.0
 """Seconds for one host: torch's import from a slow file system, and 3 s of measuring."""

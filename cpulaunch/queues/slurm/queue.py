@@ -78,7 +78,7 @@ class Slurm(Queue):
             added |= {} if "--signal" in asked else {"--signal": warning.signal}
             run = run if grace is not None else (f"--grace-period={warning.grace:g}", *run)
         if "--requeue" in asked:
-            run = ("--restartable", *run)
+            run = ("--set=watch.restartable=true", *run)
             if warning:
                 demand_time(asked, warning)
         job = replace(job, options=(*options, *added.items()), run=run)

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import launchers, variables
@@ -92,12 +92,16 @@ def next_attempt(
 
 
 class RunningAttempt(NamedTuple):
-    """An attempt whose first processes run, and which listens for its agents at ``address``."""
+    """An attempt whose first processes run, and which listens for its agents at ``address``.
+
+    ``early_signals``: the signal that has arrived before its loop takes them.
+    """
 
     attempt: Attempt
     listener: socket.socket
     address: str
     starter: Starter
+    early_signals: list[int]
 
 
 def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
@@ -108,12 +112,13 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
     try:
         agents = launchers.load(plan.launcher).agents_are_children
         starter = Starter(attempt.commands, attempt.variables(address), console.directory, agents=agents)
+        early_signals = _keep_for_the_loop()
         starter.start_first()
     except BaseException:
         listener.close()
         attempt.let_port_go()
         raise
-    return RunningAttempt(attempt, listener, address, starter)
+    return RunningAttempt(attempt, listener, address, starter, early_signals)
 
 
 def let_signals_raise() -> None:
@@ -122,9 +127,26 @@ def let_signals_raise() -> None:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
+    _handle(leave)
+
+
+def _keep_for_the_loop() -> list[int]:
+    """Keep the first signal in a list: ranks that run already may save their state.  A second one raises."""
+    kept: list[int] = []
+
+    def keep(number: int, frame: object) -> None:
+        if kept:
+            raise SystemExit(128 + number)
+        kept.append(number)
+
+    _handle(keep)
+    return kept
+
+
+def _handle(handler: Callable[[int, object], None]) -> None:
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+            signal.signal(number, handler)
 
 
 def _new_token() -> str:

@@ -84,7 +84,8 @@ class AttemptLoop:
         one has traced the steps that ``--profile`` names.
         """
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
-        self._address = running.address
+        self._address, self._early_signals = running.address, running.early_signals
+        self._keeps_signal = True  # the first one, for ranks that run already may save their state
         self.processes = self.starter.processes
         self.console, self.output = console, console.output
         plan = self.attempt.plan
@@ -136,6 +137,7 @@ class AttemptLoop:
         starting = asyncio.create_task(self._start_others())
         try:
             self.output.screen.serve_loop()
+            loop.call_later(LONG_START, self._take_early_signals)
             if not self.traced and (window := profiled_steps(self.attempt.plan)):
                 self.profiling.from_start(*window, self._profiled)
             await self._watch()
@@ -205,6 +207,7 @@ class AttemptLoop:
     def _has_arrived(self, number: int) -> None:
         self._starting.pop(number, None)
         self._arrival.set()
+        asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of the arrival
 
     async def _start_no_more(self, starting: asyncio.Task[None]) -> None:
         starting.cancel()
@@ -277,7 +280,16 @@ class AttemptLoop:
         for rank in ranks:
             self._send(rank.rank, messages.AskProgress())
 
+    def _take_early_signals(self) -> None:
+        """Some agent has arrived, or none for a while: now the job knows whom to end how."""
+        self._keeps_signal = False
+        while self._early_signals:
+            self._user_signal(self._early_signals.pop())
+
     def _user_signal(self, number: int) -> None:
+        if self._keeps_signal and not self._early_signals:
+            self._early_signals.append(number)
+            return
         self._due.set()
         self.output.hurry()
         self._happens(events.UserSignal(number))

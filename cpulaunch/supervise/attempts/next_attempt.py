@@ -13,7 +13,7 @@ from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempts.attempt import Attempt, next_attempt
 from cpulaunch.supervise.attempts.execute import Ended
-from cpulaunch.supervise.job.outcome import STALLED, Failure, Outcome, signal_name, with_sides
+from cpulaunch.supervise.job.outcome import STALLED, Outcome
 from cpulaunch.supervise.job.rank import LONG_WAIT
 from cpulaunch.supervise.job.restarts import Restarts, Rules
 from cpulaunch.supervise.job.status import duration
@@ -115,24 +115,7 @@ def what_happened(outcome: Outcome) -> str:
     failure = outcome.first_failure
     if failure is None:
         return f"it failed {when}"
-    if outcome.kind == STALLED:  # whose text names ranks
-        return f"{failure.error}{_place(failure)} ({when})"
-    return f"{_failure(failure)} ({when})"
-
-
-def _failure(failure: Failure) -> str:
-    if failure.text:
-        return with_sides(failure.text, failure.note if failure.disagree else None)
-    if failure.rank is None:
-        return failure.error or "it failed"
-    who = f"rank {failure.rank} on {failure.host}"
-    if failure.signal is not None:
-        told = ": ".join(filter(None, (failure.error, failure.note)))
-        return f"{who} got {signal_name(failure.signal)}" + (f": {told}" if told else "")
-    if failure.error:
-        return f"{who}: {failure.error}{_place(failure)}"
-    return f"{who} ended with exit code {failure.exit_code}"
-
-
-def _place(failure: Failure) -> str:
-    return f", at {shown_path(failure.file)}:{failure.line}" if failure.file else ""
+    # A text about others is not about this place.
+    about_it = outcome.kind == STALLED or not failure.text
+    place = f", at {shown_path(failure.file)}:{failure.line}" if failure.file and about_it else ""
+    return f"{failure.in_a_line(outcome.kind)}{place} ({when})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpulaunch.errors import SAVED_EXIT_CODE
+from cpulaunch.model.names import RANKS, Names
 
 SCHEMA = 1
 OK, ERROR, EXIT, SIGNAL = "ok", "error", "exit", "signal"
@@ -57,10 +58,49 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """What went wrong, in one line."""
+        """What went wrong, in one line that is the same for all who fail alike."""
         if self.error:
             return self.error + (f" at {self.file}:{self.line}" if self.file else "")
         return f"exit code {self.exit_code}" if self.signal is None else signal_name(self.signal)
+
+    def in_a_line(self, kind: str, names: Names = RANKS) -> str:
+        """Who has failed and how: ``rank 3 on node3: ValueError: …``; ``kind`` is the job's outcome's.
+
+        The place is left out, as paths are long.
+        """
+        about = self.error if kind == STALLED and self.error else self.text
+        if about:  # it names whom it is about
+            return with_sides(about, self.note if self.disagree else None)
+        if self.rank is None and self.host is None:
+            return self.error or "it failed"
+        who = f"host {self.host}" if self.rank is None else f"{names.one(self.rank)} on {self.host}"
+        if self.signal is not None:
+            told = ": ".join(filter(None, (self.error, self.note)))
+            return f"{who} got {signal_name(self.signal)}" + (f": {told}" if told else "")
+        return f"{who}: {self.error}" if self.error else f"{who} ended with exit code {self.exit_code}"
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Failure:
+        """What `in_a_line` needs of an ``outcome.json``, which another version may have written."""
+
+        def text(name: str) -> str | None:
+            value = raw.get(name)
+            return str(value) if value else None
+
+        def number(name: str) -> int | None:
+            value = raw.get(name)
+            return value if isinstance(value, int) else None
+
+        return cls(
+            rank=number("rank"),
+            host=text("host"),
+            signal=number("signal"),
+            exit_code=number("exit_code"),
+            error=text("error"),
+            note=text("note"),
+            disagree=bool(raw.get("disagree")),
+            text=text("text"),
+        )
 
     def of(self, name: str) -> str:
         """Its error in a line that has named the program already, as ``name``; a stall's says the place."""

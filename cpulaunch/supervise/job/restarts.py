@@ -111,7 +111,9 @@ class Restarts:
         if why := self._cause(outcome.kind, outcome.first_failure):
             return why
         if self._sees_steps and not self._furthest and not self.rules.always:
-            return "it failed before its first step, and may do so each time; --restart-always restarts it"
+            return (
+                "it failed before its first step, and may do so each time; watch.restart_always restarts it"
+            )
         if self.used >= self.rules.max_restarts:
             allowed = self.rules.max_restarts
             return f"it was restarted {allowed} time{'s' if allowed > 1 else ''} without getting further"

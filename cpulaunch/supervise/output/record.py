@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cpulaunch.metric_line import LARGEST
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.control.registry import CONTROL_FILE, is_gone, read_contact
-from cpulaunch.supervise.job.outcome import STALLED, Metric, signal_name, with_sides
+from cpulaunch.supervise.job.outcome import Failure, Metric
 
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
 
@@ -182,21 +182,7 @@ def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
     failure = outcome.get("first_failure")
     if not isinstance(failure, dict):
         return ""
-    rank, host, number = failure.get("rank"), failure.get("host"), failure.get("signal")
-    who = f"host {host}" if host else f"no {names.noun}"
-    if isinstance(rank, int):
-        who = f"{names.one(rank)} on {host}"
-    note = failure.get("note")
-    sides = str(note) if failure.get("disagree") and note else None
-    if failure.get("error") and outcome.get("kind") == STALLED:
-        return with_sides(str(failure["error"]), sides)  # which names whom the others wait for
-    if failure.get("text"):
-        return with_sides(str(failure["text"]), sides)
-    if failure.get("error"):
-        return f"{who}: {failure['error']}"
-    if isinstance(number, int):
-        return f"{who} got {signal_name(number)}"
-    return f"{who} ended with exit code {failure.get('exit_code')}"
+    return Failure.from_json(failure).in_a_line(str(outcome.get("kind")), names)
 
 
 def documents(value: object) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from cpulaunch.agent.launch.environment import (
 )
 from cpulaunch.errors import HostError
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.plan.placement import HostSpec, IdentityVariables, Placement, RankSpec
+from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, RankPlan
 
 NAMES = IdentityVariables("R", "S", "LR", "LS")
 
@@ -64,11 +64,12 @@ def test_an_agent_without_a_plan_that_it_can_read_says_so(tmp_path: Path, text: 
     assert done.stderr.count("\n") == 1
 
 
-def spec(*names: str, **env: str) -> HostSpec:
-    ranks = [
-        RankSpec(CoreSet([n]), CoreSet(), CoreSet([0]), 1, "", {"OWN": name}) for n, name in enumerate(names)
-    ]
-    return HostSpec(False, env, ranks)
+def a_host(host: str, *names: str, **env: str) -> HostPlan:
+    ranks = tuple(
+        RankPlan(n, CoreSet([n]), CoreSet(), CoreSet([0]), 1, env={"OWN": name})
+        for n, name in enumerate(names)
+    )
+    return HostPlan(host, False, env, ranks)
 
 
 def three_hosts() -> Placement:
@@ -76,8 +77,11 @@ def three_hosts() -> Placement:
     return placement(
         Path("/"),
         launcher="x",
-        hosts=[("node0", 0), ("node1", 1), ("node2", 2)],
-        host_specs=[spec("a", "b", SHARED="0"), spec("c", "d", SHARED="1"), spec("e", SHARED="2")],
+        hosts=[
+            a_host("node0", "a", "b", SHARED="0"),
+            a_host("node1", "c", "d", SHARED="1"),
+            a_host("node2", "e", SHARED="2"),
+        ],
         env={"SECRET": "s"},
     )
 
@@ -92,7 +96,7 @@ def three_hosts() -> Placement:
 )
 def test_a_rank_has_its_part_of_the_plan(identity: Identity, host: tuple[int, str], own: str) -> None:
     found = assignment(three_hosts(), identity)
-    assert (found.group_rank, found.host) == host
+    assert (found.group_rank, found.host.host) == host
     assert found.rank.env == {"OWN": own}
 
 
@@ -145,6 +149,6 @@ def test_a_programs_environment() -> None:
     ],
 )
 def test_the_users_own_preloads_are_not_the_plans(planned: str, ours: str, added: list[str]) -> None:
-    host = spec("a", LD_PRELOAD=planned)
+    host = a_host("node0", "a", LD_PRELOAD=planned)
     assert planned_preloads(placement(Path("/")), host, {"LD_PRELOAD": ours}) == added
     assert planned_preloads(placement(Path("/"), env={"LD_PRELOAD": ours}), host, {}) == added

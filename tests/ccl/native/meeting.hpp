@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "thread_fabric.hpp"
-#include "transport_hierarchical.hpp"
+#include "hierarchy.hpp"
 
 namespace cpulaunch {
 

@@ -20,8 +20,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "details.hpp"
 #include "intruders.hpp"
-#include "lending.hpp"
 #include "rank.hpp"
 
 using namespace cpulaunch;
@@ -368,9 +368,13 @@ void run_garbled(const Arguments& given) {
   }
 }
 
-void run_lending(const Arguments&) { check_lending(); }
-
 void run_rounding(const Arguments& given) { check_rounding(given.seed, given.rounds); }
+
+// Of no ranks but its own.
+template <void check()>
+void run_check(const Arguments&) {
+  check();
+}
 
 // --- the command line
 
@@ -403,8 +407,16 @@ constexpr Program kPrograms[] = {
     {"pieces", run_pieces},
     {"strangers", run_with_strangers},
     {"garbled", run_garbled},
-    {"lending", run_lending},
     {"rounding", run_rounding},
+    {"a piece exchanged once", run_check<check_exchanged_once>},
+    {"other sizes", run_check<check_other_sizes>},
+    {"freed blocks", run_check<check_freed_blocks>},
+    {"forked tensors", run_check<check_forked_tensors>},
+    {"subnormal sums", run_check<check_subnormal_sums>},
+    {"an endless message", run_check<check_endless_message>},
+    {"seals", run_check<check_seals>},
+    {"a crowd", run_check<check_crowd>},
+    {"pace", run_check<check_pace>},
 };
 
 constexpr char kOverFabric[] = " over a fabric";

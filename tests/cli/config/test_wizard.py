@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import HAS_BF16, Run
+from support.command import Run
 from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal, question_of
 
 from cpulaunch.cli.terminal import drop_keys
@@ -27,9 +27,8 @@ INSTANCES, CORES = map(question_of, ("instances.count", "instances.cores_per_ins
 RANKS, BACKEND = map(question_of, ("hosts.nproc_per_node", "training.backend"))
 PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engine", "output.log_dir"))
 NOW = "What next?"
-PRECISION_AND_ENGINE = [PRECISION, ENGINE] if HAS_BF16 else [PRECISION]  # an engine is for bf16
-ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, *PRECISION_AND_ENGINE, LOGS, NOW]
-FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, *PRECISION_AND_ENGINE, LOGS, NOW]
+ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
+FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 """What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
 
 # Where ccl can be used there is one more question; gloo makes the tests the same everywhere.
@@ -195,7 +194,7 @@ def test_instances_are_offered_and_run(wizard: Start, cpulaunch: Run, tmp_path: 
     terminal.answers(INSTANCES, str(min(2, CPUS)))
     terminal.answers(CORES, "1")
     terminal.sees("each number is a core's instance")
-    accept(terminal, [*PRECISION_AND_ENGINE, LOGS])
+    accept(terminal, [PRECISION, ENGINE, LOGS])
     terminal.sees("independent programs without a process group")
     terminal.answers(NOW)
     terminal.sees("Next:    cpulaunch run infer.py")
@@ -221,7 +220,7 @@ def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
 
 def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard("--set", "instances.count=auto")
-    accept(terminal, [WHERE, CORES, *PRECISION_AND_ENGINE, LOGS])
+    accept(terminal, [WHERE, CORES, PRECISION, ENGINE, LOGS])
     terminal.sees("independent programs without a process group")
     terminal.answers(NOW)
     assert terminal.ends() == 0
@@ -370,7 +369,7 @@ def test_a_value_of_the_file_that_is_refused_is_no_default(
 
 
 def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:
-    terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32" if HAS_BF16 else "bf16")  # no default
+    terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32")
     accept(terminal, asked(ONE_MACHINE[:-1]))
     terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION takes precedence over this file")
     terminal.answers(NOW)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import HOSTS, cluster, cpulaunch, the_cluster
-from support.command import HAS_BF16
 from support.faults import Cluster
 from support.terminal import ENTER, UP, Terminal, question_of
 
@@ -25,7 +24,7 @@ def test_four_hosts_are_typed_in_checked_and_run(
     terminal.answers(question_of("mpi.flavour"))
     terminal.answers(question_of("ccl.interface"))
     terminal.answers(question_of("hosts.nproc_per_node"), "1")
-    for key in ("training.precision", *(["training.engine"] if HAS_BF16 else []), "output.log_dir"):
+    for key in ("training.precision", "training.engine", "output.log_dir"):
         terminal.answers(question_of(key))
     terminal.sees("4 ranks on 4 hosts (node[0-3])")
     terminal.sees("What next?")

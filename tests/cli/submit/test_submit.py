@@ -38,7 +38,7 @@ REQUEUED = f"""\
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 #SBATCH --open-mode=append
-{RUN} --restartable --grace-period=110 -m train &
+{RUN} --set=watch.restartable=true --grace-period=110 -m train &
 trap 'kill -TERM $!' TERM USR1 USR2
 while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done  # the signal interrupts wait
 job=$(scontrol show job "$SLURM_JOB_ID")  # after scancel, it is COMPLETING
@@ -168,7 +168,7 @@ def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
     out = capsys.readouterr().out
     assert re.findall("--signal=(.*)", out) == [signal]
     assert re.findall(r"--grace-period=(\S+)", out) == [grace] * (grace is not None)
-    assert ("--restartable" in out) == ("--requeue" in typed)
+    assert ("--set=watch.restartable=true" in out) == ("--requeue" in typed)
 
 
 @pytest.mark.parametrize("time", ["2", "3", "2:30"])
@@ -204,7 +204,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
-        ("--nodse 4 train.py", "`cpulaunch submit --help` lists the options, and sbatch(1) those of Slurm"),
+        ("--nodse 4 train.py", "submit --help-all` lists the options, and sbatch(1) those of Slurm"),
         ("--wrap hostname train.py", "--wrap is not for submit"),
         ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
         ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
@@ -10,6 +11,17 @@ from support.played import GLOO, SSH, TIMEOUT, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import Write
+from cpulaunch.supervise.job.outcome import (
+    ERROR,
+    EXIT,
+    NODE_LOST,
+    SIGNAL,
+    STALLED,
+    START_FAILED,
+    WITHOUT_A_WORD,
+    Failure,
+)
+from cpulaunch.supervise.output.record import why_failed
 
 LOST = "torch.distributed.DistBackendError: all_reduce of rank 0 of 4 cannot complete: host node2 (rank 2) has given no sign of life for 15 s"
 CCL = "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed"
@@ -239,3 +251,30 @@ def test_a_job_whose_ranks_end_well_ends_well() -> None:
     ]
     assert [action for _, action in job.of(Write)] == [Write(1, 1, b"hello")]
     assert job.state.untidy == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "line"),
+    [
+        (Failure(3, "b", error="ValueError: x", file="/a.py", line=1), ERROR, "rank 3 on b: ValueError: x"),
+        (Failure(3, "b", exit_code=2), EXIT, "rank 3 on b ended with exit code 2"),
+        (Failure(3, "b", signal=9), SIGNAL, "rank 3 on b got SIGKILL"),
+        (
+            Failure(3, "b", signal=9, error=WITHOUT_A_WORD, note="out of memory"),
+            SIGNAL,
+            "rank 3 on b got SIGKILL: its agent ended without a word: out of memory",
+        ),
+        (Failure(3, "b", error="E", text="ranks disagree", note="0: x\n1: y", disagree=True), ERROR,
+         "ranks disagree: 0: x; 1: y"),
+        (Failure(3, "b", error="no progress for 3 s: rank 3 on b is at f"), STALLED,
+         "no progress for 3 s: rank 3 on b is at f"),
+        (Failure(error="it couldn't be started"), START_FAILED, "it couldn't be started"),
+        (Failure(host="b", error="gone"), NODE_LOST, "host b: gone"),
+        (Failure(), ERROR, "it failed"),
+    ],
+)  # fmt: skip
+def test_a_failure_in_a_line_is_the_same_now_and_from_the_jobs_record(
+    failure: Failure, kind: str, line: str
+) -> None:
+    assert failure.in_a_line(kind) == line
+    assert why_failed({"kind": kind, "first_failure": asdict(failure)}) == line

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.agents import TOKEN, agent, placement, rank_spec
+from support.agents import TOKEN, agent, placement, rank_plan
 from support.command import TIMEOUT
 
 from cpulaunch import messages, variables, wire
 from cpulaunch.messages import Exit, Hello, Release
-from cpulaunch.plan.placement import HostSpec
+from cpulaunch.plan.placement import HostPlan
 from cpulaunch.supervise.attempts.start import BACKLOG, MAX_STRANGERS
 from cpulaunch.supervise.control.port import MAX_HELLO, Control
 
@@ -96,9 +96,7 @@ async def flood(port: int, line: str) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("line", WHAT_THEY_SAY.values(), ids=WHAT_THEY_SAY)
 def test_a_flood_from_the_agents_own_address_keeps_none_out(line: str, tmp_path: Path) -> None:
-    placed = placement(
-        tmp_path, hosts=[("localhost", 0)], host_specs=[HostSpec(False, {}, [rank_spec()] * RANKS)]
-    )
+    placed = placement(tmp_path, hosts=[HostPlan("localhost", False, {}, (rank_plan(),) * RANKS)])
     agents: list[subprocess.Popen[str]] = []
 
     async def job() -> Counting:

@@ -1,0 +1,202 @@
+"""The core, ``libcpulaunch_ccl``, and the oneCCL module, by their C interface (``csrc/core/interface.h``)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+from cpulaunch.errors import HostError
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (
+        ("text", c_void_p),
+        ("is_mismatch", c_int),
+        ("has_sequence", c_int),
+        ("sequence", c_uint64),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p)]),
+    "cl_layout_free": (None, [c_void_p]),
+    "cl_memory_offer": (c_int, [c_void_p, c_int]),
+    "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int, c_int]),
+    "cl_slots_free": (None, [c_void_p]),
+    "cl_listen": (c_int, [c_char_p, POINTER(c_int32), POINTER(_Error)]),
+    "cl_own_carrier": (c_void_p, [c_void_p, c_void_p, c_int, c_int32, POINTER(c_char_p), POINTER(c_int32),
+                                  c_char_p, c_size_t, POINTER(_Error)]),
+    "cl_carrier_free": (None, [c_void_p]),
+}  # fmt: skip
+_ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "cl_oneccl_carrier": (c_void_p, [c_void_p]),
+    "cl_oneccl_fabric_carrier": (c_void_p, [c_void_p, c_void_p]),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which ranks share a host and a socket, and how messages name them.
+
+    ``host_of`` has for each rank the number of its host, and ``socket_of`` the socket of that host that it
+    runs on, or -1.  ``numbers`` are the ranks' in the job, ``host_names`` the names of their hosts, empty
+    where there is one.
+    """
+
+    rank: int
+    host_of: Sequence[int]
+    socket_of: Sequence[int]
+    numbers: Sequence[int]
+    host_names: Sequence[str] = field(default=())
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.host_of)
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+        return len(set(self.host_of))
+
+    @property
+    def locals(self) -> list[int]:
+        """The ranks of this rank's host."""
+        return [rank for rank, host in enumerate(self.host_of) if host == self.host_of[self.rank]]
+
+
+class Handle:
+    """An object of the core's, which is freed with this one unless somebody takes it over."""
+
+    def __init__(self, address: int, free: Callable[[int], None]) -> None:
+        self.address = address
+        self._free = finalize(self, free, address)
+
+    def taken(self) -> int:
+        """The address, for somebody who frees it."""
+        self._free.detach()
+        return self.address
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """What carries a group's collectives, before its ranks are connected."""
+
+    handle: Handle
+    has_messages: bool  # send and recv, too
+
+
+class Core:
+    """The loaded core.  Raises HostError where it does not load."""
+
+    def __init__(self, path: Path) -> None:
+        self._c = _load(path, _FUNCTIONS)
+
+    def offer_memory(self, layout: Layout, *, fabric: bool) -> int:
+        """A descriptor of memory for the ranks of this host; -1 where there is none to be had.
+
+        Keep it open until all have mapped it.  ``fabric``: oneCCL reduces between the hosts.
+        """
+        its = self._layout(layout)
+        return int(self._c.cl_memory_offer(its.address, fabric))
+
+    def map_memory(self, layout: Layout, *, fabric: bool, pid: int, descriptor: int) -> Handle | None:
+        """The memory that another rank of this host offers; None where this rank may not open it."""
+        its = self._layout(layout)
+        slots = self._c.cl_memory_map(its.address, fabric, pid, descriptor)
+        return Handle(slots, self._c.cl_slots_free) if slots else None
+
+    def listen(self, ip: str) -> tuple[int, int]:
+        """A socket, (descriptor, port), for the connections of other hosts' ranks.
+
+        Raises HostError where this host can't listen on that address.
+        """
+        port = c_int32()
+        descriptor = self._call("cl_listen", ip.encode(), byref(port))
+        return int(descriptor), port.value
+
+    def own_carrier(
+        self,
+        layout: Layout,
+        slots: Handle | None,
+        *,
+        listener: tuple[int, int] | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
+        token: bytes = b"",
+    ) -> Carrier:
+        """cpulaunch's own transport.
+
+        ``slots`` is None where this rank is alone on its host, ``listener`` where there is one host.
+        ``addresses`` has each rank's (ip, port), and ``token`` is the group's secret.
+        """
+        descriptor, port = listener or (-1, 0)
+        ips = _texts([ip for ip, _ in addresses])
+        its = self._layout(layout)
+        address = self._call(
+            "cl_own_carrier", its.address, _address(slots), descriptor, port, ips,
+            _numbers([port for _, port in addresses]), token, len(token),
+        )  # fmt: skip
+        return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
+
+    def oneccl_carrier(self, path: Path, layout: Layout) -> Carrier:
+        """OneCCL for all collectives, by the module at ``path``.  Raises HostError where it does not load."""
+        its = self._layout(layout)
+        made = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_carrier(its.address)
+        return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
+
+    def oneccl_between_hosts(self, path: Path, layout: Layout, slots: Handle | None) -> Carrier:
+        """OneCCL between the hosts, and within a host the memory that its ranks share."""
+        make = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_fabric_carrier
+        its = self._layout(layout)
+        made = make(its.address, _address(slots))
+        return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
+
+    def _layout(self, layout: Layout) -> Handle:  # keep it while its address is used
+        names = _texts(layout.host_names) if layout.host_names else None
+        made = self._c.cl_layout_make(
+            layout.size, layout.rank, _numbers(layout.host_of), _numbers(layout.socket_of),
+            _numbers(layout.numbers), names,
+        )  # fmt: skip
+        return Handle(made, self._c.cl_layout_free)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function whose last argument is an error.  Raises HostError that says what that is."""
+        error = _Error()
+        result = getattr(self._c, name)(*arguments, byref(error))
+        if not error.text:
+            return result
+        text = ctypes.string_at(error.text).decode(errors="replace")
+        libc = ctypes.CDLL(None)
+        libc.free(c_void_p(error.text))
+        raise HostError(text)
+
+
+def _load(path: Path, functions: dict[str, tuple[Any, Sequence[Any]]]) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise HostError(
+            f"the ccl process group does not load: {error}",
+            hint="Build it anew: `cpulaunch ccl build --force`.",
+        ) from error
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, list(arguments)
+    return library
+
+
+def _address(handle: Handle | None) -> int | None:
+    return handle.address if handle else None
+
+
+def _numbers(numbers: Sequence[int]) -> Any:
+    return (c_int32 * len(numbers))(*numbers)
+
+
+def _texts(texts: Sequence[str]) -> Any:
+    return (c_char_p * len(texts))(*[text.encode() for text in texts])

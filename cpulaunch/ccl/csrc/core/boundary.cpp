@@ -1,0 +1,286 @@
+#include "boundary.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace cpulaunch {
+
+namespace {
+
+static_assert(sizeof(cl_part) == sizeof(Part) && offsetof(cl_part, bytes) == offsetof(Part, bytes));
+
+const cl_part* parts_in_c(const Parts& parts) { return reinterpret_cast<const cl_part*>(parts.data()); }
+
+Parts parts_of_c(const cl_part* parts, size_t count) {
+  const auto* begin = reinterpret_cast<const Part*>(parts);
+  return {begin, begin + count};
+}
+
+// An object of C++ behind a struct of C.
+template <class Struct, class Class>
+struct Exported : Struct {
+  std::unique_ptr<Class> object;
+
+  static Exported& of(Struct* self) { return *static_cast<Exported*>(self); }
+};
+
+// --- transfers
+
+Transfer& transfer_of(cl_transfer* self) { return *static_cast<Transfer*>(self); }
+const Transfer& transfer_of(const cl_transfer* self) { return *static_cast<const Transfer*>(self); }
+
+constexpr cl_transfer_functions kTransferFunctions = {
+    [](cl_transfer* self, cl_error* error) -> int { return guarded(error, [&] { return transfer_of(self).test(); }); },
+    [](cl_transfer* self) { transfer_of(self).abort(); },
+    [](cl_transfer* self) { return copy_text(transfer_of(self).stragglers()); },
+    [](cl_transfer* self, int32_t* rank) -> int {
+      const auto peer = transfer_of(self).peer();
+      if (peer) *rank = *peer;
+      return peer.has_value();
+    },
+    [](cl_transfer* self, int32_t** ranks) -> int {
+      const auto needed = transfer_of(self).needed();
+      if (!needed) return -1;
+      *ranks = static_cast<int32_t*>(std::malloc((needed->size() + 1) * sizeof(int32_t)));
+      std::copy(needed->begin(), needed->end(), *ranks);
+      return static_cast<int>(needed->size());
+    },
+    [](cl_transfer* self) { return copy_text(transfer_of(self).missing()); },
+    [](cl_transfer* self) { return copy_text(transfer_of(self).lost()); },
+    [](const cl_transfer* self, uint64_t* steps) -> int {
+      const auto done = transfer_of(self).steps();
+      if (done) *steps = *done;
+      return done.has_value();
+    },
+    [](const cl_transfer* self) { return transfer_of(self).moved_with(); },
+    [](cl_transfer* self) { delete &transfer_of(self); },
+};
+
+class ImportedTransfer final : public Transfer {
+ public:
+  explicit ImportedTransfer(cl_transfer* transfer) : c_(transfer) {}
+  ~ImportedTransfer() override { c_->functions->destroy(c_); }
+
+  bool test() override {
+    cl_error error{};
+    const bool done = c_->functions->test(c_, &error) != 0;
+    if (error.text) throw_error(error);
+    return done;
+  }
+  void abort() override { c_->functions->abort(c_); }
+  std::string stragglers() override { return take_text(c_->functions->stragglers(c_)); }
+  std::optional<int> peer() override {
+    int32_t rank;
+    return c_->functions->peer(c_, &rank) ? std::optional<int>(rank) : std::nullopt;
+  }
+  std::optional<std::set<int>> needed() override {
+    int32_t* ranks = nullptr;
+    const int count = c_->functions->needed(c_, &ranks);
+    if (count < 0) return std::nullopt;
+    std::set<int> all(ranks, ranks + count);
+    std::free(ranks);
+    return all;
+  }
+  std::string missing() override { return take_text(c_->functions->missing(c_)); }
+  std::string lost() override { return take_text(c_->functions->lost(c_)); }
+  std::optional<uint64_t> steps() const override {
+    uint64_t steps;
+    return c_->functions->steps(c_, &steps) ? std::optional<uint64_t>(steps) : std::nullopt;
+  }
+  const void* moved_with() const override { return c_->functions->moved_with(c_); }
+
+ private:
+  cl_transfer* const c_;
+};
+
+// --- transports
+
+using ExportedTransport = Exported<cl_transport, Transport>;
+Transport& transport_of(cl_transport* self) { return *ExportedTransport::of(self).object; }
+
+constexpr cl_transport_functions kTransportFunctions = {
+    [](cl_transport* self, const cl_collective* c, cl_error* error) {
+      return guarded(error, [&] {
+        return export_transfer(transport_of(self).start(
+            {static_cast<Kind>(c->kind), static_cast<NumberType>(c->type), static_cast<Reduction>(c->reduction),
+             static_cast<Wire>(c->wire), c->root, c->tag, parts_of_c(c->sent, c->sent_count),
+             parts_of_c(c->received, c->received_count), c->source}));
+      });
+    },
+    [](cl_transport* self, cl_error* error) { guarded(error, [&] { transport_of(self).check_calls(); }); },
+    [](cl_transport* self, int in_flight) { transport_of(self).close(in_flight != 0); },
+    [](cl_transport* self) { delete &ExportedTransport::of(self); },
+};
+
+class ImportedTransport final : public Transport {
+ public:
+  explicit ImportedTransport(cl_transport* c)
+      : Transport({c->messages != 0, c->bitwise != 0, c->bitwise_scatter != 0, c->shared_memory != 0,
+                   c->compressing_hosts}),
+        c_(c) {}
+  ~ImportedTransport() override { c_->functions->destroy(c_); }
+
+  std::unique_ptr<Transfer> start(const Collective& its) override {
+    const cl_collective c{static_cast<uint32_t>(its.kind),
+                          static_cast<uint8_t>(its.type),
+                          static_cast<uint8_t>(its.reduction),
+                          static_cast<uint8_t>(its.wire),
+                          its.root,
+                          its.tag,
+                          parts_in_c(its.sent),
+                          parts_in_c(its.received),
+                          its.sent.size(),
+                          its.received.size(),
+                          its.source};
+    return import_transfer(unguarded([&](cl_error* error) { return c_->functions->start(c_, &c, error); }));
+  }
+  void check_calls() override {
+    cl_error error{};
+    c_->functions->check_calls(c_, &error);
+    throw_error(error);
+  }
+  void close(bool in_flight) override { c_->functions->close(c_, in_flight); }
+
+ private:
+  cl_transport* const c_;
+};
+
+// --- fabrics
+
+struct ExportedFabric : Exported<cl_fabric, Fabric> {
+  size_t hosts, ranks;
+
+  Fabric::Sizes sizes(const size_t* of_hosts) const { return {of_hosts, of_hosts + hosts}; }
+  static ExportedFabric& of(cl_fabric* self) { return *static_cast<ExportedFabric*>(self); }
+};
+Fabric& fabric_of(cl_fabric* self) { return *ExportedFabric::of(self).object; }
+
+constexpr cl_fabric_functions kFabricFunctions = {
+    [](cl_fabric* self, int lane, char* data, size_t bytes, uint8_t type, uint8_t reduction, cl_error* error) {
+      return guarded(error, [&] {
+        return export_transfer(fabric_of(self).reduce(lane, data, bytes, static_cast<NumberType>(type),
+                                                      static_cast<Reduction>(reduction)));
+      });
+    },
+    [](cl_fabric* self, int lane, char* data, size_t bytes, int host, cl_error* error) {
+      return guarded(error, [&] { return export_transfer(fabric_of(self).broadcast(lane, data, bytes, host)); });
+    },
+    [](cl_fabric* self, int lane, const char* from, char* to, const size_t* sizes, cl_error* error) {
+      const auto all = ExportedFabric::of(self).sizes(sizes);
+      return guarded(error, [&] { return export_transfer(fabric_of(self).gather(lane, from, to, all)); });
+    },
+    [](cl_fabric* self, int lane, const char* from, const size_t* sent, char* to, const size_t* received,
+       cl_error* error) {
+      const auto& exported = ExportedFabric::of(self);
+      const auto goes = exported.sizes(sent), comes = exported.sizes(received);
+      return guarded(error, [&] { return export_transfer(fabric_of(self).exchange(lane, from, goes, to, comes)); });
+    },
+    [](cl_fabric* self, const cl_part* sent, const cl_part* received, cl_error* error) {
+      const size_t ranks = ExportedFabric::of(self).ranks;
+      return guarded(error, [&] {
+        return export_transfer(fabric_of(self).exchange_all(parts_of_c(sent, ranks), parts_of_c(received, ranks)));
+      });
+    },
+    [](cl_fabric* self) { fabric_of(self).close(); },
+    [](cl_fabric* self) { delete &ExportedFabric::of(self); },
+};
+
+class ImportedFabric final : public Fabric {
+ public:
+  explicit ImportedFabric(cl_fabric* fabric) : c_(fabric) {}
+  ~ImportedFabric() override { c_->functions->destroy(c_); }
+
+  Result reduce(int lane, char* data, size_t bytes, NumberType type, Reduction reduction) override {
+    return taken([&](cl_error* error) {
+      return c_->functions->reduce(c_, lane, data, bytes, static_cast<uint8_t>(type),
+                                   static_cast<uint8_t>(reduction), error);
+    });
+  }
+  Result broadcast(int lane, char* data, size_t bytes, int host) override {
+    return taken([&](cl_error* error) { return c_->functions->broadcast(c_, lane, data, bytes, host, error); });
+  }
+  Result gather(int lane, const char* from, char* to, const Sizes& sizes) override {
+    return taken([&](cl_error* error) { return c_->functions->gather(c_, lane, from, to, sizes.data(), error); });
+  }
+  Result exchange(int lane, const char* from, const Sizes& sent, char* to, const Sizes& received) override {
+    return taken([&](cl_error* error) {
+      return c_->functions->exchange(c_, lane, from, sent.data(), to, received.data(), error);
+    });
+  }
+  Result exchange_all(const Parts& sent, const Parts& received) override {
+    return taken([&](cl_error* error) {
+      return c_->functions->exchange_all(c_, parts_in_c(sent), parts_in_c(received), error);
+    });
+  }
+  void close() override { c_->functions->close(c_); }
+
+ private:
+  template <class Start>
+  static Result taken(const Start& start) {
+    return import_transfer(unguarded(start));
+  }
+
+  cl_fabric* const c_;
+};
+
+}  // namespace
+
+char* copy_text(const std::string& text) { return strdup(text.c_str()); }
+
+std::string take_text(char* text) {
+  std::string copy = text ? text : "";
+  std::free(text);
+  return copy;
+}
+
+void set_error(cl_error* error, const std::exception& what) {
+  error->text = copy_text(what.what());
+  if (const auto* mismatch = dynamic_cast<const Mismatch*>(&what)) {
+    error->is_mismatch = 1;
+    error->has_sequence = mismatch->sequence.has_value();
+    error->sequence = mismatch->sequence.value_or(0);
+  }
+}
+
+void throw_error(cl_error& error) {
+  if (!error.text) return;
+  const auto text = take_text(error.text);
+  error.text = nullptr;
+  if (!error.is_mismatch) throw std::runtime_error(text);
+  throw Mismatch(text, error.has_sequence ? std::optional<uint64_t>(error.sequence) : std::nullopt);
+}
+
+Transfer::Transfer() : cl_transfer{&kTransferFunctions} {}
+
+cl_transfer* export_transfer(std::unique_ptr<Transfer> transfer) { return transfer.release(); }
+
+std::unique_ptr<Transfer> import_transfer(cl_transfer* transfer) {
+  return std::make_unique<ImportedTransfer>(transfer);
+}
+
+cl_transport* export_transport(std::unique_ptr<Transport> transport) {
+  auto* exported = new ExportedTransport;
+  const auto& can = transport->abilities;
+  static_cast<cl_transport&>(*exported) = {&kTransportFunctions, can.messages,      can.bitwise,
+                                           can.bitwise_scatter,  can.shared_memory, can.compressing_hosts};
+  exported->object = std::move(transport);
+  return exported;
+}
+
+std::unique_ptr<Transport> import_transport(cl_transport* transport) {
+  return std::make_unique<ImportedTransport>(transport);
+}
+
+cl_fabric* export_fabric(std::unique_ptr<Fabric> fabric, int hosts, int ranks) {
+  auto* exported = new ExportedFabric;
+  exported->functions = &kFabricFunctions;
+  exported->object = std::move(fabric);
+  exported->hosts = hosts;
+  exported->ranks = ranks;
+  return exported;
+}
+
+std::unique_ptr<Fabric> import_fabric(cl_fabric* fabric) { return std::make_unique<ImportedFabric>(fabric); }
+
+}  // namespace cpulaunch

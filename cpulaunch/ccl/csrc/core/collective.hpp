@@ -1,0 +1,62 @@
+// A collective operation or a message, as the caller has it: on memory, whatever the tensors are.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arithmetic.hpp"
+
+namespace cpulaunch {
+
+// How each reads in messages: signature.cpp.
+enum class Kind : uint32_t {
+  all_reduce,
+  reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  all_to_all,
+  gather,
+  scatter,
+  barrier,
+  send,
+  receive
+};
+
+// What goes to a rank, or comes from it; null where nothing ever does.
+struct Part {
+  char* data;
+  size_t bytes;
+};
+using Parts = std::vector<Part>;
+
+// The memory stays as it is until the transfer is done.
+//
+//                       sent                  received
+//   all_reduce, barrier                       one part, in place
+//   reduce              one part              one part; only the root's gets the result
+//   broadcast                                 one part, which the root has filled
+//   all_gather          one part              one of each rank
+//   reduce_scatter      one for each rank     one part
+//   all_to_all          one for each rank     one of each rank
+//   gather              one part              the root: one of each rank; else none
+//   scatter             the root: one for     one part
+//                       each rank; else none
+//   send                one part
+//   receive                                   one part
+struct Collective {
+  Kind kind;
+  NumberType type = NumberType::uint8;     // of reductions
+  Reduction reduction = Reduction::sum;
+  Wire wire = Wire::exact;                 // of an all_reduce
+  int32_t root = -1;                       // or the other rank of a message; kAnySource
+  int32_t tag = 0;                         // of a message
+  Parts sent, received;
+  int32_t* source = nullptr;               // becomes the rank that a message has come from
+
+  static constexpr int32_t kAnySource = -1;
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,262 @@
+#include "connector.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
+constexpr int kBacklog = 1024;                   // connections that have not been accepted
+// Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
+// have them in its cache then.  What is on its way does not count.
+constexpr int kMaxUnsent = 256 << 10;
+// A patient reader's: in this time, a fast connection brings about as much as it takes to rest.
+constexpr std::chrono::microseconds kRest{20};
+constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
+constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
+// What a rank has sent before it left comes within this time, or is lost.
+constexpr std::chrono::seconds kLatest{2};
+
+struct ResolvedAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  ResolvedAddress(const std::string& ip, int port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    const int error = getaddrinfo(ip.c_str(), std::to_string(port).c_str(), &hints, &found);
+    if (error) throw std::runtime_error("'" + ip + "' is not an address: " + gai_strerror(error));
+    std::memcpy(&storage, found->ai_addr, found->ai_addrlen);
+    length = found->ai_addrlen;
+    freeaddrinfo(found);
+  }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+int open_socket(const ResolvedAddress& address) {
+  const int descriptor = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) throw std::runtime_error(std::string("no socket: ") + std::strerror(errno));
+  return descriptor;
+}
+
+bool would_block(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS;
+}
+
+constexpr int kSend = MSG_NOSIGNAL | MSG_DONTWAIT;
+
+// What a call that sends has returned, in bytes.
+size_t sent(ssize_t result) {
+  if (result < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
+  return std::max<ssize_t>(result, 0);
+}
+
+}  // namespace
+
+bool is_hung_up(int descriptor) {
+  pollfd entry{descriptor, POLLRDHUP, 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
+// --- the ends of a connection
+
+Receiver& Receiver::operator=(Receiver&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  rests_until_ = other.rests_until_;
+  return *this;
+}
+
+Receiver::~Receiver() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+size_t Receiver::read(char* data, size_t bytes, bool patient) {
+  patient = patient && bytes >= kLeastToRest;
+  if (patient && std::chrono::steady_clock::now() < rests_until_) return 0;
+  const auto got = recv(descriptor_, data, bytes, MSG_DONTWAIT);
+  if (patient && got < static_cast<ssize_t>(bytes)) rests_until_ = std::chrono::steady_clock::now() + kRest;
+  if (got > 0) return got;
+  if (got == 0) throw ConnectionLost("it was closed there");
+  if (!would_block(errno)) throw ConnectionLost(std::strerror(errno));
+  return 0;
+}
+
+size_t Sender::write(const iovec* parts, size_t count) {
+  iovec all[kMaxParts];
+  size_t filled = 0;
+  const size_t hello_left = sizeof(hello_) - hello_done_;
+  if (hello_left) all[filled++] = {reinterpret_cast<char*>(&hello_) + hello_done_, hello_left};
+  for (size_t i = 0; i < count && filled < kMaxParts; ++i) all[filled++] = parts[i];
+  msghdr call{};
+  call.msg_iov = all;
+  call.msg_iovlen = filled;
+  const size_t written = sent(sendmsg(descriptor_, &call, kSend));
+  const size_t of_hello = std::min(written, hello_left);
+  hello_done_ += of_hello;
+  return written - of_hello;
+}
+
+void Sender::greet() {
+  if (hello_done_ < sizeof(hello_)) write(nullptr, 0);
+}
+
+// --- how they are made
+
+Connector::Listener Connector::listen(const std::string& ip) {
+  ResolvedAddress address(ip, 0);
+  const int descriptor = open_socket(address);
+  if (bind(descriptor, address.get(), address.length) != 0 || ::listen(descriptor, kBacklog) != 0 ||
+      getsockname(descriptor, address.get(), &address.length) != 0) {
+    const std::string reason = std::strerror(errno);
+    ::close(descriptor);
+    throw std::runtime_error("this host can't listen on " + ip + ": " + reason);
+  }
+  const bool v6 = address.storage.ss_family == AF_INET6;
+  const auto port = v6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
+                       : reinterpret_cast<sockaddr_in*>(address.get())->sin_port;
+  return {descriptor, ntohs(port)};
+}
+
+int Connector::reach(const Address& to, const std::string& own) {
+  ResolvedAddress address(to.ip, to.port);
+  const int descriptor = open_socket(address);
+  bool reached = true;
+  if (!own.empty()) {
+    // The port is chosen when the destination is known: without that, all connections of a host together could be no
+    // more than it has ports.
+    const int on = 1;
+    setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+    ResolvedAddress from(own, 0);
+    reached = bind(descriptor, from.get(), from.length) == 0;
+  }
+  if (reached && (::connect(descriptor, address.get(), address.length) == 0 || would_block(errno))) return descriptor;
+  const int error = errno;
+  ::close(descriptor);
+  throw ConnectionLost(to.ip + " can't be reached: " + std::strerror(error), error);
+}
+
+Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)
+    : rank_(rank), addresses_(std::move(addresses)), token_(std::move(token)), listener_(listener) {
+  if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
+}
+
+void Connector::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (listener_.descriptor >= 0) ::close(listener_.descriptor);
+  listener_.descriptor = -1;
+  unknown_.clear();
+  known_.clear();
+}
+
+Sender Connector::connect(int to, Channel channel) {
+  Hello hello{kMagic, {}, rank_, channel};
+  std::memcpy(hello.token, token_.data(), kTokenSize);
+  // From the address that the others know, so that the data takes the chosen interface.
+  const int descriptor = reach(addresses_[to], addresses_[rank_].ip);
+  Sender sender(descriptor, hello);
+  const int on = 1;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
+  return sender;
+}
+
+Receiver Connector::accept(int from, Channel channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  accept_all();
+  const auto found = known_.find({from, channel});
+  if (found == known_.end()) return Receiver();
+  Receiver receiver = std::move(found->second);
+  known_.erase(found);
+  return receiver;
+}
+
+void Connector::accept_all() {
+  const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
+  for (size_t accepted = 0; accepted < most; ++accepted) {
+    sockaddr_storage from{};
+    socklen_t length = sizeof(from);
+    const int descriptor = accept4(listener_.descriptor, reinterpret_cast<sockaddr*>(&from), &length,
+                                   SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (descriptor < 0) {
+      const int error = errno;
+      const bool full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+      pollfd waiting{listener_.descriptor, POLLIN, 0};  // the kernel says EMFILE even where nobody waits
+      if (full && poll(&waiting, 1, 0) > 0) {
+        throw ConnectionLost(std::string("this rank can't accept it: ") + std::strerror(error));
+      }
+      break;
+    }
+    unknown_.push_back({Receiver(descriptor), is_of_group(from), 0, {}});
+  }
+  for (size_t i = 0; i < unknown_.size();) {
+    if (read_hello(unknown_[i])) {
+      unknown_.erase(unknown_.begin() + i);
+    } else {
+      ++i;
+    }
+  }
+  // Those that have been silent for longest make room for the ones to come, and those from elsewhere before all: a
+  // crowd of them takes no rank's place.
+  const auto is_far = [](const Unknown& each) { return !each.is_near; };
+  for (size_t surplus = unknown_.size() - std::min(unknown_.size(), most); surplus > 0; --surplus) {
+    const auto far = std::find_if(unknown_.begin(), unknown_.end(), is_far);
+    unknown_.erase(far == unknown_.end() ? unknown_.begin() : far);
+  }
+}
+
+bool Connector::is_of_group(const sockaddr_storage& address) const {
+  char ip[INET6_ADDRSTRLEN] = "";
+  const void* its = address.ss_family == AF_INET6
+                        ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr)
+                        : &reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+  inet_ntop(address.ss_family, its, ip, sizeof(ip));
+  return std::any_of(addresses_.begin(), addresses_.end(), [&](const Address& each) { return each.ip == ip; });
+}
+
+// True when the connection is known, or closed because it is a stranger's.
+bool Connector::read_hello(Unknown& unknown) {
+  auto& hello = unknown.hello;
+  try {
+    unknown.done += unknown.receiver.read(reinterpret_cast<char*>(&hello) + unknown.done, sizeof(hello) - unknown.done);
+  } catch (const ConnectionLost&) {
+    return true;
+  }
+  if (unknown.done < sizeof(hello)) return false;
+  const bool ours = hello.magic == kMagic && hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
+                    std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
+  if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
+  return true;
+}
+
+bool Silent::has_left(Connector& connector, int rank, Channel channel, Sender& sender) {
+  try {
+    if (!sender.is_open()) sender = connector.connect(rank, channel);
+    sender.greet();
+    if (!sender.is_hung_up()) {
+      left_.reset();
+      return false;
+    }
+  } catch (const ConnectionLost&) {
+    // It can't be reached.
+  } catch (const std::runtime_error&) {
+    return false;  // this rank has no descriptors left, and can't tell
+  }
+  const auto now = Clock::now();
+  if (!left_) left_ = now;
+  return now - *left_ > kLatest;
+}
+
+}  // namespace cpulaunch

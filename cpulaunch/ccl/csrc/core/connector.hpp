@@ -1,0 +1,154 @@
+// TCP connections between the ranks of a group.
+//
+// Whoever sends to another rank opens a connection for that direction, when it first has something to send.  A hello
+// with the group's token comes first on each.
+
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "clock.hpp"
+
+namespace cpulaunch {
+
+// What a connection is for: the messages of one don't wait for those of the other.
+enum class Channel : int32_t { collectives, point_to_point, last };
+
+struct ConnectionLost : std::runtime_error {
+  explicit ConnectionLost(const std::string& what, int code = 0) : std::runtime_error(what), code(code) {}
+  const int code;  // the system's error; 0 where that isn't known
+};
+
+constexpr size_t kTokenSize = 16;  // bytes
+
+struct Hello {
+  uint64_t magic;
+  char token[kTokenSize];
+  int32_t rank;
+  Channel channel;
+};
+
+// Bytes of an operation, or that a message still lacks, from which on its reader is patient: for less, the rest costs
+// more than it saves.
+constexpr size_t kLeastForPatience = 8 << 20;
+
+// Whether the other end of a connection has closed it, or refuses it.
+bool is_hung_up(int descriptor);
+
+// The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.
+class Receiver {
+ public:
+  explicit Receiver(int descriptor = -1) : descriptor_(descriptor) {}
+  Receiver(Receiver&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Receiver& operator=(Receiver&& other) noexcept;
+  ~Receiver();
+
+  bool is_open() const { return descriptor_ >= 0; }
+  // Returns how many bytes have been read; 0: none have come.  A `patient` reader, once it has read all that was there,
+  // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
+  // processor spends time on each acknowledgement.
+  size_t read(char* data, size_t bytes, bool patient = false);
+
+ private:
+  int descriptor_;
+  std::chrono::steady_clock::time_point rests_until_;
+};
+
+// The sending end.
+class Sender {
+ public:
+  Sender() = default;
+  Sender(int descriptor, const Hello& hello) : socket_(descriptor), descriptor_(descriptor), hello_(hello) {}
+
+  bool is_open() const { return socket_.is_open(); }
+  // Returns how many bytes of the parts have been written.
+  size_t write(const iovec* parts, size_t count);
+  // Tells the receiver whose connection this is, as what is written would.
+  void greet();
+  bool is_hung_up() const { return cpulaunch::is_hung_up(descriptor_); }
+
+ private:
+  static constexpr size_t kMaxParts = 17;
+
+  Receiver socket_;  // closes it
+  int descriptor_ = -1;
+  Hello hello_{};
+  size_t hello_done_ = 0;
+};
+
+// Used by several threads.
+class Connector {
+ public:
+  // Where a rank can be reached.  The port is 0 for ranks that are not sent anything, such as those of this host.
+  struct Address {
+    std::string ip;
+    int port = 0;
+  };
+  struct Listener {
+    int descriptor;
+    int port;
+  };
+  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address.
+  static Listener listen(const std::string& ip);
+  // A descriptor of a connection that is being made; from `own` address, unless that is "".  Throws std::runtime_error
+  // where it is known at once that there will be none.
+  static int reach(const Address& to, const std::string& own = "");
+
+  // Takes the listener over.  `addresses` has one for each rank of the group; `token` is a secret of the group, of
+  // kTokenSize bytes, by which its ranks know each other.
+  Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token);
+  ~Connector() { close(); }
+  Connector(const Connector&) = delete;
+  Connector& operator=(const Connector&) = delete;
+
+  // Throws ConnectionLost where the rank can't be reached.
+  Sender connect(int to, Channel channel);
+  // The connection that another rank has opened; not open while there is none.  Throws ConnectionLost where this rank
+  // may not open more of them.
+  Receiver accept(int from, Channel channel);
+  void close();
+
+ private:
+  struct Unknown {  // a connection whose hello has not fully come
+    Receiver receiver;
+    bool is_near;  // it comes from an address of the group's
+    size_t done;
+    Hello hello;
+  };
+
+  void accept_all();
+  bool read_hello(Unknown& unknown);
+  bool is_of_group(const sockaddr_storage& address) const;
+
+  const int rank_;
+  const std::vector<Address> addresses_;
+  const std::string token_;
+  std::mutex mutex_;
+  Listener listener_;
+  std::vector<Unknown> unknown_;
+  std::map<std::pair<int, Channel>, Receiver> known_;  // those that nobody has asked for yet
+};
+
+// A rank from which something is expected, and which has not opened its connection.
+class Silent {
+ public:
+  // Whether it has ended, or left the group, without having sent anything.  `sender` is the connection to it, which is
+  // opened where it isn't: that ends with the rank.
+  bool has_left(Connector& connector, int rank, Channel channel, Sender& sender);
+
+ private:
+  std::optional<Clock::time_point> left_;  // when that was seen
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,275 @@
+#include <cstring>
+
+#include "host_exchange.hpp"
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// The most bytes of all local ranks together of which each rank reads all rather than wait for others twice ...
+constexpr size_t kMaxWholeSum = 64 << 10;
+// ... and with other hosts less, because each of these ranks then sends all of it.
+constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
+constexpr size_t kLeastLanePart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
+constexpr size_t kLeastPartOfFabric = 256 << 10;  // as it takes longer to start something
+constexpr size_t kSumPieces = 16;
+
+// A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
+//
+// Where sockets are a level, it first reduces, over its socket, its own lane and those of its counterparts on the other
+// sockets, for whom it leaves the sums in its slot; then it reduces its own lane over the sums that its counterparts
+// have left for it.  On the way back, counterparts take each other's lanes, and each passes them on to its
+// neighbors.  So for each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
+class AllReduce final : public Operation {
+ public:
+  AllReduce(Hierarchy& hierarchy, char* data, const Signature& signature)
+      : Operation(signature, piece_size(hierarchy, signature.bytes)),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        data_(signature.bytes ? data : nothing_),
+        bytes_(signature.bytes ? signature.bytes : size_of(signature.type)),
+        reduce_(reduce_for(signature.type, signature.reduction)),
+        divisor_(signature.divisor(layout_.size)) {
+    if (layout_.locals > 1) tensor = SharedBlocks::find(data_, bytes_);
+  }
+
+  uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
+
+  void put(uint64_t piece) override {
+    if (layout_.locals == 1) return;
+    const auto range = range_of(piece);
+    char* to = hierarchy_.slot(layout_.local, piece);
+    if (is_whole(range)) {
+      std::memcpy(to, data_ + range.begin, range.size());
+    } else if (!tensor) {
+      copy_others(to - range.begin, data_, range);
+    }
+  }
+
+  void take(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (has_sockets(range)) {
+      reduce_on_socket(piece, range);
+    } else if (layout_.locals > 1) {
+      for_each_lane(range, [&](int, Range part) { reduce_on_host(piece, range, part); });
+    }
+  }
+
+  bool start(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (!reduce_between_sockets(piece, range)) return false;
+    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
+    return true;
+  }
+
+  bool exchange(uint64_t piece) override {
+    const auto range = range_of(piece);
+    auto& is_reduced = states_[hierarchy_.index(piece)].is_reduced;
+    is_reduced = is_reduced || finish_between_hosts(piece, range);
+    return is_reduced && take_from_counterparts(piece, range);
+  }
+
+  bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
+
+  void collect(uint64_t piece) override {
+    const auto range = range_of(piece);
+    if (collects(piece) && !tensor) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
+    states_[hierarchy_.index(piece)] = {};
+  }
+
+ private:
+  // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
+  static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
+    const size_t part = hierarchy.fabric() ? kLeastPartOfFabric : kLeastLanePart;
+    const size_t least = std::min(hierarchy.layout.lanes * part, hierarchy.shape.slot_size);
+    const size_t even = (bytes / kSumPieces + kSumGranule - 1) / kSumGranule * kSumGranule;
+    return std::clamp(even, least, hierarchy.shape.slot_size);
+  }
+
+  struct State {
+    std::vector<HostExchange> exchanges;                // over the network,
+    std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
+    bool is_reduced = false;  // over all hosts
+  };
+
+  Range range_of(uint64_t piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
+  Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kSumGranule); }
+
+  bool is_whole(Range range) const {
+    const size_t most = layout_.hosts == 1 ? kMaxWholeSum : kMaxWholeSumOfHosts;
+    return range.size() * layout_.lanes <= most && layout_.is_even();
+  }
+  bool has_sockets(Range range) const { return !layout_.counterparts.empty() && !is_whole(range); }
+
+  // Calls `act` for what this rank reduces of a piece: with the lane, and the range of the tensor.
+  template <class Act>
+  void for_each_lane(Range range, const Act& act) const {
+    if (is_whole(range)) {
+      act(layout_.local, range);
+      return;
+    }
+    layout_.for_each_lane(layout_.local, [&](int lane) {
+      const auto part = part_of_lane(range, lane);
+      if (part.size()) act(lane, part);
+    });
+  }
+
+  // Calls `act` for what no other rank of the socket reduces.
+  template <class Act>
+  void for_each_counterpart(Range range, const Act& act) const {
+    for (const int lane : layout_.counterparts) act(lane, part_of_lane(range, lane));
+  }
+
+  // Copies what other local ranks reduce, or others of the socket.
+  void copy_others(char* to, const char* from, Range range) const {
+    size_t at = range.begin;
+    const auto copy_before = [&](int, Range own) {
+      std::memcpy(to + at, from + at, own.begin - at);
+      at = own.end;
+    };
+    if (has_sockets(range)) {
+      for_each_counterpart(range, copy_before);
+    } else {
+      for_each_lane(range, copy_before);
+    }
+    std::memcpy(to + at, from + at, range.end - at);
+  }
+
+  // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
+  char* memory_of(int local, uint64_t piece, Range range) const {
+    if (local == layout_.local) return data_ + range.begin;
+    char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
+    return tensor ? tensor + range.begin : hierarchy_.slot(local, piece);
+  }
+
+  void reduce_on_host(uint64_t piece, Range range, Range part) {
+    sources_.clear();
+    for (int local = 0; local < layout_.locals; ++local) {
+      sources_.push_back(memory_of(local, piece, range) + part.begin - range.begin);
+    }
+    reduce_last(part);
+  }
+
+  // From `sources_`, which is the last step of one host's.
+  void reduce_last(Range part) {
+    const int divisor = layout_.hosts == 1 ? divisor_ : 1;
+    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size(), divisor);
+  }
+
+  void reduce_on_socket(uint64_t piece, Range range) {
+    for_each_counterpart(range, [&](int lane, Range part) {
+      const size_t at = part.begin - range.begin;
+      sources_.clear();
+      for (const int local : layout_.neighbors) sources_.push_back(memory_of(local, piece, range) + at);
+      char* to = lane == layout_.local ? data_ + part.begin : hierarchy_.slot(layout_.local, piece) + at;
+      reduce_(to, sources_.data(), sources_.size(), part.size(), 1);
+    });
+    hierarchy_.set_mark(&SharedSlots::Counters::on_socket, piece);
+  }
+
+  bool counterparts_have(Hierarchy::Mark mark, uint64_t piece) const {
+    return std::all_of(layout_.counterparts.begin(), layout_.counterparts.end(),
+                       [&](int local) { return hierarchy_.has_mark(mark, local, piece); });
+  }
+
+  bool reduce_between_sockets(uint64_t piece, Range range) {
+    if (!has_sockets(range)) return true;
+    if (!counterparts_have(&SharedSlots::Counters::on_socket, piece)) return false;
+    const auto part = part_of_lane(range, layout_.local);
+    sources_.clear();
+    for (const int local : layout_.counterparts) {
+      const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
+      sources_.push_back(whole + part.begin - range.begin);
+    }
+    reduce_last(part);
+    return true;
+  }
+
+  bool finish_between_hosts(uint64_t piece, Range range) {
+    bool all = true;
+    auto& state = states_[hierarchy_.index(piece)];
+    for (auto& each : state.exchanges) all = each.progress() && all;
+    for (auto& each : state.reductions) all = all && each->test();
+    if (!all) return false;
+    for_each_lane(range, [&](int, Range part) {
+      char* data = data_ + part.begin;
+      if (layout_.hosts > 1 && divisor_ > 1) divide(data, part.size(), signature.type, divisor_);
+      if (!is_whole(range)) give(piece, range, part);
+    });
+    if (!has_sockets(range)) return true;
+    const auto part = part_of_lane(range, layout_.local);
+    std::memcpy(hierarchy_.slot(layout_.local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
+    hierarchy_.set_mark(&SharedSlots::Counters::everywhere, piece);
+    return true;
+  }
+
+  // Copies what is reduced to the other ranks of the host, or of the socket.
+  void give(uint64_t piece, Range range, Range part) {
+    const auto give_to = [&](int local) {
+      if (local == layout_.local) return;
+      std::memcpy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
+    };
+    if (has_sockets(range)) {
+      for (const int local : layout_.neighbors) give_to(local);
+    } else {
+      for (int local = 0; local < layout_.locals; ++local) give_to(local);
+    }
+  }
+
+  bool take_from_counterparts(uint64_t piece, Range range) {
+    if (!has_sockets(range)) return true;
+    if (!counterparts_have(&SharedSlots::Counters::everywhere, piece)) return false;
+    for_each_counterpart(range, [&](int lane, Range part) {
+      if (lane == layout_.local) return;
+      std::memcpy(data_ + part.begin, hierarchy_.slot(lane, piece) + part.begin - range.begin, part.size());
+      give(piece, range, part);
+    });
+    return true;
+  }
+
+  void start_exchanges(uint64_t piece, Range range) {
+    size_t needed = 0;
+    auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
+    for_each_lane(range, [&](int lane, Range part) {
+      exchanges.emplace_back(hierarchy_, *this, piece, lane);
+      needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
+    });
+    char* staging = hierarchy_.staging(piece, needed);
+    auto exchange = exchanges.begin();  // they stay where they are from here on
+    for_each_lane(range, [&](int, Range part) {
+      (exchange++)->start(data_ + part.begin, part.size(), staging);
+      staging += HostExchange::staging_size(layout_, part.size(), signature.wire);
+    });
+  }
+
+  // Where there is no data, only the ranks of a host meet: a fabric compares nothing, and may lack the reduction.
+  void start_reductions(uint64_t piece, Range range) {
+    if (signature.bytes == 0) return;
+    auto& reductions = states_[hierarchy_.index(piece)].reductions;
+    for_each_lane(range, [&](int lane, Range part) {
+      reductions.push_back(hierarchy_.fabric()->reduce(lane, data_ + part.begin, part.size(), signature.type,
+                                                       signature.reduction));
+    });
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  char nothing_[sizeof(double)] = {};  // where there is no data, the ranks reduce a number without a meaning
+  char* const data_;
+  const size_t bytes_;
+  Reduce* const reduce_;
+  const int divisor_;
+  std::array<State, SharedSlots::kMaxSlots> states_;
+  std::vector<const char*> sources_;
+};
+
+}  // namespace
+
+OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature) {
+  const bool adds = signature.reduction == Reduction::sum || signature.reduction == Reduction::average;
+  if (signature.type != NumberType::float32 || !adds || hierarchy.fabric()) signature.wire = Wire::exact;
+  return std::make_shared<AllReduce>(hierarchy, data, signature);
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,182 @@
+#include <cstring>
+#include <numeric>
+
+#include "operations.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
+// those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
+class ReduceScatter final : public Operation {
+ public:
+  ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, std::vector<const char*> inputs,
+                std::vector<size_t> sizes)
+      : Operation(signature, hierarchy.shape.slot_size),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        output_(output),
+        inputs_(std::move(inputs)),
+        sizes_(std::move(sizes)),
+        reduce_(reduce_for(signature.type, signature.reduction)),
+        divisor_(signature.divisor(layout_.size)),
+        stretch_(piece_bytes / std::max(layout_.lanes - 1, 1) / kSumGranule * kSumGranule) {}
+
+  uint64_t pieces() const override {
+    const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
+    return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
+  }
+
+  void enter(uint64_t piece) override {
+    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * stretch_), 0};
+    if (layout_.hosts > 1 && piece % layout_.hosts == 0) ask(piece);
+  }
+
+  void put(uint64_t piece) override {
+    for (int local = 0; local < layout_.locals; ++local) {
+      if (local == layout_.local) continue;
+      for_each(piece, local, [&](int rank, Range range) {
+        std::memcpy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
+      });
+    }
+  }
+
+  void take(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    const bool ours = host_of(piece) == layout_.host;
+    char* staging = state.staging;
+    for_each(piece, layout_.local, [&](int rank, Range range) {
+      const char* reduced = inputs_[rank] + range.begin;
+      if (layout_.locals > 1) {
+        char* to = ours ? output_ + range.begin : staging;
+        reduce_locally(piece, to, reduced, rank, range.size());
+        reduced = to;
+      } else if (ours) {
+        std::memmove(output_ + range.begin, reduced, range.size());
+      }
+      if (!ours) hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
+      staging += stretch_;
+    });
+  }
+
+  bool exchange(uint64_t piece) override {
+    auto& state = states_[hierarchy_.index(piece)];
+    if (state.sending > 0) return false;
+    const bool ours = host_of(piece) == layout_.host;
+    if (layout_.hosts > 1 && ours) {
+      const auto& coming = coming_for(piece);
+      if (coming.pending > 0) return false;
+      reduce_hosts(coming.memory.get(), piece);
+    }
+    return true;
+  }
+
+ private:
+  struct State {
+    char* staging = nullptr;  // for what goes to another host
+    int sending = 0;
+  };
+  // What other hosts have for this rank in one stretch.
+  struct Coming {
+    std::unique_ptr<char[]> memory;
+    int pending = 0;
+  };
+  // How many stretches may be under way at the same time, with two pieces or more each.
+  static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
+
+  int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
+
+  Tag tag(uint64_t piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
+
+  Range range_of(uint64_t piece, int rank) const {
+    const size_t begin = piece / layout_.hosts * stretch_;
+    return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  }
+
+  Coming& coming_for(uint64_t piece) { return coming_[piece / layout_.hosts % kStretches]; }
+
+  // This is done before any of the stretch is sent: a piece waits until what it sends is on its way, and the others
+  // would wait like that, too, instead of asking for it in their last piece.
+  void ask(uint64_t piece) {
+    const auto range = range_of(piece, layout_.rank);
+    if (range.size() == 0) return;
+    auto& coming = coming_for(piece);
+    if (!coming.memory) coming.memory.reset(new char[(layout_.hosts - 1) * range.size()]);  // none after it is longer
+    char* to = coming.memory.get();
+    for (int host = 0; host < layout_.hosts; ++host) {
+      if (host == layout_.host) continue;
+      const int from = layout_.rank_with(layout_.local, host);
+      hierarchy_.network().receive(from, tag(piece), signature, to, range.size(), coming.pending);
+      to += range.size();
+    }
+  }
+
+  // The local rank that reduces what a rank gets.
+  int reducer_for(int rank) const { return layout_.local_with(layout_.local_numbers[rank], layout_.host); }
+
+  // Calls `act` for what a local rank reduces of a piece: for which rank, and what of that rank's.
+  template <class Act>
+  void for_each(uint64_t piece, int local, const Act& act) const {
+    for (const int rank : layout_.ranks_of[host_of(piece)]) {
+      const auto range = range_of(piece, rank);
+      if (reducer_for(rank) == local && range.size()) act(rank, range);
+    }
+  }
+
+  // Where what a local rank has for a rank lies in its slot.  What it reduces itself isn't there: at least one rank's,
+  // unless the host of that rank has fewer ranks than there are lanes.
+  char* in_slot(int local, uint64_t piece, int rank) const {
+    size_t before = 0;
+    for (const int other : layout_.ranks_of[host_of(piece)]) {
+      if (other == rank) break;
+      if (reducer_for(other) != local) ++before;
+    }
+    return hierarchy_.slot(local, piece) + before * stretch_;
+  }
+
+  void reduce_locally(uint64_t piece, char* to, const char* own, int rank, size_t bytes) {
+    std::vector<const char*> from;
+    for (int local = 0; local < layout_.locals; ++local) {
+      from.push_back(local == layout_.local ? own : in_slot(local, piece, rank));
+    }
+    reduce_(to, from.data(), from.size(), bytes, layout_.hosts == 1 ? divisor_ : 1);
+  }
+
+  void reduce_hosts(const char* coming, uint64_t piece) {
+    const auto range = range_of(piece, layout_.rank);
+    std::vector<const char*> from;
+    for (int host = 0; host < layout_.hosts; ++host) {
+      from.push_back(host == layout_.host ? output_ + range.begin : coming);
+      if (host != layout_.host) coming += range.size();
+    }
+    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  char* const output_;
+  const std::vector<const char*> inputs_;
+  const std::vector<size_t> sizes_;
+  Reduce* const reduce_;
+  const int divisor_;
+  const size_t stretch_;
+  std::array<State, SharedSlots::kMaxSlots> states_;
+  std::array<Coming, kStretches> coming_;
+};
+
+}  // namespace
+
+OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
+                                 std::vector<size_t> sizes, NumberType type, Reduction reduction) {
+  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+  Signature signature{Kind::reduce_scatter, type, reduction, Wire::exact, -1, all};
+  signature.sizes = digest_of(sizes);
+  if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
+  if (hierarchy.fabric()) {
+    return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+  }
+  return std::make_shared<ReduceScatter>(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+}
+
+}  // namespace cpulaunch

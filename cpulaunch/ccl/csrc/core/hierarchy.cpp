@@ -1,0 +1,335 @@
+#include "hierarchy.hpp"
+
+#include <stdexcept>
+#include <thread>
+
+#include "plain_numbers.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr std::chrono::milliseconds kCheckInterval{1};
+
+}  // namespace
+
+class Hierarchy::Progress final : public Transfer {
+ public:
+  Progress(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<Operation> operation)
+      : hierarchy_(std::move(hierarchy)), operation_(std::move(operation)) {}
+
+  bool test() override { return hierarchy_->advance(*operation_); }
+  void abort() override { hierarchy_->abort(); }
+  std::string stragglers() override { return hierarchy_->stragglers(*operation_); }
+  std::optional<std::set<int>> needed() override {
+    if (hierarchy_->fabric_) return std::nullopt;
+    return hierarchy_->needed();
+  }
+  std::string lost() override { return hierarchy_->lost(); }
+  // What moves within a fabric is not counted.
+  std::optional<uint64_t> steps() const override {
+    if (hierarchy_->fabric_) return std::nullopt;
+    return hierarchy_->steps_.load(std::memory_order_relaxed);
+  }
+  const void* moved_with() const override { return hierarchy_.get(); }
+
+ private:
+  const std::shared_ptr<Hierarchy> hierarchy_;
+  const std::shared_ptr<Operation> operation_;
+};
+
+Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
+                     std::shared_ptr<Fabric> fabric)
+    : layout(std::move(layout)),
+      shape(this->layout, fabric != nullptr),
+      slots_(std::move(slots)),
+      network_(std::move(network)),
+      fabric_(std::move(fabric)) {
+  if (slots_) slots_->counters(this->layout.local).reads_others = slots_->can_read_all();
+}
+
+std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  operation->signature.sequence = gone_ + operations_.size();
+  operations_.push_back(operation);
+  return std::make_unique<Progress>(shared_from_this(), std::move(operation));
+}
+
+// Two roots that call and leave at the same time would otherwise miss each other's messages.
+void Hierarchy::check_unasked() {
+  for (bool again = network_ != nullptr; again;) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      network_->check_unasked();
+      again = network_->may_get_unasked();
+    }
+    if (again) std::this_thread::sleep_for(kCheckInterval);
+  }
+}
+
+void Hierarchy::leave() {
+  // Release: whoever sees that this rank has left sees all that it has taken, too.
+  if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
+}
+
+char* Hierarchy::staging(uint64_t piece, size_t bytes) {
+  auto& staging = staging_[index(piece)];
+  if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
+  return staging.memory.get();
+}
+
+bool Hierarchy::reads_directly() const {
+  for (int local = 0; local < layout.locals; ++local) {
+    if (!slots_->counters(local).reads_others) return false;
+  }
+  return true;
+}
+
+char* Hierarchy::tensor(int local, uint64_t piece, size_t bytes) {
+  const auto& theirs = slots_->counters(local);
+  const auto& place = theirs.pieces[(first_ + piece) % shape.slots].tensor;
+  return place ? mapped_.at(theirs.pid, place, bytes) : nullptr;
+}
+
+// Release and acquire: whoever sees the mark sees what is in the slot, too.
+void Hierarchy::set_mark(Mark mark, uint64_t piece) {
+  (slots_->counters(layout.local).*mark)[index(piece)].store(first_ + piece + 1, std::memory_order_release);
+}
+
+bool Hierarchy::has_mark(Mark mark, int local, uint64_t piece) const {
+  return (slots_->counters(local).*mark)[index(piece)].load(std::memory_order_acquire) == first_ + piece + 1;
+}
+
+Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, size_t lane) const {
+  return {operation.signature.sequence, static_cast<uint32_t>(piece), static_cast<uint16_t>(phase),
+          static_cast<uint16_t>(lane)};
+}
+
+bool Hierarchy::advance(Operation& operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const PlainNumbers plain;
+  const auto done = [&] { return operation.collected_ && operation.is_drained(); };
+  try {
+    // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
+    for (size_t moved = 0; !done() && !aborted_ && !mismatch_ && moved < shape.slot_size;) {
+      size_t bytes = step();
+      if (bytes == 0 && network_) bytes = network_->progress();
+      if (bytes == 0) break;
+      moved += bytes;
+      steps_.fetch_add(1, std::memory_order_relaxed);
+    }
+  } catch (const Mismatch& found) {
+    mismatch_ = found;
+  }
+  if (done() || !mismatch_) return done();
+  // Who has found the error while moving another operation's data leaves it to that one, unless that is complete.
+  const auto whose = mismatch_->sequence;
+  if (!whose || *whose < gone_ || *whose == operation.signature.sequence) throw *mismatch_;
+  return false;
+}
+
+// The other local ranks then find this rank before its first piece and go no further.  A rank that has read the
+// counters earlier may go on with this rank's slots: they stay as they are, because nothing is put any more.  The
+// stores have the default order, which is stronger than they need: they order nothing, and this is no hot path.
+void Hierarchy::abort() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  aborted_ = true;
+  if (network_) network_->close();
+  if (!slots_) return;
+  for (const auto counter : {&SharedSlots::Counters::put, &SharedSlots::Counters::taken}) {
+    (slots_->counters(layout.local).*counter).store(0);
+  }
+}
+
+std::string Hierarchy::stragglers(const Operation& operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto late = behind(&SharedSlots::Counters::put);
+  if (late.empty() && network_) late = network_->awaited();
+  if (late.empty() && fabric_ && exchanged_.number < started_.number) {  // it may be any of those
+    const auto peers = lane_peers();
+    late.assign(peers.begin(), peers.end());
+  }
+  if (late.empty()) late = operation.awaited();
+  if (late.empty()) late = behind(&SharedSlots::Counters::taken);
+  std::string ranks;
+  for (const int rank : late) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return ranks;
+}
+
+// A rank that has completed an operation has taken all pieces of it, and may end.  One that ends before that has left
+// the others.
+std::set<int> Hierarchy::needed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto ranks = behind(&SharedSlots::Counters::taken);
+  return {ranks.begin(), ranks.end()};
+}
+
+std::vector<int> Hierarchy::behind(Counter counter) const {
+  std::vector<int> ranks;
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    // Relaxed: nothing is read on its account.
+    const auto number = (slots_->counters(local).*counter).load(std::memory_order_relaxed);
+    if (local != layout.local && number < put_.number) ranks.push_back(layout.ranks_of[layout.host][local]);
+  }
+  return ranks;
+}
+
+std::string Hierarchy::lost() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    const auto& theirs = slots_->counters(local);
+    if (!theirs.has_left.load(std::memory_order_acquire) || theirs.taken >= put_.number) continue;
+    return layout.members.name(layout.ranks_of[layout.host][local]) + " has left the group";
+  }
+  return network_ ? network_->lost() : "";
+}
+
+std::set<int> Hierarchy::lane_peers() const {
+  std::set<int> ranks;
+  layout.for_each_lane(layout.local, [&](int lane) {
+    for (int host = 0; host < layout.hosts; ++host) {
+      if (host != layout.host) ranks.insert(layout.rank_with(lane, host));
+    }
+  });
+  return ranks;
+}
+
+// --- the stages
+
+// Moves the cursor to the operation that its next piece belongs to.
+Operation* Hierarchy::at(Cursor& cursor) {
+  if (cursor.operation < gone_) cursor = {cursor.number, gone_, 0};
+  for (; cursor.operation < gone_ + operations_.size(); ++cursor.operation, cursor.piece = 0) {
+    auto& operation = *operations_[cursor.operation - gone_];
+    if (!operation.begun_ || !operation.is_ready()) return nullptr;
+    if (cursor.piece < operation.pieces()) {
+      first_ = cursor.number - cursor.piece;
+      return &operation;
+    }
+  }
+  return nullptr;
+}
+
+// The last stage first, which frees slots.
+size_t Hierarchy::step() {
+  for (const auto stage :
+       {&Hierarchy::collect, &Hierarchy::exchange, &Hierarchy::start_piece, &Hierarchy::take, &Hierarchy::put}) {
+    if (const size_t bytes = (this->*stage)()) return bytes;
+  }
+  return enter();
+}
+
+size_t Hierarchy::collect() {
+  auto* operation = at(collected_);
+  size_t moved = 0;
+  if (operation && collected_.number < exchanged_.number &&
+      (!operation->collects(collected_.piece) || others_passed(&SharedSlots::Counters::taken, collected_.number))) {
+    operation->collect(collected_.piece);
+    collected_.pass();
+    moved = operation->piece_bytes;
+    at(collected_);
+  }
+  // Operations that the cursor has left are complete but for what is not in pieces.
+  for (; gone_ < collected_.operation; ++gone_) {
+    operations_.front()->collected_ = true;
+    operations_.pop_front();
+    moved += 1;
+  }
+  return moved;
+}
+
+size_t Hierarchy::exchange() {
+  for (Cursor each = exchanged_; auto* operation = at(each);) {
+    if (each.number >= started_.number) break;
+    auto& done = done_[each.number % shape.slots];
+    if (done != each.number + 1 && operation->exchange(each.piece)) done = each.number + 1;
+    if (each.number == exchanged_.number && done == each.number + 1) {
+      each.pass();
+      exchanged_ = each;
+      // Release: a rank that sees the piece taken sees what this rank has written to its slot, too.  This rank's reads
+      // of that slot are over, so that it may be overwritten.
+      if (slots_) slots_->counters(layout.local).taken.store(each.number, std::memory_order_release);
+      return operation->piece_bytes;
+    }
+    if (fabric_) break;  // a test costs more than all else here, and this one has moved the other pieces on
+    each.pass();
+  }
+  return 0;
+}
+
+size_t Hierarchy::start_piece() {
+  auto* operation = at(started_);
+  if (!operation || started_.number >= taken_.number || !operation->start(started_.piece)) return 0;
+  started_.pass();
+  return 1;
+}
+
+size_t Hierarchy::take() {
+  auto* operation = at(taken_);
+  if (!operation || taken_.number >= put_.number) return 0;
+  if (!others_passed(&SharedSlots::Counters::put, taken_.number)) return 0;
+  check_alike(*operation);
+  operation->take(taken_.piece);
+  taken_.pass();
+  const size_t piece_bytes = operation->piece_bytes;
+  return piece_bytes + start_piece() + exchange();
+}
+
+size_t Hierarchy::put() {
+  auto* operation = at(put_);
+  if (!operation || put_.number >= entered_.number) return 0;
+  const bool is_free = put_.number < shape.slots ||
+                       others_passed(&SharedSlots::Counters::taken, put_.number - shape.slots);
+  if (!is_free || !operation->can_put(put_.piece)) return 0;
+  operation->put(put_.piece);
+  if (slots_) {
+    auto& counters = slots_->counters(layout.local);
+    counters.pieces[put_.number % shape.slots] = {operation->signature, operation->tensor};
+    // Release: a rank that sees the piece put sees what is in the slot, too, and its signature.
+    counters.put.store(put_.number + 1, std::memory_order_release);
+  }
+  put_.pass();
+  return operation->piece_bytes;
+}
+
+size_t Hierarchy::enter() {
+  at(entered_);
+  if (entered_.operation < gone_ + operations_.size() && entered_.piece == 0) {
+    auto& next = *operations_[entered_.operation - gone_];
+    // With other hosts, one operation after the other: the messages of each precede those of the next.
+    if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
+      mapped_.drop_freed();
+      if (network_) network_->enter(next.signature);
+      next.begin();
+      next.begun_ = true;
+      at(entered_);
+    }
+  }
+  auto* operation = at(entered_);
+  if (!operation || entered_.number >= collected_.number + shape.slots) return 0;
+  operation->enter(entered_.piece);
+  entered_.pass();
+  return 1;
+}
+
+// Ranks that call something else, or with other tensors, would take what lies in the slots by chance.
+void Hierarchy::check_alike(const Operation& operation) const {
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    const auto& theirs = slots_->counters(local).pieces[taken_.number % shape.slots].signature;
+    if (theirs != operation.signature) {
+      throw theirs.mismatch(layout.members, layout.ranks_of[layout.host][local], operation.signature);
+    }
+  }
+}
+
+bool Hierarchy::others_passed(Counter counter, uint64_t number) const {
+  for (int local = 0; slots_ && local < layout.locals; ++local) {
+    // Acquire: what this rank reads or overwrites next comes after what that rank did before it stored the counter.
+    if (local != layout.local && (slots_->counters(local).*counter).load(std::memory_order_acquire) <= number) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,218 @@
+// cpulaunch's own transport: collectives through memory that the ranks of a host share, and over TCP between hosts.
+//
+// An operation is cut into pieces, which go through stages one after the other.  Several pieces are under way at the
+// same time, so that the network works while memory does.  Each rank goes through the stages at its own pace:
+//
+//     enter        put              take                  start, exchange                       collect
+//   receives ─► own slot ─► from the slots of all ─► between the hosts, and back into ─► from own slot to tensor
+//   are posted              local ranks to tensor    the slots that it was taken from
+//
+//   needs: the   the slot    put[q] > n of all        what comes from other hosts          taken[q] > n of all
+//   window       is free     local ranks q                                                 local ranks q
+//   then:                    put[r] = n + 1           taken[r] = n + 1
+//
+// Pieces start in their order, which all hosts have in common, and may be exchanged in any.
+//
+// Which of these an operation needs, and what happens in them, is the operation's (hierarchical_*.cpp).  For a sum:
+//   put       the parts of the piece that other local ranks sum go to this rank's slot
+//   take      this rank sums its part over all local ranks
+//   start     this rank begins to sum its part over all hosts
+//   exchange  it goes on with that, and writes the sum to the other local ranks' slots
+//   collect   the parts that the others have summed go from this rank's slot to its tensor
+//
+//
+// Why no rank reads or writes a slot that is being overwritten.  With s slots, rank r overwrites slot n % s when it
+// puts piece n + s.  Before that
+//   1. it has collected piece n itself, so that it reads nothing from there any more (threads of one rank take turns
+//      under mutex_), and
+//   2. it has seen taken[q] > n of every other local rank q.  Rank q reads rank r's slot and its signature, and writes
+//      to it, only while it takes and exchanges piece n.  It raises taken[q] after that.
+// Nobody else touches the slot: for the pieces between, the ranks use the other slots, and they turn to piece n + s in
+// this one only after rank r has raised put[r] to n + s + 1, which it does after it has written the slot.
+//
+// Why the ranks of a host cannot block each other.  Take the first piece n that some rank has not collected.  All ranks
+// have collected, and so taken, all pieces before n.  So the slots for piece n are free (or hold it already), and every
+// rank can put it; then every rank can take it; then, once other hosts have sent what it needs, every rank can collect
+// it.
+//
+// Why the hosts cannot block each other.  A message waits in its connection until it is asked for, and holds up those
+// behind it.  The kernel's buffers may be smaller than a message: its sender then keeps it, and waits too.  An
+// operation enters only when all pieces of the one before have been exchanged, which implies that its messages are all
+// in their connections; so no message waits for one of a later operation.  Within an operation, take again the first
+// piece n that some rank has not collected.  Every rank can enter and take the pieces from n to n + s - 1, unless it
+// waits for a message to put them.  What piece n needs comes through, because an operation sees to it that
+//   1. others send it in their piece n or an earlier one,
+//   2. what is in front of it in its connection is asked for in pieces before n + s, by entering or taking them, or
+//      by exchanging them within the host (nothing of a piece from n + s on is in front, as its sender has collected
+//      piece n by then), and
+//   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
+//      number or an earlier one.
+//
+// With a fabric instead of the network there are no such messages.  All ranks of a lane start what it does in the order
+// of their pieces, and none waits for a later one.  What has come goes to a slot, where the other local ranks read it
+// while they exchange the piece: a mark tells them that it is there.
+//
+// Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
+// thus sees the data that was written before it, and whatever was read before it had been read when the slot is
+// overwritten.  The counters are the only atomics that order data; each is written by its own rank only.
+
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fabric.hpp"
+#include "layout.hpp"
+#include "network.hpp"
+#include "shared_slots.hpp"
+#include "transfer.hpp"
+
+namespace cpulaunch {
+
+class Hierarchy;
+
+// A collective operation of this rank, in pieces.  Pieces are numbered from 0; the ranks of a host have equally many.
+class Operation {
+ public:
+  Operation(Signature signature, size_t piece_bytes) : signature(signature), piece_bytes(piece_bytes) {}
+  virtual ~Operation() = default;
+
+  virtual uint64_t pieces() const = 0;
+  // Whether pieces() is known by now.
+  virtual bool is_ready() const { return true; }
+  // Called once before the first piece enters, also where there are no pieces.
+  virtual void begin() {}
+
+  // The stages of a piece.  A stage that answers false is called again later, and one that answers true is not.
+  virtual void enter(uint64_t) {}
+  virtual bool can_put(uint64_t) { return true; }
+  virtual void put(uint64_t) {}
+  virtual void take(uint64_t) {}
+  virtual bool start(uint64_t) { return true; }
+  virtual bool exchange(uint64_t) { return true; }
+  // Whether the piece has something to collect, once the others have taken theirs.
+  virtual bool collects(uint64_t) const { return false; }
+  virtual void collect(uint64_t) {}
+
+  // Whether nothing that began outside of the pieces is under way.
+  virtual bool is_drained() { return true; }
+  // The ranks that it waits for then, as far as the operation knows.
+  virtual std::vector<int> awaited() const { return {}; }
+
+  Signature signature;  // its sequence number is set when the operation starts
+  SharedBlocks::Place tensor;  // where it is, if other local ranks may use it there
+  const size_t piece_bytes;  // of one piece: a caller that waits wants to look at the clock in between
+
+ private:
+  friend class Hierarchy;
+  bool begun_ = false, collected_ = false;
+};
+
+class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
+ public:
+  // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
+  // have introduced themselves.  A `fabric` takes the network's place.
+  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
+            std::shared_ptr<Fabric> fabric = nullptr);
+
+  // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
+  // don't.
+  std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
+  // Throws Mismatch where a rank has sent what shows that they didn't.
+  void check_unasked();
+  // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
+  void leave();
+
+  // --- for operations
+
+  const Layout layout;
+  const SharedSlots::Shape shape;
+  char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
+  // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
+  size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
+  // For a piece that this rank takes: whether all local ranks may read each other's memory, and what one has there.
+  bool reads_directly() const;
+  void read(int local, char* to, uint64_t address, size_t bytes) const { slots_->read(local, to, address, bytes); }
+  // The tensor of a local rank that has put this piece, of `bytes`; null where it isn't shared.  It is this
+  // rank's from when it takes the piece until it has exchanged it.
+  char* tensor(int local, uint64_t piece, size_t bytes);
+  // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them
+  // has said so.
+  using Mark = std::atomic<uint64_t> (SharedSlots::Counters::*)[SharedSlots::kMaxSlots];
+  void set_mark(Mark mark, uint64_t piece);
+  bool has_mark(Mark mark, int local, uint64_t piece) const;
+  // Memory for a piece from its entry until it is collected.
+  char* staging(uint64_t piece, size_t bytes);
+  Network& network() { return *network_; }
+  Fabric* fabric() const { return fabric_.get(); }  // null: the network carries all
+  Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
+
+ private:
+  class Progress;  // the transfer of one operation
+
+  // How far a stage has come.
+  struct Cursor {
+    uint64_t number = 0;     // of pieces since the beginning
+    uint64_t operation = 0;  // since the beginning
+    uint64_t piece = 0;      // of the operation
+
+    void pass() { ++number, ++piece; }
+  };
+  using Counter = std::atomic<uint64_t> SharedSlots::Counters::*;
+
+  // Does the next steps that can be done now, for whichever operation.
+  // True when `operation` is complete.  Throws Mismatch where ranks differ in this operation, or in one that is
+  // complete here.
+  bool advance(Operation& operation);
+  void abort();
+  std::string stragglers(const Operation& operation);
+  // The local ranks that have put, or taken, less than this one has put.
+  std::vector<int> behind(Counter counter) const;
+  std::set<int> needed();
+  std::string lost();
+  // The ranks of other hosts that have a lane of this rank's.
+  std::set<int> lane_peers() const;
+
+  // The operation of the cursor's next piece; null where there is none, or not yet.
+  Operation* at(Cursor& cursor);
+  bool others_passed(Counter counter, uint64_t number) const;
+  void check_alike(const Operation& operation) const;
+
+  // Each returns how many bytes it was about; 0: nothing can be done now.
+  size_t step();
+  size_t collect();
+  size_t exchange();
+  size_t start_piece();
+  size_t take();
+  size_t put();
+  size_t enter();
+
+  const std::shared_ptr<SharedSlots> slots_;
+  const std::unique_ptr<Network> network_;
+  const std::shared_ptr<Fabric> fabric_;
+  MappedBlocks mapped_;
+  struct Staging {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+  };
+  std::array<Staging, SharedSlots::kMaxSlots> staging_;
+
+  // Relaxed: it orders nothing, and a poller that reads an old value polls once more.
+  std::atomic<uint64_t> steps_{0};
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Operation>> operations_;  // those that are not collected
+  uint64_t gone_ = 0;                                  // operations before these
+  Cursor entered_, put_, taken_, started_, exchanged_, collected_;
+  std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the last piece in it that is exchanged
+  uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
+  bool aborted_ = false;
+  std::optional<Mismatch> mismatch_;  // once there is one, nothing moves any more
+};
+
+}  // namespace cpulaunch

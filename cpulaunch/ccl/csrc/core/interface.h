@@ -1,0 +1,192 @@
+/* The C interface of libcpulaunch_ccl: what crosses the borders between the three shared libraries.
+ *
+ *     libcpulaunch_ccl.so      the core: shared memory, TCP, operations, liveness.  Knows neither torch nor oneCCL
+ *     _group.so                torch's process group; compiled for one series of torch
+ *     libcpulaunch_oneccl.so   oneCCL as a transport; optional
+ *
+ * Each may have another C++ library and another compiler than the others, so that only what is declared here passes.
+ * Texts that a function returns, or leaves in a cl_error, are the caller's to free().  No exception passes.
+ */
+#ifndef CPULAUNCH_CCL_INTERFACE_H
+#define CPULAUNCH_CCL_INTERFACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CL_EXPORT __attribute__((visibility("default")))
+
+/* --- what went wrong: `text` is null where nothing did. */
+typedef struct cl_error {
+  char* text;
+  int is_mismatch;      /* the ranks call different operations, */
+  int has_sequence;     /* and it is known which one of this rank's is meant */
+  uint64_t sequence;
+} cl_error;
+
+/* --- a transfer (transfer.hpp has the meaning of each function) */
+typedef struct cl_transfer cl_transfer;
+typedef struct cl_transfer_functions {
+  int (*test)(cl_transfer*, cl_error*);            /* 1: done */
+  void (*abort)(cl_transfer*);
+  char* (*stragglers)(cl_transfer*);
+  int (*peer)(cl_transfer*, int32_t* rank);        /* 0: no message */
+  int (*needed)(cl_transfer*, int32_t** ranks);    /* how many; -1: all.  The ranks are the caller's to free() */
+  char* (*missing)(cl_transfer*);
+  char* (*lost)(cl_transfer*);
+  int (*steps)(const cl_transfer*, uint64_t* steps); /* 0: they aren't counted */
+  const void* (*moved_with)(const cl_transfer*);
+  void (*destroy)(cl_transfer*);
+} cl_transfer_functions;
+struct cl_transfer {
+  const cl_transfer_functions* functions;
+};
+
+/* --- a collective (collective.hpp has the meaning of each field) */
+typedef struct cl_part {
+  char* data;
+  size_t bytes;
+} cl_part;
+typedef struct cl_collective {
+  uint32_t kind;
+  uint8_t type, reduction, wire;
+  int32_t root, tag;
+  const cl_part *sent, *received;
+  size_t sent_count, received_count;
+  int32_t* source;
+} cl_collective;
+
+/* --- a transport (transport.hpp) */
+typedef struct cl_transport cl_transport;
+typedef struct cl_transport_functions {
+  cl_transfer* (*start)(cl_transport*, const cl_collective*, cl_error*); /* null with an error */
+  void (*check_calls)(cl_transport*, cl_error*);
+  void (*close)(cl_transport*, int in_flight);
+  void (*destroy)(cl_transport*);
+} cl_transport_functions;
+struct cl_transport {
+  const cl_transport_functions* functions;
+  int messages, bitwise, bitwise_scatter, shared_memory, compressing_hosts;
+};
+
+/* --- a group's store, while its ranks are connected */
+typedef struct cl_store {
+  void* self;
+  /* 1: `value` is the caller's to free(); 0: it has no such key. */
+  int (*get)(void* self, const char* key, char** value, size_t* size, cl_error*);
+  void (*set)(void* self, const char* key, const char* value, size_t size, cl_error*);
+} cl_store;
+
+/* --- what makes a transport: connects the ranks, which may take long.  The store stays until connect() returns. */
+typedef struct cl_carrier cl_carrier;
+struct cl_carrier {
+  cl_transport* (*connect)(cl_carrier*, const cl_store*, cl_error*);
+  void (*destroy)(cl_carrier*);
+};
+
+/* --- what connects hosts in place of the core's own network (fabric.hpp) */
+typedef struct cl_fabric cl_fabric;
+typedef struct cl_fabric_functions {
+  cl_transfer* (*reduce)(cl_fabric*, int lane, char* data, size_t bytes, uint8_t type, uint8_t reduction, cl_error*);
+  cl_transfer* (*broadcast)(cl_fabric*, int lane, char* data, size_t bytes, int host, cl_error*);
+  cl_transfer* (*gather)(cl_fabric*, int lane, const char* from, char* to, const size_t* sizes, cl_error*);
+  cl_transfer* (*exchange)(cl_fabric*, int lane, const char* from, const size_t* sent, char* to,
+                           const size_t* received, cl_error*);
+  cl_transfer* (*exchange_all)(cl_fabric*, const cl_part* sent, const cl_part* received, cl_error*);
+  void (*close)(cl_fabric*);
+  void (*destroy)(cl_fabric*);
+} cl_fabric_functions;
+struct cl_fabric {
+  const cl_fabric_functions* functions;
+};
+
+/* === what the core exports */
+
+/* --- who is where */
+typedef struct cl_layout cl_layout;
+/* `host_of` and `socket_of` (-1: unknown) are of each rank, `numbers` its number in the job, and `host_names` the name
+ * of its host; null where there is one. */
+CL_EXPORT cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, const int32_t* socket_of,
+                                    const int32_t* numbers, const char* const* host_names);
+CL_EXPORT void cl_layout_free(cl_layout*);
+/* For libraries other than the core: what of it a fabric needs. */
+typedef struct cl_layout_facts {
+  int32_t rank, size, host, hosts, local, locals, lanes;
+  const int32_t* host_numbers; /* of each rank; the layout's */
+} cl_layout_facts;
+CL_EXPORT cl_layout_facts cl_layout_look(const cl_layout*);
+
+/* --- memory of a host's ranks */
+typedef struct cl_slots cl_slots;
+/* A descriptor of memory for the ranks of this host; -1 where there is none to be had. */
+CL_EXPORT int cl_memory_offer(const cl_layout*, int fabric);
+/* What another rank of this host offers; null where this rank may not open it. */
+CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int fabric, int pid, int descriptor);
+CL_EXPORT void cl_slots_free(cl_slots*);
+
+/* --- transports */
+/* A socket for the connections of other hosts' ranks; -1 with an error. */
+CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
+/* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
+ * host, and taken over.  `ips` and `ports` are of each rank, and `token` is the group's secret. */
+CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
+                                     const char* const* ips, const int32_t* ports, const char* token,
+                                     size_t token_size, cl_error*);
+CL_EXPORT void cl_carrier_free(cl_carrier*);
+/* The core's own within a host, and a fabric, which is taken over, between the hosts. */
+CL_EXPORT cl_transport* cl_fabric_transport(const cl_layout*, const cl_slots*, cl_fabric*);
+/* Divides sums in place. */
+CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
+/* Copies of what a layout, or the memory, is: for who keeps them. */
+CL_EXPORT cl_layout* cl_layout_copy(const cl_layout*);
+CL_EXPORT cl_slots* cl_slots_copy(const cl_slots*);
+
+/* --- tensors in memory that the host's ranks share (shared_blocks.hpp) */
+CL_EXPORT char* cl_block_copy(const char* from, size_t bytes);
+CL_EXPORT void cl_block_free(char* memory);
+CL_EXPORT int cl_block_holds(const char* memory, size_t bytes);
+
+/* --- the clock (clock.hpp): nanoseconds */
+CL_EXPORT int64_t cl_clock_now(void);
+CL_EXPORT int64_t cl_clock_steady(int64_t time);
+
+/* --- whether other processes live (liveness.hpp); each cl_..._free() takes what the function before it made */
+/* The time after which a host counts as gone has this many parts; in the last two of them its kernel is asked. */
+#define CL_SILENT_PARTS 3
+
+typedef struct cl_process cl_process;
+CL_EXPORT cl_process* cl_process_of(int32_t pid);
+CL_EXPORT void cl_process_free(cl_process*);
+/* The system's error where it can't be watched, else 0. */
+CL_EXPORT int cl_process_error(const cl_process*);
+CL_EXPORT int cl_process_has_ended(const cl_process*);
+
+typedef struct cl_server cl_server;
+/* The server of a store to which this process is connected; `host` null: one that never counts as gone. */
+CL_EXPORT cl_server* cl_server_of(const char* host, int32_t port);
+CL_EXPORT void cl_server_free(cl_server*);
+CL_EXPORT int cl_server_is_gone(const cl_server*);
+CL_EXPORT void cl_server_begin_query(cl_server*);
+CL_EXPORT int64_t cl_server_end_query(cl_server*); /* nanoseconds that it took */
+CL_EXPORT int cl_server_is_silent_for(cl_server*, int64_t milliseconds);
+
+typedef struct cl_beacon cl_beacon;
+CL_EXPORT cl_beacon* cl_beacon_make(const char* ip); /* null where this host can't listen there */
+CL_EXPORT void cl_beacon_free(cl_beacon*);
+CL_EXPORT const char* cl_beacon_address(const cl_beacon*); /* the beacon's */
+CL_EXPORT void cl_beacon_close_connections(const cl_beacon*);
+
+typedef struct cl_remote cl_remote;
+CL_EXPORT cl_remote* cl_remote_at(const char* address);
+CL_EXPORT void cl_remote_free(cl_remote*);
+CL_EXPORT int cl_remote_is_there(const cl_remote*, int64_t within_milliseconds);
+CL_EXPORT int cl_remote_has_ended(cl_remote*);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,91 @@
+#include "shared_file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+
+namespace cpulaunch {
+
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;  // bytes
+constexpr int kCollapse = 25;          // MADV_COLLAPSE, of Linux 6.1, which older headers lack
+constexpr unsigned kNoExecSeal = 8;    // MFD_NOEXEC_SEAL, of Linux 6.3
+
+char* map_at(void* address, int descriptor, size_t size) {
+  const int flags = MAP_SHARED | (address ? MAP_FIXED : 0);
+  void* memory = mmap(address, size, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+}
+
+int open_in(int pid, int descriptor) {
+  if (pid == getpid()) return fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+  return open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+}  // namespace
+
+// Nothing in it can be executed, which a host may insist on (vm.memfd_noexec), and nobody who maps it can make it
+// smaller: whoever read it would get SIGBUS.
+int create_shared_file(size_t size) {
+  int descriptor = -1;
+  for (const unsigned flags : {MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal, MFD_CLOEXEC | MFD_ALLOW_SEALING}) {
+    descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", flags));
+    if (descriptor >= 0 || errno != EINVAL) break;  // kernels before 6.3 don't know the former
+  }
+  if (descriptor < 0) return -1;
+  if (ftruncate(descriptor, static_cast<off_t>(size)) != 0 || fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+    close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
+void empty_shared_file(int descriptor, size_t begin, size_t size) {
+  fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+            static_cast<off_t>(size - begin));
+}
+
+bool make_private(char* memory, int descriptor, size_t size) {
+  return mmap(memory, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) != MAP_FAILED;
+}
+
+char* map_shared_file(int descriptor, size_t size) {
+  if (size < kHugePage) return map_at(nullptr, descriptor, size);
+  // A huge page of the file can be mapped as one only where its address is a multiple of its size.
+  void* reserved = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  char* begin = static_cast<char*>(reserved);
+  char* aligned = begin + (-reinterpret_cast<uintptr_t>(begin)) % kHugePage;
+  const size_t page = getpagesize(), used = (size + page - 1) / page * page;
+  if (aligned > begin) munmap(begin, aligned - begin);
+  munmap(aligned + used, begin + kHugePage - aligned);
+  char* memory = map_at(aligned, descriptor, size);
+  if (!memory) munmap(aligned, size);
+  return memory;
+}
+
+void use_huge_pages(char* memory, size_t size) {
+  madvise(memory, size / kHugePage * kHugePage, kCollapse);
+}
+
+std::pair<char*, size_t> open_shared_file(int pid, int descriptor) {
+  const int own = open_in(pid, descriptor);
+  if (own < 0) return {nullptr, 0};
+  struct stat found {};
+  char* memory = nullptr;
+  if (fstat(own, &found) == 0) memory = map_shared_file(own, found.st_size);
+  const int error = errno;
+  close(own);
+  errno = error;
+  return {memory, memory ? static_cast<size_t>(found.st_size) : 0};
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,116 @@
+#include "shared_slots.hpp"
+
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+
+#include "shared_file.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// The most bytes of a piece: few enough that two slots, of which one is filled while the other is read, stay
+// in the caches beside the tensor, and enough that a step costs more than the wait for it.  Of two hosts, one or two
+// ranks that share a host keep the network busier with smaller ones.  More hosts divide a sum's pieces among them once
+// more, and smaller ones cost too many calls of the kernel.  All this is measured.
+constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfManyHosts = 1 << 20;
+constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
+constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
+constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
+constexpr size_t kPage = 4096;      // bytes
+
+size_t measured_size(const Layout& layout) {
+  if (layout.hosts > 2) return kSlotSizeOfManyHosts;
+  return layout.hosts == 1 || layout.lanes > 2 ? kSlotSize : kSlotSizeOfFew;
+}
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+size_t slots_begin(int locals) { return round_up(locals * sizeof(SharedSlots::Counters), kPage); }
+
+size_t rings_begin(int locals, SharedSlots::Shape shape) {
+  return slots_begin(locals) + locals * shape.slots * shape.slot_size;
+}
+
+size_t memory_size(int locals, SharedSlots::Shape shape) {
+  return rings_begin(locals, shape) + sizeof(SharedSlots::Ring) * locals * locals;
+}
+
+}  // namespace
+
+// Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
+// at the same time, each at another stage.
+SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
+    : slots(layout.hosts == 1 ? 2 : kMaxSlots),
+      slot_size(fabric ? kFabricSlotSize : measured_size(layout)) {
+  const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
+  slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
+}
+
+int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }
+
+std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals, Shape shape) {
+  if (offer.descriptor < 0) return nullptr;
+  const auto [memory, size] = open_shared_file(offer.pid, offer.descriptor);
+  if (memory && size != memory_size(locals, shape)) {
+    munmap(memory, size);
+    return nullptr;
+  }
+  return memory ? std::shared_ptr<SharedSlots>(new SharedSlots(memory, locals, shape)) : nullptr;
+}
+
+SharedSlots::SharedSlots(char* memory, int locals, Shape shape)
+    : memory_(memory),
+      counters_(reinterpret_cast<Counters*>(memory)),  // zeroes at first, as all memory of a new file
+      locals_(locals),
+      shape_(shape) {}
+
+SharedSlots::~SharedSlots() { munmap(memory_, memory_size(locals_, shape_)); }
+
+void SharedSlots::introduce(int local) {
+  counters_[local].pid = getpid();
+  counters_[local].address = reinterpret_cast<uint64_t>(&counters_[local]);
+}
+
+bool SharedSlots::can_read_all() const {
+  try {
+    for (int local = 0; local < locals_; ++local) {
+      uint64_t address = 0;
+      const auto at = counters_[local].address + offsetof(Counters, address);
+      read(local, reinterpret_cast<char*>(&address), at, sizeof(address));
+      if (address != counters_[local].address) return false;
+    }
+  } catch (const std::runtime_error&) {
+    return false;
+  }
+  return true;
+}
+
+void SharedSlots::read(int local, char* to, uint64_t address, size_t bytes) const {
+  while (bytes > 0) {
+    const iovec target{to, bytes}, source{reinterpret_cast<void*>(address), bytes};
+    const ssize_t count = process_vm_readv(counters_[local].pid, &target, 1, &source, 1, 0);
+    if (count <= 0) {
+      throw std::runtime_error("this rank can't read the memory of process " + std::to_string(counters_[local].pid) +
+                               ": " + std::strerror(errno));
+    }
+    to += count, address += count, bytes -= count;
+  }
+}
+
+char* SharedSlots::slot(int local, uint64_t piece) const {
+  return memory_ + slots_begin(locals_) + (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;
+}
+
+SharedSlots::Ring& SharedSlots::ring(int from, int to) const {
+  return reinterpret_cast<Ring*>(memory_ + rings_begin(locals_, shape_))[from * locals_ + to];
+}
+
+}  // namespace cpulaunch

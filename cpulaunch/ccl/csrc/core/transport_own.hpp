@@ -1,0 +1,25 @@
+// cpulaunch's own transport: the hierarchy's operations, and messages.
+
+#pragma once
+
+#include "operations.hpp"
+#include "point_to_point.hpp"
+#include "transport.hpp"
+
+namespace cpulaunch {
+
+class OwnTransport final : public Transport {
+ public:
+  // Without `messages` where a fabric connects the hosts.
+  OwnTransport(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<PointToPoint> messages);
+
+  std::unique_ptr<Transfer> start(const Collective& collective) override;
+  void check_calls() override { hierarchy_->check_unasked(); }
+  void close(bool in_flight) override;
+
+ private:
+  std::shared_ptr<Hierarchy> hierarchy_;
+  std::shared_ptr<PointToPoint> messages_;
+};
+
+}  // namespace cpulaunch

@@ -1,0 +1,15 @@
+// The core's clock: all of the process's libraries leave the same stretches out.
+
+#include "clock.hpp"
+
+#include "interface.h"
+
+namespace cpulaunch {
+
+Clock::time_point Clock::now() { return time_point(duration(cl_clock_now())); }
+
+std::chrono::steady_clock::time_point Clock::steady(time_point time) {
+  return std::chrono::steady_clock::time_point(duration(cl_clock_steady(time.time_since_epoch().count())));
+}
+
+}  // namespace cpulaunch

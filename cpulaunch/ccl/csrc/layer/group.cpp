@@ -1,0 +1,258 @@
+#include "group.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <set>
+
+#include <torch/version.h>
+
+#include "boundary.hpp"
+#include "buffers.hpp"
+#include "forked.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// How often connect() looks whether the group has failed, and from when on it has the watchdog look after the peers:
+// ranks that are all alive meet within a second.
+constexpr auto kConnectInterval = std::chrono::milliseconds(100);
+constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
+// How often close() looks whether the operations in flight have been completed.
+constexpr auto kCloseInterval = std::chrono::milliseconds(1);
+
+struct OpenGroups {
+  std::mutex mutex;
+  std::set<ProcessGroupCCL*> all;
+};
+
+// A store for as long as its ranks are connected through it.
+cl_store in_c(c10d::Store& store) {
+  const auto get = [](void* self, const char* key, char** value, size_t* size, cl_error* error) -> int {
+    return guarded(error, [&] {
+      auto& its = *static_cast<c10d::Store*>(self);
+      if (!its.check({key})) return false;
+      const auto bytes = its.get(key);
+      *value = static_cast<char*>(std::malloc(bytes.size() + 1));
+      std::copy(bytes.begin(), bytes.end(), *value);
+      *size = bytes.size();
+      return true;
+    });
+  };
+  const auto set = [](void* self, const char* key, const char* value, size_t size, cl_error* error) {
+    guarded(error, [&] { static_cast<c10d::Store*>(self)->set(key, std::vector<uint8_t>(value, value + size)); });
+  };
+  return {&store, get, set};
+}
+
+OpenGroups& open_groups() {
+  static auto* groups = new OpenGroups;
+  return *groups;
+}
+
+}  // namespace
+
+ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
+                                 std::string name, Members members, const std::string& in_ledger, bool shares_cores,
+                                 std::vector<Peer> local_peers, Heartbeat heartbeat, StoreIntervals intervals,
+                                 Carrier carrier, MakeGloo make_gloo)
+    : Backend(rank, size),
+      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members), in_ledger,
+                                          shares_cores)),
+      store_(store),
+      options_(c10::make_intrusive<Options>("ccl", timeout)),
+      make_gloo_(std::move(make_gloo)),
+      timeout_(timeout) {
+  Watchdog::instance().add(state_, store, local_peers, std::move(heartbeat), intervals);
+  try {
+    connect(std::move(carrier));
+  } catch (...) {
+    Watchdog::instance().remove(state_.get());
+    throw;
+  }
+  std::lock_guard<std::mutex> lock(open_groups().mutex);
+  open_groups().all.insert(this);
+}
+
+ProcessGroupCCL::~ProcessGroupCCL() {
+  close();
+  if (is_forked()) {  // gloo would wait for threads that only the parent has
+    new auto(make_gloo_);
+    new auto(gloo_fallback_);
+  }
+}
+
+// Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
+void ProcessGroupCCL::connect(Carrier carrier) {
+  auto made = std::make_shared<std::promise<std::unique_ptr<Transport>>>();
+  auto result = made->get_future();
+  std::thread([made, store = store_, carrier = std::move(carrier)] {
+    try {
+      const auto its_store = in_c(*store);
+      made->set_value(import_transport(
+          unguarded([&](cl_error* error) { return carrier->connect(carrier.get(), &its_store, error); })));
+    } catch (...) {
+      made->set_exception(std::current_exception());
+    }
+  }).detach();
+  const auto until = Clock::now() + timeout_;
+  const auto alert_from = Clock::now() + kConnectAlertAfter;
+  while (result.wait_for(kConnectInterval) != std::future_status::ready) {
+    const auto now = Clock::now();
+    if (now > alert_from) Watchdog::instance().alert(state_);
+    if (state_->failed() || now > until) {
+      C10_THROW_ERROR(DistBackendError, c10::str("ccl: the ", getSize(), " ranks of group '", state_->name,
+                                                 "' did not come together", state_->failed() ? ": " : " in time",
+                                                 state_->reason()));
+    }
+  }
+  try {
+    transport_ = result.get();
+  } catch (const std::exception& error) {
+    C10_THROW_ERROR(DistBackendError, c10::str("ccl: the ", getSize(), " ranks of group '",
+                                               state_->name, "' could not be connected: ", error.what()));
+  }
+}
+
+void ProcessGroupCCL::check_calls() {
+  if (!transport_ || is_forked() || state_->failed()) return;
+  try {
+    transport_->check_calls();
+  } catch (const Mismatch& mismatch) {
+    state_->fail(c10::str("ranks have called different collectives: ", mismatch.what()));
+    Watchdog::instance().alert(state_);  // which reports that to the other ranks
+    C10_THROW_ERROR(DistBackendError, c10::str(state_->describe("a collective"), " failed: ", mismatch.what()));
+  }
+}
+
+void ProcessGroupCCL::check_all_calls() {
+  if (is_forked()) return;
+  std::lock_guard<std::mutex> lock(open_groups().mutex);
+  for (auto* group : open_groups().all) group->check_calls();
+}
+
+void ProcessGroupCCL::shutdown() {
+  finish();
+  try {
+    check_calls();
+  } catch (...) {
+    close();
+    throw;
+  }
+  close();
+}
+
+// The background thread completes the operations that are still in flight; the group's timeout holds for them.
+void ProcessGroupCCL::finish() {
+  const auto until = Clock::now() + timeout_;
+  while (!is_forked() && state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() &&
+         Clock::now() < until) {
+    std::this_thread::sleep_for(kCloseInterval);
+  }
+}
+
+void ProcessGroupCCL::close() {
+  if (!transport_) return;
+  if (is_forked()) {
+    static_cast<void>(transport_.release());  // its other end, and what is in flight, are the parent's
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(open_groups().mutex);
+    open_groups().all.erase(this);
+  }
+  finish();
+  transport_->close(state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped());
+  transport_.reset();
+  state_->ledger.close();
+  Watchdog::instance().remove(state_.get());
+}
+
+Transport& ProcessGroupCCL::transport(const char* operation) const {
+  TORCH_CHECK(transport_, operation, ": group '", state_->name, "' was destroyed");
+  TORCH_CHECK(!is_forked(), operation, ": group '", state_->name, "' is that of the process from which this one was "
+              "forked: a forked process takes no part in collectives");
+  return *transport_;
+}
+
+void ProcessGroupCCL::setTimeout(Milliseconds timeout) {
+  timeout_ = timeout;
+  options_->timeout = timeout;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR > 8
+  if (gloo_fallback_) gloo_fallback_->setTimeout(timeout);
+#endif
+}
+
+bool ProcessGroupCCL::shares_memory() const { return transport_ && transport_->abilities.shared_memory; }
+
+bool ProcessGroupCCL::share_memory(const at::Tensor& tensor) {
+  check_tensor({"share_memory"}, tensor);
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto* from = static_cast<const char*>(storage->data());
+  const size_t bytes = storage->nbytes();
+  if (cl_block_holds(from, bytes)) return true;
+  char* memory = cl_block_copy(from, bytes);
+  if (!memory) return false;
+  const auto free = [](void* data) { cl_block_free(static_cast<char*>(data)); };
+  storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
+  return true;
+}
+
+void ProcessGroupCCL::abort() {
+  state_->fail("the group was aborted");
+  if (gloo_fallback_) gloo_fallback_->abort();
+}
+
+c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
+
+// All ranks call this for the same operation, so that they make the group together.
+c10d::Backend& ProcessGroupCCL::gloo() {
+  std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
+  return *gloo_fallback_;
+}
+
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* profiling_title,
+                                                     Tensors inputs, Milliseconds timeout) {
+  return make_work(type, name, profiling_title, std::move(inputs), timeout, sequence_, /*peer=*/-1);
+}
+
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin_message(c10d::OpType type, const char* name,
+                                                             const char* profiling_title, Tensors inputs,
+                                                             int peer) {
+  return make_work(type, name, profiling_title, std::move(inputs), kNoTimeout, messages_, peer);
+}
+
+ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, const char* name,
+                                                         const char* profiling_title, Tensors inputs,
+                                                         Milliseconds timeout, std::atomic<uint64_t>& sequence,
+                                                         int peer) {
+  if (state_->failed()) {
+    C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
+                                               "' cannot be used any more: ", state_->reason()));
+  }
+  static_cast<void>(transport(name));
+  const auto limit = timeout > kNoTimeout ? timeout : timeout_;
+  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence++, limit,
+                                       peer);
+}
+
+ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,
+                                                      const Collective* collectives, size_t count) {
+  const ProgressEngine::Visit visit(ProgressEngine::instance(), work->is_message());
+  auto transfer = std::make_unique<CombinedTransfer>();
+  auto& transfers = *transfer;
+  work->started(std::move(transfer));
+  try {
+    std::lock_guard<std::mutex> lock(starting_);
+    ++state_->in_flight;
+    for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
+  } catch (const std::exception& error) {
+    work->fail(c10::str("could not be started: ", error.what()));  // its other tensors may be under way
+    work->wait();  // throws that
+  }
+  ProgressEngine::instance().run(work, asynchronous);
+  return work;
+}
+
+}  // namespace cpulaunch

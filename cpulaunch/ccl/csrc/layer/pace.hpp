@@ -1,0 +1,50 @@
+// How a thread that polls lets time pass between two polls.
+
+#pragma once
+
+#include <chrono>
+
+namespace cpulaunch {
+
+// What is known of the cores that ranks run on.
+struct Pace {
+  bool crowded = false;       // this host has more ranks than cores: each poll that finds nothing gives up the core
+  bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on this rank's cores
+};
+
+enum class Rest {
+  spin,       // keeps the core
+  yield,      // lets another thread run that waits for the core
+  nap,        // gives the core up for a moment: the peer is late
+  long_nap,   // and for longer: the peer computes, which this rank should be able to do, too
+};
+
+// A poller spins at first, because its peer's next piece comes soon.  Then it yields, and in the end it naps.
+//
+//                            spins         yields         then
+//   a core of its own        1,000 polls   19,000 polls   naps: some ms have passed
+//   cores of other hosts     20 polls      100 us         naps: where simulated hosts share cores, one yield can take
+//                                                         Linux 6.18 4 ms, and threads that go on yielding have left
+//                                                         others without a core for half a minute
+//   crowded                  none          1,000 polls    naps
+inline Rest rest_of_poller(const Pace& pace, unsigned idle_polls, std::chrono::nanoseconds yielding) {
+  constexpr unsigned kSpins = 1000, kSpinsOfShared = 20, kPolls = 20000, kPollsOfCrowded = 1000;
+  constexpr std::chrono::microseconds kYieldTimeOfShared{100};
+  const unsigned spins = pace.crowded ? 0 : pace.shares_cores ? kSpinsOfShared : kSpins;
+  if (idle_polls < spins) return Rest::spin;
+  const bool yields = pace.shares_cores ? yielding < kYieldTimeOfShared
+                                        : idle_polls < (pace.crowded ? kPollsOfCrowded : kPolls);
+  return yields ? Rest::yield : Rest::nap;
+}
+
+// The background thread.  On a core of its own it polls as a caller does.  Elsewhere it would steal from the
+// computation: it polls for some 50 us after the last one that moved data, naps for some ms, and then for longer.
+// Where callers drive all that is pending (`leads` is false), it only completes what they have moved.
+inline Rest rest_in_background(const Pace& pace, bool has_own_core, bool leads, unsigned idle_polls,
+                               std::chrono::nanoseconds yielding) {
+  constexpr unsigned kPolls = 100, kNaps = 50;
+  if (leads && (has_own_core || idle_polls < kPolls)) return rest_of_poller(pace, idle_polls, yielding);
+  return leads && idle_polls < kPolls + kNaps ? Rest::nap : Rest::long_nap;
+}
+
+}  // namespace cpulaunch

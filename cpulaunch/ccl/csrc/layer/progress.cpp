@@ -1,0 +1,257 @@
+#include "progress.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+
+#include "watchdog.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// How long the caller drives an asynchronous operation, unless communication has a core of its own: handing a small one
+// over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
+constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
+// Where transfers don't count their steps: a round of polls that computes for longer than this has moved data (one that
+// has not takes less than 1 us for each work), so the next round will probably move more.
+constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
+// The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
+constexpr unsigned kRoundsPerCheck = 64;
+// Naps, and what the kernel may add to those of the background thread.
+constexpr auto kPollerNap = std::chrono::microseconds(50);
+constexpr auto kBackgroundNap = std::chrono::microseconds(20);
+constexpr auto kLongNap = std::chrono::microseconds(200);
+constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
+// A process that ends gives its messages and callbacks so long to complete after its collectives, because a peer may be
+// waiting for them (its collectives up to their timeouts, unless it has failed) ...
+constexpr auto kShutdownTimeout = std::chrono::seconds(5);
+// ... and then its background threads so long to end.
+constexpr auto kThreadsTimeout = std::chrono::seconds(1);
+
+// The time that this thread has computed: unlike the clock it stands still while other threads have the core.
+std::chrono::nanoseconds thread_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// Tells the processor that this thread waits for memory to change.
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+[[noreturn]] void stay() {
+  for (;;) ::pause();
+}
+
+thread_local bool is_background_thread = false;
+thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
+
+// The one that ends the process.
+bool is_main_thread() {
+  thread_local const bool is = syscall(SYS_gettid) == getpid();
+  return is;
+}
+
+}  // namespace
+
+ProgressEngine::Visit::Visit(ProgressEngine& engine, bool in_message)
+    : engine_(engine),
+      is_watched_(visits++ == 0 && !is_main_thread()),
+      counts_(is_watched_ && !in_message),
+      may_stay_(is_watched_ && !is_background_thread) {
+  if (counts_) ++engine_.visitors_;
+  if (!may_stay_ || !engine_.is_ending_) return;
+  if (counts_) --engine_.visitors_;
+  stay();
+}
+
+ProgressEngine::Visit::~Visit() {
+  --visits;
+  if (counts_) --engine_.visitors_;
+  if (may_stay_ && engine_.is_ending_) stay();
+}
+
+ProgressEngine& ProgressEngine::instance() {
+  static auto* engine = new ProgressEngine;
+  return *engine;
+}
+
+void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
+
+std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle) const {
+  return idle.yields_since == Clock::time_point{} ? std::chrono::nanoseconds(0) : Clock::now() - idle.yields_since;
+}
+
+void ProgressEngine::rest(Rest rest, Idle& idle) const {
+  if (rest == Rest::spin) {
+    relax();
+  } else if (rest == Rest::yield) {
+    if (idle.yields_since == Clock::time_point{}) idle.yields_since = Clock::now();
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(is_background_thread ? kBackgroundNap : kPollerNap);
+  }
+}
+
+void ProgressEngine::pause(Idle& idle, bool shares_cores) const {
+  const auto time = shares_cores ? yielding(idle) : std::chrono::nanoseconds(0);
+  rest(rest_of_poller({options_.yield, shares_cores}, idle.polls, time), idle);
+}
+
+void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
+  if (!asynchronous) {
+    work->drive(Clock::time_point::max());
+    return;
+  }
+  if (!options_.has_core) {
+    const auto more = options_.only_core ? kInlineDriveTime : Clock::duration::zero();
+    if (work->drive(Clock::now() + kInlineDriveTime, more)) return;
+  } else if (work->poll()) {
+    return;
+  }
+  watch(work);
+}
+
+void ProgressEngine::watch(c10::intrusive_ptr<CclWork> work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pending_.push_back(std::move(work));
+  if (!led_) promote_follower();
+}
+
+// Has a background thread take the lead.  With the lock held.
+void ProgressEngine::promote_follower() {
+  if (idle_threads_ > 0) {
+    wake_.notify_one();
+  } else {
+    ++threads_;
+    std::thread([this] { background(); }).detach();
+  }
+}
+
+void ProgressEngine::background() {
+  pthread_setname_np(pthread_self(), "cpulaunch-ccl");
+  prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0);
+  is_background_thread = true;
+  if (!options_.cores.empty()) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : options_.cores) CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // where that is not allowed: anywhere
+  }
+  while (!stopped()) lead();
+  std::lock_guard<std::mutex> lock(mutex_);
+  --threads_;
+  wake_.notify_all();
+}
+
+// Polls what is pending until something completes, then hands the lead on and completes it.
+void ProgressEngine::lead() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++idle_threads_;
+  wake_.wait(lock, [&] { return stopped() || (!led_ && !pending_.empty()); });
+  --idle_threads_;
+  led_ = true;
+  std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
+  Idle idle;
+  uint64_t steps = 0;
+  bool counted = true;  // the steps of all in the last round; asking for the time takes a call of the kernel
+  while (completed.empty() && !pending_.empty() && !stopped()) {
+    polled.assign(pending_.begin(), pending_.end());
+    lock.unlock();  // others are to add theirs, and check() may run callbacks
+    const auto before = Clock::now();
+    const bool times = !counted;
+    const auto busy = times ? thread_time() : std::chrono::nanoseconds(0);
+    // Two threads that poll would take turns at the same memory and sockets.
+    std::set<const void*> driven;
+    for (const auto& work : polled) {
+      if (work->is_driven()) driven.insert(work->moved_with());
+    }
+    uint64_t steps_now = 0;
+    bool leads = false, shares_cores = false;
+    counted = true;
+    for (const auto& work : polled) {
+      if (work->is_driven()) continue;
+      if (work->claim()) completed.push_back(work);
+      if (driven.count(work->moved_with())) continue;
+      leads = true;
+      shares_cores = shares_cores || work->shares_cores();
+      const auto its_steps = work->steps();
+      steps_now += its_steps.value_or(0);
+      counted = counted && its_steps;
+    }
+    const bool moved = counted ? steps_now != steps : !times || thread_time() - busy > kIdleRoundTime;
+    steps = steps_now;
+    idle.count(moved);
+    if (completed.empty()) {
+      if (idle.polls % kRoundsPerCheck == 0) {
+        for (const auto& work : polled) work->check(before);
+      }
+      const auto rests = rest_in_background({options_.yield, shares_cores}, !options_.cores.empty(), leads, idle.polls,
+                                            shares_cores ? yielding(idle) : std::chrono::nanoseconds(0));
+      if (rests == Rest::long_nap) {
+        std::this_thread::sleep_for(kLongNap);
+      } else {
+        rest(rests, idle);
+      }
+    }
+    lock.lock();
+    pending_.remove_if([](const auto& work) { return !work->running(); });
+  }
+  led_ = false;
+  if (!pending_.empty() && !stopped()) promote_follower();
+  ++completing_threads_;
+  lock.unlock();
+  for (auto& work : completed) work->complete();
+  --completing_threads_;
+}
+
+bool ProgressEngine::shutdown(bool has_failed) {
+  Watchdog::instance().linger();
+  is_ending_ = true;
+  // A peer may be waiting for what this rank has started, and will not be if it is gone.
+  for (auto until = Clock::now() + kShutdownTimeout;;) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto is_collective = [](const auto& work) { return !work->is_message(); };
+    const bool in_collective = visitors_ > 0 || std::any_of(pending_.begin(), pending_.end(), is_collective);
+    if (!in_collective && completing_threads_ == 0 && pending_.empty()) break;
+    if (in_collective && !has_failed) until = Clock::now() + kShutdownTimeout;
+    if (Clock::now() >= until) break;
+    lock.unlock();
+    try {
+      handle_signals();
+    } catch (const std::exception&) {
+      has_failed = true;  // Ctrl-C, for instance
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stopping_.store(true, std::memory_order_release);
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.notify_all();
+  // A thread inside a user's callback may stay: it makes no progress on operations any more.
+  wake_.wait_for(lock, kThreadsTimeout, [&] { return threads_ == 0; });
+  return pending_.empty();
+}
+
+std::vector<std::string> ProgressEngine::in_flight() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> descriptions;
+  for (const auto& work : pending_) {
+    const auto ms = std::chrono::duration_cast<Milliseconds>(Clock::now() - work->started_at()).count();
+    descriptions.push_back(c10::str(work->describe(), ", for ", ms / 1e3, " s"));
+  }
+  return descriptions;
+}
+
+}  // namespace cpulaunch

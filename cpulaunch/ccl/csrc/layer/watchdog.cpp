@@ -1,0 +1,410 @@
+#include "watchdog.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include <c10/util/FunctionRef.h>
+
+namespace cpulaunch {
+
+namespace {
+
+// The time between two looks at local peers.
+constexpr auto kInterval = std::chrono::milliseconds(200);
+// How long the watchdog looks after a group after an alert.  Whoever waits alerts it every few milliseconds.
+constexpr auto kAlertTime = std::chrono::seconds(1);
+// The time from a suspicion to the failure: a peer that ended after its last operation may have left behind all that
+// the others still need.
+constexpr auto kGracePeriod = std::chrono::seconds(2);
+// How often a heartbeat is written and read at most ...
+constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
+// ... and after how many that are missing a host counts as gone at the earliest.
+constexpr int kMissingHeartbeats = 5;
+// Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
+constexpr auto kLingerTime = std::chrono::seconds(1);
+constexpr char kFailureKey[] = "failure";
+// The time between two questions who waits for whom, and the most ranks that are asked.
+constexpr auto kAskInterval = std::chrono::seconds(1);
+constexpr size_t kMaxAsked = 16;
+
+std::vector<uint8_t> as_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+// "" where the store doesn't have the key.
+std::string read_key(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return "";
+  const auto value = store.get(key);
+  return {value.begin(), value.end()};
+}
+
+}  // namespace
+
+StoreIntervals::StoreIntervals(Milliseconds look, Milliseconds silence)
+    : look(look),
+      heartbeat(std::max<Milliseconds>(look, kHeartbeatInterval)),
+      timeout(std::max<Milliseconds>(kMissingHeartbeats * heartbeat, silence)) {}
+
+struct Watchdog::Watched {
+  struct LocalPeer {
+    int rank;
+    Process process;
+  };
+
+  Watched(c10::intrusive_ptr<c10d::Store> store, StoreIntervals intervals)
+      : intervals(intervals), groups_store(std::move(store)), server(*groups_store) {}
+
+  // The watchdog's thread alone uses it.  Throws when it can't be reached.
+  c10d::Store& store() {
+    if (server.is_gone()) throw std::runtime_error("the process that serves the store has ended");
+    if (!own_store) own_store = groups_store->clone();
+    return *own_store;
+  }
+  // The same store, by keys that all groups share.
+  c10d::Store& heartbeats() {
+    auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store());
+    return prefixed ? *prefixed->getUnderlyingNonPrefixStore() : store();
+  }
+
+  const StoreIntervals intervals;
+  std::weak_ptr<GroupState> group;
+  std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
+  const c10::intrusive_ptr<c10d::Store> groups_store;
+  StoreServer server;
+  c10::intrusive_ptr<c10d::Store> own_store;
+  std::vector<LocalPeer> local_peers;
+  Heartbeat heartbeat;
+  Clock::time_point looked{};                 // into the store
+  bool store_is_lost = false;
+  Clock::time_point read{};
+  std::string last_value;  // of the next host's heartbeat
+  Clock::time_point last_change = Clock::now();
+  std::optional<RemoteProcess> next_process;  // that writes it, once that has not come for long
+  Clock::time_point next_asked{};
+  Clock::time_point alerted{};
+  std::string callers_suspicion;          // under the watchdog's lock, as all up to `ended_since`
+  Clock::time_point callers_suspected{};
+  Alert alert;
+  Need need;
+  Clock::time_point looked_after_peers{};
+  std::string ended;                      // a local peer that is needed
+  Clock::time_point ended_since{};
+  std::atomic<bool> has_ended{false};     // there is one
+  Clock::time_point asked{};              // who is late
+  std::optional<uint64_t> said_last;      // the operation in which this rank has last said that it waits
+  std::string suspicion;
+  Clock::time_point suspected{};
+  std::atomic<bool> reported{false};  // this rank's failure, in the store
+
+  void suspect(std::string what) {
+    if (what.empty() || !suspicion.empty()) return;
+    suspicion = std::move(what);
+    suspected = Clock::now();
+  }
+
+  // Nothing more is asked of a store that is gone.
+  void lose_store() {
+    store_is_lost = true;
+    heartbeat.own_key.clear();
+    reported = true;  // as far as possible
+  }
+
+  // Asks the store for something, which throws where it is gone.
+  void ask(c10::function_ref<void()> question) {
+    bool failed = false;
+    server.begin_query();
+    try {
+      question();
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    const auto took = server.end_query();
+    if (failed && took > intervals.timeout && !server.is_gone()) {
+      own_store.reset();  // torch has given up after the store's own timeout; the next query makes a new connection
+    } else if (failed) {
+      lose_store();
+    }
+    // Who has got no answer could not hear heartbeats either, and other hosts could not send any.
+    if (took > intervals.timeout / CL_SILENT_PARTS) last_change = Clock::now();
+  }
+
+  // Says which local peer has ended, of those that are needed; "" when all live.
+  std::string ended_peer(const Need& need, const GroupState& state) const {
+    size_t ended = 0;
+    std::string last;
+    for (const auto& peer : local_peers) {
+      if (!peer.process.has_ended()) continue;
+      last = c10::str(state.members.name(peer.rank), " has ended");
+      if (need.all || need.peers.count(peer.rank)) return last;
+      ++ended;
+    }
+    // Whoever waits for any rank can do so until all are gone.
+    return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : "";
+  }
+
+  // A peer that has ended may have left behind what is needed: that is seen within the grace period.  Callers do this,
+  // as the watchdog's own thread may be waiting for the store.
+  void look_after_peers(GroupState& state, Clock::time_point now) {
+    if (now - looked_after_peers < kInterval) return;
+    looked_after_peers = now;
+    if (auto peer = ended_peer(std::exchange(need, {}), state); peer != ended) {
+      ended = std::move(peer);
+      ended_since = now;
+      has_ended = !ended.empty();
+    }
+    if (!ended.empty() && now - ended_since > kGracePeriod) state.fail(ended);
+  }
+
+  void write_heartbeat(Pulse& pulse) {
+    if (heartbeat.own_key.empty() || Clock::now() - pulse.written < intervals.heartbeat) return;
+    pulse.written = Clock::now();
+    if (!pulse.beacon && !heartbeat.own_ip.empty()) {
+      pulse.beacon = std::make_unique<Beacon>(heartbeat.own_ip);
+      if (!pulse.beacon->is_there()) {
+        pulse.beacon.reset();
+        heartbeat.own_ip.clear();  // nobody can tell this process from one that is gone, while it is stopped
+      }
+    }
+    if (pulse.beacon) pulse.beacon->close_connections();
+    const auto text = c10::str(++pulse.count, ' ', pulse.beacon ? pulse.beacon->address() : "");
+    ask([&] { heartbeats().set(heartbeat.own_key, as_bytes(text)); });
+  }
+
+  // Throws when the store is gone.  The process that writes it may end before the others, once it has no part any more
+  // in what they wait for: unless the caller needs all ranks, it sees the end of those that it needs by itself.
+  void read_heartbeat(bool needs_all) {
+    const auto now = Clock::now();
+    if (heartbeat.next_key.empty() || now - read < intervals.heartbeat) return;
+    read = now;
+    auto text = read_key(heartbeats(), heartbeat.next_key);
+    if (text != last_value) {
+      last_value = std::move(text);
+      last_change = now;
+      next_process.reset();
+      return;
+    }
+    const auto silence = now - last_change;
+    const auto part = intervals.timeout / CL_SILENT_PARTS;
+    const auto address = last_value.find(' ');
+    if (silence > part && !next_process && address != std::string::npos) {
+      next_process.emplace(last_value.substr(address));
+      next_asked = now;
+    }
+    const bool may_be_there =
+        next_process && (now - next_asked <= part || next_process->is_there(intervals.timeout));
+    const bool may_end = !needs_all && next_process && next_process->has_ended();
+    if (silence > intervals.timeout && !may_be_there && !may_end) {
+      suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", intervals.timeout.count() / 1e3,
+                       " s"));
+    }
+  }
+
+  // Says what this rank calls.  If it asks, follows the ranks that others wait for up to those that don't wait
+  // themselves, or that call something else.
+  void find_late(GroupState& state, const Waiting& own) {
+    if (!own.asks && said_last == own.sequence) return;
+    if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
+    asked = Clock::now();
+    const auto key = [](int rank) { return c10::str("waiting/", rank); };
+    const auto waiting = c10::str(own.sequence, ": ", own.ranks, '\n', own.said.must_agree, '\n', own.said.text);
+    store().set(key(state.rank), as_bytes(waiting));
+    said_last = own.sequence;
+    if (!own.asks) return;
+    auto suspects = suspects_of(own.ranks, state.size);
+    std::set<int> known{state.rank};
+    std::string late, ahead;
+    for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
+      const int rank = suspects.front();
+      if (!known.insert(rank).second) continue;
+      std::istringstream said(read_key(store(), key(rank)));
+      std::string waits, must_agree, text;
+      std::getline(std::getline(std::getline(said, waits), must_agree), text);
+      const auto colon = waits.find(':');
+      const auto sequence = colon == std::string::npos ? 0 : std::stoull(waits);
+      if (colon == std::string::npos || sequence < own.sequence) {
+        late += (late.empty() ? "" : ", ") + std::to_string(rank);
+      } else if (sequence == own.sequence && must_agree != own.said.must_agree) {
+        state.set_cause(own.sequence, c10::str(state.members.name(rank), " calls ", text));
+        return;
+      } else {
+        if (sequence > own.sequence && ahead.empty()) {
+          ahead = c10::str(state.members.name(rank), " is ahead: it calls ", text, " (sequence number ", sequence, ")");
+        }
+        const auto next = suspects_of(waits.substr(colon + 1), state.size);
+        suspects.insert(suspects.end(), next.begin(), next.end());
+      }
+    }
+    const auto is_known = [&](int rank) { return known.count(rank) > 0; };
+    if (late.empty() && ahead.empty() && std::all_of(suspects.begin(), suspects.end(), is_known)) {
+      state.set_cause(own.sequence, "the ranks that it waits for have called it, too, but not all data came in time");
+    } else {
+      state.set_cause(own.sequence, late.empty() && !ahead.empty() ? ahead : state.are_late(late));
+    }
+  }
+
+  static std::deque<int> suspects_of(const std::string& ranks, int size) {
+    const auto numbers = numbers_in(ranks);
+    std::deque<int> all(numbers.begin(), numbers.end());
+    for (int rank = 0; numbers.empty() && rank < size; ++rank) all.push_back(rank);
+    return all;
+  }
+
+  void look(GroupState& state, const Alert& alert) {
+    // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
+    if (suspicion.empty() && !has_ended && !store_is_lost && Clock::now() - looked >= intervals.look) {
+      looked = Clock::now();
+      ask([&] {
+        read_heartbeat(alert.needs_all);
+        if (const auto text = read_key(store(), kFailureKey); !text.empty()) {
+          reported = true;  // by another rank
+          state.fail(text, c10d::ErrorType::REMOTE_ERROR);
+        }
+        if (alert.waiting) find_late(state, *alert.waiting);
+      });
+    }
+    if (store_is_lost && alert.needs_all) {
+      suspect("the group's store cannot be reached: the process that holds it, usually rank 0, has ended");
+    }
+    if (!suspicion.empty() && Clock::now() - suspected > kGracePeriod) state.fail(suspicion);
+  }
+
+  void report(const GroupState& state) {
+    if (reported) return;
+    reported = true;
+    try {
+      store().set(kFailureKey, as_bytes(c10::str(state.members.name(state.rank), " failed: ", state.reason())));
+    } catch (const std::exception&) {
+      // Nobody is left who could read it.
+    }
+  }
+};
+
+Watchdog& Watchdog::instance() {
+  static auto* watchdog = new Watchdog;
+  return *watchdog;
+}
+
+void Watchdog::add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
+                   const std::vector<Peer>& local_peers, Heartbeat heartbeat, StoreIntervals intervals) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto watched = std::make_shared<Watched>(std::move(store), intervals);
+  watched->group = group;
+  watched->heartbeat = std::move(heartbeat);
+  for (const auto& peer : local_peers) watched->local_peers.push_back({peer.rank, Process(peer.pid)});
+  const bool writes = !watched->heartbeat.own_key.empty();
+  groups_[group.get()] = std::move(watched);
+  if (writes) wake();
+}
+
+void Watchdog::remove(const GroupState* group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return;
+  auto state = found->second->group.lock();
+  if (state && state->failed() && !found->second->reported) {
+    found->second->removed = std::move(state);
+    wake();
+  } else {
+    groups_.erase(found);
+  }
+}
+
+void Watchdog::linger() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto failed = failed_;
+  lock.unlock();
+  while (failed && Clock::now() - *failed < kLingerTime) std::this_thread::sleep_for(kInterval / 10);
+}
+
+void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion,
+                     std::optional<std::set<int>> needed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(group.get());
+  if (found == groups_.end()) return;
+  auto& watched = *found->second;
+  const auto now = Clock::now();
+  watched.alerted = now;
+  if (needed) {
+    watched.need.peers.merge(*needed);
+  } else {
+    watched.need.all = watched.alert.needs_all = true;
+  }
+  watched.look_after_peers(*group, now);
+  if (group->failed() && !failed_) failed_ = now;
+  if (watched.callers_suspicion.empty()) {
+    watched.callers_suspicion = std::move(suspicion);
+    watched.callers_suspected = now;
+  } else if (now - watched.callers_suspected > kGracePeriod) {
+    group->fail(watched.callers_suspicion);
+  }
+  if (watched.server.is_silent_for(watched.intervals.timeout)) {
+    group->fail(c10::str("the group's store has not answered for ", watched.intervals.timeout.count() / 1e3,
+                         " s: the host that holds it, usually rank 0's, cannot be reached"));
+  }
+  wake();
+}
+
+void Watchdog::say_what_waits(const GroupState* group, uint64_t sequence, std::string ranks, Said said, bool asks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return;
+  auto& waiting = found->second->alert.waiting;
+  if (!waiting || sequence <= waiting->sequence) waiting = Waiting{sequence, std::move(ranks), std::move(said), asks};
+}
+
+// With the lock held.
+void Watchdog::wake() {
+  if (!running_) {
+    running_ = true;
+    std::thread([this] { run(); }).detach();
+  }
+  wake_.notify_one();
+}
+
+std::string Watchdog::ended_peer(const GroupState* group) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = groups_.find(group);
+  return found == groups_.end() ? "" : found->second->ended_peer({{}, true}, *group);
+}
+
+void Watchdog::run() {
+  pthread_setname_np(pthread_self(), "cpulaunch-watch");
+  for (;;) {
+    std::vector<std::pair<std::shared_ptr<Watched>, Alert>> alerted;
+    std::vector<std::shared_ptr<Watched>> writing;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      for (const auto& entry : groups_) {
+        if (Clock::now() - entry.second->alerted < kAlertTime || entry.second->removed) {
+          alerted.emplace_back(entry.second, std::exchange(entry.second->alert, {}));
+        }
+        if (!entry.second->heartbeat.own_key.empty()) writing.push_back(entry.second);
+      }
+      if (alerted.empty() && writing.empty()) {
+        wake_.wait(lock);
+        continue;
+      }
+    }
+    // Without the lock: a store whose host is gone may block for long.
+    for (const auto& watched : writing) {
+      watched->write_heartbeat(pulses_[watched->heartbeat.own_key]);
+    }
+    for (const auto& [watched, alert] : alerted) {
+      const auto state = watched->group.lock();
+      if (!state) continue;
+      if (!state->failed()) watched->look(*state, alert);
+      if (state->failed()) watched->report(*state);
+      if (!watched->removed) continue;
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = groups_.find(state.get());
+      if (found != groups_.end() && found->second == watched) groups_.erase(found);
+    }
+    std::this_thread::sleep_for(kInterval);
+  }
+}
+
+}  // namespace cpulaunch

@@ -1,0 +1,376 @@
+#include "work.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <sstream>
+
+#include <c10/util/Exception.h>
+
+#include "progress.hpp"
+#include "watchdog.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// How many polls lie between two looks of a waiting thread at the clock and the group's state: a poll takes about a
+// microsecond, and this keeps the check's cost below a percent of it.
+constexpr unsigned kPollsPerCheck = 256;
+// An operation that takes longer asks the watchdog to look after its peers.  Ordinary imbalance between ranks is
+// shorter, and the watchdog's queries of the store are not free.
+constexpr auto kAlertAfter = std::chrono::milliseconds(300);
+// How long a thread waits until it handles signals, and between two times.
+constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
+// How long a rank waits until it says what it calls, where the transport doesn't compare that ...
+constexpr auto kSayAfter = std::chrono::seconds(1);
+// ... and how long one whose transport has failed waits to hear it.
+constexpr auto kExplainTime = std::chrono::seconds(3);
+// The most tensors of an operation that its messages name.
+constexpr size_t kTensorsNamed = 4;
+
+// The name of a type as Python has it, such as float32.
+std::string python_name(c10::ScalarType type) {
+  try {
+    return std::string(c10::getDtypeNames(type).first);
+  } catch (const std::exception&) {  // Python has no name for it
+    return c10::toString(type);
+  }
+}
+
+std::string shapes(const std::vector<at::Tensor>& tensors) {
+  std::string text;
+  for (size_t i = 0; i < std::min(tensors.size(), kTensorsNamed); ++i) {
+    text += c10::str(i == 0 ? "" : ", ", python_name(tensors[i].scalar_type()), tensors[i].sizes());
+  }
+  return tensors.size() > kTensorsNamed ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
+}
+
+// The name of a tensor's type, such as float32, as a field of the ledger.
+const char* type_in_ledger(const std::vector<at::Tensor>& tensors) {
+  using Name = std::array<char, sizeof(ledger::Operation::type)>;
+  static const auto names = [] {
+    std::array<Name, static_cast<size_t>(c10::ScalarType::NumOptions)> all{};
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto name = python_name(static_cast<c10::ScalarType>(i));
+      std::memcpy(all[i].data(), name.data(), std::min(name.size(), all[i].size()));
+    }
+    return all;
+  }();
+  static const Name none{};
+  return tensors.empty() ? none.data() : names.at(static_cast<size_t>(tensors[0].scalar_type())).data();
+}
+
+uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.numel() * tensor.element_size();
+  return bytes;
+}
+
+uint64_t in_ledger(Clock::time_point time) {
+  return std::chrono::nanoseconds(Clock::steady(time).time_since_epoch()).count();
+}
+
+// Without the C++ stack that torch's errors carry along.
+std::string reason_of(const std::exception& error) {
+  const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+  return torchs ? torchs->what_without_backtrace() : error.what();
+}
+
+std::exception_ptr distributed_error(const std::string& what) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
+}
+
+// Adds to a number while it lives.
+class Counted {
+ public:
+  Counted(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
+  ~Counted() { number_ -= by_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& number_;
+  const int by_;
+};
+
+}  // namespace
+
+void GroupState::fail(const std::string& reason, c10d::ErrorType kind) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (reason_.empty()) {
+    reason_ = reason;
+    error_ = kind;
+  }
+  failed_.store(true, std::memory_order_release);
+}
+
+std::string GroupState::reason() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return reason_;
+}
+
+void GroupState::set_cause(uint64_t sequence, std::string cause) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cause_sequence_ = sequence;
+  cause_ = std::move(cause);
+}
+
+std::string GroupState::cause(uint64_t sequence) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return cause_sequence_ == sequence ? cause_ : "";
+}
+
+std::string GroupState::describe(const std::string& call) const {
+  return c10::str("rank ", members.number_of(rank), ": ", call, " of group '", name, "' of ", size,
+                  size == 1 ? " rank" : " ranks");
+}
+
+std::string GroupState::names_of(const std::string& ranks) const {
+  std::string all;
+  for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + members.name(each);
+  return all;
+}
+
+std::string GroupState::are_late(const std::string& ranks) const {
+  return (ranks.empty() ? "a rank" : names_of(ranks)) + " did not call it in time, called something else, or ended";
+}
+
+std::vector<int> numbers_in(const std::string& text) {
+  std::vector<int> numbers;
+  std::istringstream stream(text);
+  char comma;
+  for (int number; stream >> number; stream >> comma) numbers.push_back(number);
+  return numbers;
+}
+
+CclWork::CclWork(std::shared_ptr<GroupState> group, c10d::OpType type, const char* name, const char* profiling_title,
+                 std::vector<at::Tensor> inputs, uint64_t sequence, Milliseconds timeout, int peer)
+    : Work(group->rank, type, profiling_title, inputs),
+      group_(std::move(group)),
+      name_(name),
+      kind_(profiling_title),
+      inputs_(std::move(inputs)),
+      sequence_(sequence),
+      timeout_(timeout),
+      entry_(group_->ledger, sequence, name, type_in_ledger(inputs_), bytes_of(inputs_), peer, in_ledger(started_at_)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+bool CclWork::is_message() const {
+  const auto type = retrieveOpType();
+  return type == c10d::OpType::SEND || type == c10d::OpType::RECV;
+}
+
+std::string CclWork::describe() const { return group_->describe(call()); }
+
+std::string CclWork::call() const {
+  return c10::str(name_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_), ")");
+}
+
+bool CclWork::take() {
+  auto running = State::running;
+  return state_.compare_exchange_strong(running, State::claimed, std::memory_order_acq_rel);
+}
+
+bool CclWork::claim() {
+  if (ProgressEngine::instance().stopped() || broken_.load(std::memory_order_acquire)) return false;
+  try {
+    return transfer_->test() && take();
+  } catch (const std::exception& error) {
+    const auto peer = Watchdog::instance().ended_peer(group_.get());
+    if (peer.empty() && group_->size > 1) {
+      broke(reason_of(error), dynamic_cast<const Mismatch*>(&error) != nullptr);
+    } else {
+      fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", reason_of(error)));
+    }
+    return false;
+  }
+}
+
+void CclWork::broke(std::string reason, bool explained) {
+  if (breaks_.exchange(true)) return;
+  broken_reason_ = std::move(reason);
+  is_explained_ = explained;
+  broken_at_ = Clock::now();
+  broken_.store(true, std::memory_order_release);
+}
+
+bool CclWork::poll() {
+  if (claim()) complete();
+  return done();
+}
+
+void CclWork::afterwards(std::function<void()> action) {
+  if (!callers_state_) callers_state_.emplace();
+  afterwards_.push_back(std::move(action));
+}
+
+void CclWork::complete() {
+  std::exception_ptr error;
+  try {
+    if (callers_state_) {
+      const at::ThreadLocalStateGuard guard(*callers_state_);
+      for (auto action = afterwards_.rbegin(); action != afterwards_.rend(); ++action) (*action)();
+    }
+  } catch (const std::exception& failure) {
+    // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
+    // the other ranks do, which would wait for it until their timeout: so the group fails in all ranks.
+    const auto what = c10::str(" could not be completed: ", reason_of(failure));
+    group_->fail(call() + what);
+    Watchdog::instance().alert(group_);
+    error = distributed_error(describe() + what);
+  }
+  finish_with(error);
+}
+
+void CclWork::fail(const std::string& what, bool tell, c10d::ErrorType kind) {
+  if (!take()) return;  // another thread has completed it
+  group_->fail(c10::str(call(), " ", what), kind);
+  transfer_->abort();
+  // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
+  new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
+  if (tell) Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
+  finish_with(distributed_error(c10::str(describe(), " ", what)));
+}
+
+void CclWork::finish_with(std::exception_ptr error) {
+  const auto future = future_;  // a callback may drop the last reference to this operation
+  const auto outputs = outputs_;
+  if (!error) {
+    kept_.clear();
+    afterwards_.clear();
+    callers_state_.reset();
+  }
+  entry_.end(/*failed=*/error != nullptr);
+  state_.store(State::done, std::memory_order_release);
+  --group_->in_flight;
+  finish(error);
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(c10::IValue(outputs));
+  }
+}
+
+void CclWork::check(Clock::time_point now) {
+  const auto waited = now - started_at_;
+  const bool broken = broken_.load(std::memory_order_acquire);
+  if (waited > timeout_) {
+    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()), /*tell=*/true,
+         c10d::ErrorType::TIMEOUT);
+  } else if (group_->failed() && !(broken && is_explained_)) {
+    const auto missing = missing_message();
+    fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason(),
+                  missing.empty() ? "" : "; ", missing));
+  } else if (broken && (group_->failed() || now - broken_at_ > kExplainTime)) {
+    const auto others = is_explained_ ? "" : group_->cause(sequence_);
+    fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
+  } else if (broken || waited > kAlertAfter) {
+    const auto ranks = transfer_->stragglers();
+    entry_.waits_for(ranks);
+    Watchdog::instance().alert(group_, transfer_->lost(), transfer_->needed());
+    if (transfer_->peer()) return;
+    // Half the time is left for asking around.
+    const bool asks = broken || waited > timeout_ / 2;
+    if (asks || (ranks.empty() && waited > kSayAfter)) {
+      Watchdog::instance().say_what_waits(group_.get(), sequence_, ranks, said(), asks);
+    }
+  }
+}
+
+void CclWork::handle_signals(Clock::time_point now) {
+  thread_local Clock::time_point handled{};
+  if (now - started_at_ < kSignalsAfter || now - handled < kSignalsAfter) return;
+  handled = now;
+  const Counted away(drivers_, -1);
+  try {
+    ProgressEngine::instance().handle_signals();
+  } catch (...) {
+    // The watchdog tells the others, if this process goes on.  One that ends needn't wait for that: they see its end.
+    Watchdog::instance().alert(group_);
+    fail("was left by a signal handler's exception", /*tell=*/false);
+    throw;
+  }
+}
+
+std::string CclWork::missing_message() const {
+  const auto missing = transfer_->missing();
+  if (missing.empty()) return "";
+  const auto peer = transfer_->peer().value_or(-1);
+  return c10::str(peer < 0 ? "no rank has " : group_->members.name(peer) + " has not ", missing);
+}
+
+std::string CclWork::cause() const {
+  if (auto missing = missing_message(); !missing.empty()) return missing;
+  const auto found = group_->cause(sequence_);
+  if (!found.empty()) return found;
+  // Nobody could be asked.
+  const auto ranks = transfer_->stragglers();
+  return ranks.empty() ? group_->are_late("") : "it waited for " + group_->names_of(ranks);
+}
+
+Said CclWork::said() const {
+  std::string must_agree = kind_;
+  const auto type = retrieveOpType();
+  if (type == c10d::OpType::ALLREDUCE || type == c10d::OpType::REDUCE || type == c10d::OpType::BROADCAST) {
+    must_agree = c10::str(kind_, inputs_[0].scalar_type(), inputs_[0].numel());
+  }
+  return {c10::str(name_, inputs_.empty() ? "" : " of ", shapes(inputs_)), must_agree};
+}
+
+bool CclWork::drive(Clock::time_point until, Clock::duration more) {
+  if (poll()) return true;
+  if (!ledger::is_open()) return poll_until(until, more);
+  // Its first driver comes at once.
+  const auto since = driven_.exchange(true, std::memory_order_relaxed) ? ledger::now() : entry_.enqueued_at();
+  const bool is_done = poll_until(until, more);
+  const auto end = entry_.ended_at();
+  ledger::add_waiting(std::max(end ? end : ledger::now(), since) - since);
+  return is_done;
+}
+
+bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
+  const auto& engine = ProgressEngine::instance();
+  const bool limited = until != Clock::time_point::max();
+  Idle idle;
+  std::optional<uint64_t> steps;
+  for (unsigned polls = 1; !poll(); ++polls) {
+    const auto steps_now = transfer_->steps();
+    const bool moved = steps_now != steps;
+    steps = steps_now;
+    idle.count(moved);
+    const bool due = polls % kPollsPerCheck == 0 || engine.options().yield;
+    if (due || limited) {
+      const auto now = Clock::now();
+      if (due) check(now);
+      if (due) handle_signals(now);
+      if (moved) until = std::max(until, now + more);
+      if (now >= until) return done();
+      if (engine.stopped()) return false;
+    }
+    engine.pause(idle, group_->shares_cores);
+  }
+  return true;
+}
+
+bool CclWork::isSuccess() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_ && !exception_;
+}
+
+bool CclWork::wait(Milliseconds timeout) {
+  const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
+  const Counted driver(drivers_, 1);
+  if (!drive(until)) {
+    C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
+                                               timeout.count() / 1e3, " s that wait() was given: ", cause()));
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Another thread may be about to complete it.
+  cv_.wait(lock, [&] { return completed_; });
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+}  // namespace cpulaunch

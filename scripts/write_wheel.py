@@ -1,0 +1,35 @@
+"""Writes a wheel with a part of the process group ccl; scripts/build_wheels.sh calls it.
+
+write_wheel.py core MACHINE OUT COMPILER...      compiles the core with that command
+write_wheel.py layer OUT                         packs the layer that is built for this Python
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cpulaunch.ccl import build, installed
+from cpulaunch.ccl.wheel import write_wheel
+
+OLDEST_GLIBC = "2_28"
+
+
+def main(kind: str, *arguments: str) -> None:
+    if kind == "layer":
+        layer = installed.state().part("layer")
+        assert layer is not None
+        print(write_wheel([layer], Path(arguments[0])))
+        return
+    machine, out, *command = arguments
+    with tempfile.TemporaryDirectory() as directory:
+        part = build.build_core_elsewhere(command, machine, Path(directory))
+        platform = f"manylinux_{OLDEST_GLIBC}_{machine}"
+        print(write_wheel([part], Path(out), package=installed.PACKAGES[1], platform=platform))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

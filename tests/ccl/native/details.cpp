@@ -1,0 +1,241 @@
+#include "details.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include "meeting.hpp"
+#include "operations.hpp"
+#include "pace.hpp"
+#include "plain_numbers.hpp"
+#include "point_to_point.hpp"
+#include "shared_file.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+void expect(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// Two pieces, of which the first one waits for longer.
+class Counting final : public Operation {
+ public:
+  Counting() : Operation({Kind::barrier}, 1) {}
+
+  uint64_t pieces() const override { return 2; }
+  bool exchange(uint64_t piece) override {
+    ++exchanged[piece];
+    return piece == 1 || exchanged[0] == 10;
+  }
+
+  int exchanged[2] = {};
+};
+
+// What two ranks of one host make of `act`, which each calls with its number.
+template <class Act>
+void run_two(const Act& act) {
+  Meeting meeting({0, 0}, 1);
+  std::exception_ptr failure;
+  std::thread second([&] {
+    const auto own = meeting.join(1);
+    try {
+      act(1, *own);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  const auto own = meeting.join(0);
+  try {
+    act(0, *own);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  second.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void wait_for(Transfer& transfer) {
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  while (!transfer.test()) {
+    expect(std::chrono::steady_clock::now() < until, "it takes too long");
+    std::this_thread::yield();
+  }
+}
+
+int connect_from(const char* ip, int port) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own{}, to{};
+  own.sin_family = to.sin_family = AF_INET;
+  inet_pton(AF_INET, ip, &own.sin_addr);
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  expect(bind(descriptor, reinterpret_cast<sockaddr*>(&own), sizeof(own)) == 0, "no address");
+  expect(connect(descriptor, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0, "no connection");
+  return descriptor;
+}
+
+}  // namespace
+
+// A piece that is through needn't be looked after while an earlier one waits.
+void check_exchanged_once() {
+  const auto own = std::make_shared<Hierarchy>(Layout({0}, 0), nullptr, nullptr);
+  const auto operation = std::make_shared<Counting>();
+  const auto transfer = own->start(operation);
+  while (!transfer->test()) {
+  }
+  expect(operation->exchanged[0] == 10, "the first piece is not looked after");
+  expect(operation->exchanged[1] == 1, "the second piece is exchanged again");
+}
+
+void check_other_sizes() {
+  run_two([](int rank, Hierarchy& own) {
+    std::vector<char> input(8), first(8), second(8);
+    const std::vector<size_t> sizes = rank == 0 ? std::vector<size_t>{4, 8} : std::vector<size_t>{8, 4};
+    const auto transfer = own.start(make_all_gather(own, input.data(), {first.data(), second.data()}, sizes));
+    try {
+      wait_for(*transfer);
+    } catch (const Mismatch& mismatch) {
+      expect(std::strstr(mismatch.what(), "all_gather of 12 bytes in parts of other sizes"), mismatch.what());
+      return;
+    }
+    throw std::runtime_error("other sizes are not seen");
+  });
+}
+
+// A group that calls nothing more doesn't keep its peers' memory.
+void check_freed_blocks() {
+  constexpr size_t kSize = 8 << 20;
+  const std::vector<char> numbers(kSize, 1);
+  char* memory = SharedBlocks::copy(numbers.data(), kSize);
+  const auto place = SharedBlocks::find(memory, kSize);
+  MappedBlocks mapped;
+  const char* other = mapped.at(getpid(), place, kSize);
+  expect(other[kSize - 1] == 1, "it is not mapped");
+  const int file = fcntl(place.descriptor, F_DUPFD_CLOEXEC, 0);
+  SharedBlocks::free(memory);
+  struct stat status {};
+  fstat(file, &status);
+  close(file);
+  expect(status.st_blocks * 512 <= 64 << 10, "the memory is kept");
+  mapped.drop_freed();
+}
+
+void check_forked_tensors() {
+  const std::vector<char> numbers(10'000, 1);
+  char* memory = SharedBlocks::copy(numbers.data(), numbers.size());
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool sees_it = memory[5000] == 1;
+    memory[5000] = 2;
+    char* another = SharedBlocks::copy(numbers.data(), numbers.size());  // the lock is free
+    SharedBlocks::free(another);
+    SharedBlocks::free(memory);
+    _exit(sees_it ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(status == 0, "the child does not see the tensor");
+  expect(memory[5000] == 1, "the child has changed the tensor");
+  SharedBlocks::free(memory);
+}
+
+void check_subnormal_sums() {
+  run_two([](int, Hierarchy& own) {
+    const float small = std::numeric_limits<float>::denorm_min() * 100;
+    const auto before = float_mode();
+    set_float_mode(before | kFlushing);
+    std::vector<float> numbers(1000, small);
+    Signature signature{Kind::all_reduce, NumberType::float32, Reduction::sum, Wire::exact, -1, 4000};
+    const auto transfer = own.start(make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature));
+    wait_for(*transfer);
+    const bool kept = float_mode() == (before | kFlushing);
+    set_float_mode(before);
+    expect(kept, "the mode of the caller's thread is changed");
+    for (const float number : numbers) expect(number == 2 * small, "a sum is flushed to zero");
+  });
+}
+
+// A message that claims to be small, of a size that no memory holds.
+void check_endless_message() {
+  const Layout layout({0, 0}, 0);
+  const SharedSlots::Shape shape(layout);
+  const int descriptor = SharedSlots::offer(2, shape);
+  const auto slots = SharedSlots::map({getpid(), descriptor}, 2, shape);
+  close(descriptor);
+  const auto messages = std::make_shared<PointToPoint>(layout, slots, nullptr);
+  char data[8];
+  const auto transfer = messages->receive(1, 7, data, sizeof(data));
+  struct {
+    uint32_t kind = 0;
+    int32_t tag = 7;
+    uint64_t bytes = uint64_t{1} << 60, id = 0;
+  } frame;
+  auto& ring = slots->ring(1, 0);
+  std::memcpy(ring.data, &frame, sizeof(frame));
+  ring.written.store(sizeof(frame));
+  expect(!transfer->test(), "it is done");
+  expect(transfer->lost().find("makes no sense") != std::string::npos, "it is not seen");
+}
+
+void check_seals() {
+  const int file = create_shared_file(8192);
+  expect(file >= 0, "no memory");
+  expect(ftruncate(file, 4096) != 0, "the memory can be made smaller");
+  close(file);
+}
+
+// Connections from elsewhere don't take the place of one from a rank's host that is slow.
+void check_crowd() {
+  const auto listener = Connector::listen("127.0.0.1");
+  const std::string token(kTokenSize, 'x');
+  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}}, token);
+  const int rank = connect_from("127.0.0.1", listener.port);
+  expect(!connector.accept(1, Channel::collectives).is_open(), "nobody has said hello");
+  std::vector<int> strangers;
+  for (int i = 0; i < 300; ++i) {
+    strangers.push_back(connect_from("127.0.0.2", listener.port));
+    connector.accept(1, Channel::collectives);
+  }
+  Hello hello{0x31656863756e616c, {}, 1, Channel::collectives};
+  std::memcpy(hello.token, token.data(), kTokenSize);
+  expect(send(rank, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello), "the rank's connection is closed");
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  while (!connector.accept(1, Channel::collectives).is_open()) {
+    expect(std::chrono::steady_clock::now() < until, "the rank does not come through");
+  }
+  for (const int each : strangers) close(each);
+  close(rank);
+}
+
+void check_pace() {
+  const auto none = 0ns;
+  const Pace own{}, shared{false, true}, crowded{true, false};
+  // Peers on other hosts are polled as those of the own one; only simulated hosts need this rank's cores.
+  expect(rest_of_poller(own, 500, none) == Rest::spin, "it doesn't spin");
+  expect(rest_of_poller(own, 5000, none) == Rest::yield, "it doesn't yield");
+  expect(rest_of_poller(own, 20000, none) == Rest::nap, "it doesn't nap");
+  expect(rest_of_poller(shared, 500, none) == Rest::yield, "it keeps a shared core");
+  expect(rest_of_poller(shared, 500, 1ms) == Rest::nap, "it yields for ever");
+  expect(rest_of_poller(crowded, 0, none) == Rest::yield, "it keeps a crowded core");
+  // On a core of its own the background thread doesn't sleep while the peer is at work.
+  expect(rest_in_background(own, true, true, 500, none) == Rest::spin, "it leaves its own core");
+  expect(rest_in_background(own, false, true, 99, none) == Rest::spin, "it doesn't wait for the next piece");
+  expect(rest_in_background(own, false, true, 100, none) == Rest::nap, "it takes the computation's core");
+  expect(rest_in_background(own, false, true, 150, none) == Rest::long_nap, "it takes the computation's core for long");
+  expect(rest_in_background(own, true, false, 0, none) == Rest::long_nap, "it polls beside a caller");
+}
+
+}  // namespace cpulaunch
